@@ -1,0 +1,43 @@
+"""Paths, ports and names that the operator and the pods must agree on, each written down once.
+
+Exists because the two sides share no code but this package. The operator's manifests and the trainer import it.
+"""
+
+GROUP = "grpo.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "GRPOJob"
+PLURAL = "grpojobs"
+
+PLAN_ANNOTATION = f"{GROUP}/plan"
+"""Annotation of the pod template that carries the TrainingPlan as JSON."""
+
+PLAN_PATH = "/etc/grpo/plan.json"
+"""Where the pod finds the annotation as a file (downward API)."""
+
+PLAN_ENV = "GRPO_PLAN"
+"""Environment variable with the plan's path; set to PLAN_PATH in pods, to any file on a laptop."""
+
+INDEX_ENV = "JOB_COMPLETION_INDEX"
+"""Set by the Job controller: the pod's index is its node rank."""
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Where the kubelet reads the Outcome of an ended container."""
+
+TERMINATION_LOG_ENV = "GRPO_TERMINATION_LOG"
+"""Overrides TERMINATION_LOG outside a pod."""
+
+PROGRESS_PORT = 8080
+"""Rank 0 serves /progress, /metrics and /healthz here."""
+
+RENDEZVOUS_PORT = 29500
+"""Rank 0 accepts the process group here."""
+
+MODEL_MOUNT = "/models"
+DATA_MOUNT = "/data"
+CHECKPOINT_MOUNT = "/checkpoints"
+REWARD_MOUNT = "/rewards"
+SCRATCH = "/tmp"  # noqa: S108 (an emptyDir of the pod's own)
+
+MAX_JOB_NAME = 52
+"""Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63 characters."""

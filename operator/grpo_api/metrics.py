@@ -1,0 +1,112 @@
+"""Every metric that the project exports, declared once: name, kind, unit, help and labels.
+
+Exists so that the exporters, the dashboard, the alert rules and docs/metrics.md can't disagree. The trainer exports
+TRAINING and REWARD on rank 0, the operator exports OPERATOR, codegen renders the documents.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family."""
+
+    name: str
+    """Name in Prometheus."""
+    kind: Kind
+    """Type in Prometheus."""
+    unit: str
+    """Unit in words; `1` for ratios and counts."""
+    help: str
+    """A sentence on what it measures."""
+    labels: tuple[str, ...] = ()
+    """Label names, bounded in their values."""
+    key: str = ""
+    """Key in Progress.metrics; empty for metrics that are not in it."""
+    trl: str = ""
+    """Key in TRL's logs that it is read from; empty for our own."""
+
+
+def _training(key: str, trl: str, unit: str, text: str, kind: Kind = "gauge") -> Metric:
+    return Metric(f"grpo_training_{key}", kind, unit, text, (), key, trl)
+
+
+TRAINING = (
+    _training("kl", "kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the last step."),
+    _training("reward", "reward", "1", "Mean weighted reward of the last generation."),
+    _training("reward_std", "reward_std", "1", "Mean standard deviation of rewards within a group."),
+    _training("loss", "loss", "1", "GRPO loss of the last step."),
+    _training("grad_norm", "grad_norm", "1", "Norm of the gradient before clipping."),
+    _training("learning_rate", "learning_rate", "1", "Learning rate of the last step."),
+    _training("entropy", "entropy", "nats", "Mean entropy of the policy's token distribution."),
+    _training("epoch", "epoch", "1", "Passes over the dataset."),
+    _training("clip_ratio_low", "clip_ratio/low_mean", "1", "Share of tokens clipped below."),
+    _training("clip_ratio_high", "clip_ratio/high_mean", "1", "Share of tokens clipped above."),
+    _training("completion_length", "completions/mean_length", "tokens", "Mean length of completions."),
+    _training("completion_length_max", "completions/max_length", "tokens", "Longest completion."),
+    _training("completion_clipped_ratio", "completions/clipped_ratio", "1", "Share of completions cut at the limit."),
+    _training("zero_variance_groups", "frac_reward_zero_std", "1", "Share of groups whose rewards are all equal."),
+    _training("tokens", "num_tokens", "tokens", "Tokens processed so far by all ranks."),
+    _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
+)
+"""One value per step, set from TRL's logs; absent until logged."""
+
+STEP = Metric("grpo_training_step", "gauge", "steps", "Finished optimizer steps.")
+TOTAL_STEPS = Metric("grpo_training_total_steps", "gauge", "steps", "Optimizer steps of the whole run.")
+ATTEMPT = Metric("grpo_training_attempt", "gauge", "1", "The attempt that this process belongs to.")
+LAST_STEP_TIME = Metric(
+    "grpo_training_last_step_timestamp_seconds", "gauge", "unix seconds", "When the last optimizer step finished."
+)
+REWARD = Metric(
+    "grpo_training_reward_by_function", "gauge", "1", "Mean of one reward function before weighting.", ("reward",)
+)
+MEMORY = Metric("grpo_training_memory_bytes", "gauge", "bytes", "Peak memory of any rank by phase.", ("phase",))
+PHASE_SECONDS = Metric(
+    "grpo_training_phase_seconds", "gauge", "seconds", "Time of the last step by part of it.", ("phase",)
+)
+TRAINER = (*TRAINING, STEP, TOTAL_STEPS, ATTEMPT, LAST_STEP_TIME, REWARD, MEMORY, PHASE_SECONDS)
+"""Everything that rank 0 of a training pod exports."""
+
+_JOB = ("namespace", "grpojob")
+JOB_INFO = Metric(
+    "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy", "gpus")
+)
+JOB_CONDITION = Metric("grpo_job_condition", "gauge", "1", "1 while the condition is True.", (*_JOB, "type"))
+JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase.", (*_JOB, "phase"))
+JOB_STEP = Metric("grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB)
+JOB_ATTEMPTS = Metric("grpo_job_attempts", "gauge", "1", "Gang starts so far.", _JOB)
+JOB_RESTARTS = Metric("grpo_job_restarts", "gauge", "1", "Restarts that count against the limit.", _JOB)
+RECONCILES = Metric(
+    "grpo_operator_reconcile_total", "counter", "1", "Reconciles by result (success, error, requeue).", ("result",)
+)
+RECONCILE_SECONDS = Metric(
+    "grpo_operator_reconcile_seconds", "histogram", "seconds", "Duration of a reconcile, API calls included."
+)
+API_REQUESTS = Metric(
+    "grpo_operator_api_requests_total", "counter", "1", "Requests to the API server.", ("verb", "resource", "code")
+)
+QUEUE_DEPTH = Metric("grpo_operator_queue_depth", "gauge", "1", "Jobs waiting for a reconcile.")
+QUEUE_SECONDS = Metric(
+    "grpo_operator_queue_seconds", "histogram", "seconds", "Time from an event to the start of its reconcile."
+)
+PROGRESS_PULLS = Metric(
+    "grpo_operator_progress_pulls_total", "counter", "1", "Pulls of /progress by result (success, error).", ("result",)
+)
+OPERATOR = (
+    JOB_INFO,
+    JOB_CONDITION,
+    JOB_PHASE,
+    JOB_STEP,
+    JOB_ATTEMPTS,
+    JOB_RESTARTS,
+    RECONCILES,
+    RECONCILE_SECONDS,
+    API_REQUESTS,
+    QUEUE_DEPTH,
+    QUEUE_SECONDS,
+    PROGRESS_PULLS,
+)
+"""Everything that the operator exports."""

@@ -1,0 +1,77 @@
+"""`spec.model` and the volumes that models, data and checkpoints come from.
+
+Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Model, Name, ParameterCount
+
+
+class VolumeClaim(Model):
+    """An existing PersistentVolumeClaim of the job's namespace."""
+
+    claim_name: Name
+    """Name of the claim. Pods stay Pending while it doesn't exist."""
+    sub_path: Annotated[str, Field(max_length=512, pattern=r"^[^/].*$")] | None = None
+    """Folder inside the volume to mount. Unset: the volume's root."""
+
+
+class SecretKey(Model):
+    """One key of a Secret in the job's namespace."""
+
+    name: Name
+    """Name of the Secret."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "token"
+    """Key inside the Secret. Unset: `token`."""
+
+
+class Architecture(Model):
+    """The shape of a decoder-only transformer, for planning memory when the model's config.json can't be read."""
+
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    """Number of transformer layers (`num_hidden_layers`)."""
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)]
+    """Width of the residual stream (`hidden_size`)."""
+    intermediate_size: Annotated[int, Field(ge=1, le=4194304)]
+    """Width of the feed-forward layer (`intermediate_size`)."""
+    attention_heads: Annotated[int, Field(ge=1, le=4096)]
+    """Number of query heads (`num_attention_heads`)."""
+    key_value_heads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Number of key and value heads (`num_key_value_heads`). Unset: as many as query heads."""
+    head_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Width of one head. Unset: `hiddenSize / attentionHeads`."""
+    vocab_size: Annotated[int, Field(ge=1, le=16777216)]
+    """Number of tokens (`vocab_size`)."""
+    tie_word_embeddings: bool = False
+    """Whether input and output embeddings share one matrix. Unset: false."""
+
+
+class ModelSpec(Model):
+    """The model that is trained; its first weights are also the reference."""
+
+    name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s\x00]+$")]
+    """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods, such as a
+    folder of `volume` (mounted at /models)."""
+    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")] | None = None
+    """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
+    parameters: ParameterCount | None = None
+    """Number of parameters, such as `1.24B`; with it the job is planned without reading the model. Unset: taken from
+    the built-in catalogue by name, or from `architecture`; a model known by neither is refused."""
+    architecture: Architecture | None = None
+    """Exact shape for the memory model. Unset: the catalogue's, or the nearest dense shape of `parameters`."""
+    token_secret: SecretKey | None = None
+    """Hub token for gated models. Unset: anonymous."""
+    volume: VolumeClaim | None = None
+    """Volume with the model, mounted read-only at /models in every pod. Unset: no volume."""
+    trust_remote_code: bool = False
+    """Run code that the model's repository ships. Unset: false."""
+
+
+class ConfigMapFiles(Model):
+    """A ConfigMap of the job's namespace, each key a file."""
+
+    name: Name
+    """Name of the ConfigMap."""

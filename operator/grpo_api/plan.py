@@ -1,0 +1,183 @@
+"""TrainingPlan: everything a training pod needs, and ExecutionPlan: the planner's answer inside it.
+
+Exists so that the planner, the operator and the trainer mean the same by "plan". The ExecutionPlan is committed to
+status.plan before an attempt starts; the TrainingPlan is derived from it and the spec, travels in the pod template's
+annotation and is read by the trainer. Frozen, and the same bytes for the same inputs.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ATOMIC_LIST, Model
+from .contract import RENDEZVOUS_PORT
+from .dataset import DatasetSpec
+from .model import ModelSpec
+from .rewards import RewardSpec
+from .running import CheckpointSpec, GuardSpec
+from .training import AdapterSpec, ReferenceSpec, TrainingSpec
+
+Bytes = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(max_length=1024)]
+
+SCHEMA_VERSION = 1
+"""Raised when a pod of the old image could misread a plan of the new operator."""
+
+
+class MemoryPhases(Model):
+    """Peak of allocated bytes on one GPU during each phase of a step."""
+
+    load: Bytes
+    """Loading the weights."""
+    generate: Bytes
+    """Generating completions."""
+    reference: Bytes
+    """Log-probabilities of the reference."""
+    forward: Bytes
+    """The policy's forward pass."""
+    backward: Bytes
+    """The backward pass."""
+    step: Bytes
+    """The optimizer step."""
+
+
+class MemoryPrediction(Model):
+    """Predicted memory of one GPU and one host."""
+
+    phases: MemoryPhases
+    """Peak per phase."""
+    peak_phase: Literal["load", "generate", "reference", "forward", "backward", "step"]
+    """The phase with the highest peak."""
+    peak_allocated_bytes: Bytes
+    """What torch.cuda.max_memory_allocated would read."""
+    device_bytes: Bytes
+    """With context, communicators and margin: what the device must have."""
+    usable_bytes: Bytes
+    """What the device has for torch."""
+    host_bytes_per_node: Bytes
+    """Host memory of one pod."""
+    checkpoint_bytes: Bytes = 0
+    """Disk of one checkpoint."""
+
+
+class ExecutionPlan(Model):
+    """How an attempt runs: the planner's choice, published as status.plan."""
+
+    strategy: Literal["Clone", "Adapter", "Sharded", "Offload", "None"]
+    """Reference strategy."""
+    method: Literal["Full", "LoRA"]
+    """What is trained: all parameters, or an adapter."""
+    zero_stage: Literal[0, 2, 3] = 0
+    """DeepSpeed ZeRO stage; 0 is plain DDP."""
+    offload: Literal["None", "CPU", "NVMe"] = "None"
+    """Where optimizer state and gradients are kept under ZeRO."""
+    accelerator: Literal["GPU", "CPU"] = "GPU"
+    """What the processes run on."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of the whole gang."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Pods of the gang, one per node."""
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """GPUs of one pod."""
+    processes_per_node: Annotated[int, Field(ge=1)] = 1
+    """Training processes of one pod."""
+    gpu_product: Annotated[str, Field(max_length=128)] = ""
+    """GPU product of every node, as its label says; empty for CPU."""
+    gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
+    """Extended resource that the pods request."""
+    node_selector: Annotated[dict[str, str], Field(max_length=32)] = Field(default_factory=dict)
+    """Labels that tie the pods to that product."""
+    micro_batch: Annotated[int, Field(ge=1)]
+    """Completions per process and micro-batch (per_device_train_batch_size)."""
+    gradient_accumulation: Annotated[int, Field(ge=1)]
+    """Micro-batches per optimizer step."""
+    steps_per_generation: Annotated[int, Field(ge=1)]
+    """Micro-batches generated at a time."""
+    generation_sub_batch: Annotated[int, Field(ge=0)] = 0
+    """Completions per call of generate on one process; 0: all at once."""
+    gradient_checkpointing: bool = False
+    """Whether activations are recomputed."""
+    gather_for_generation: bool = True
+    """Whether ZeRO-3 gathers the policy to generate."""
+    optimizer: Literal["AdamW", "AdamW8bit"] = "AdamW"
+    """The optimizer."""
+    dtype: Literal["bfloat16", "float32"]
+    """Dtype of the weights."""
+    parameters: Annotated[str, Field(max_length=16)] = ""
+    """Size of the model, such as `1.24B`."""
+    architecture: Literal["Exact", "Catalogue", "Estimated"] = "Estimated"
+    """Where the shape for the memory model came from."""
+    memory: MemoryPrediction | None = None
+    """Predicted memory; absent for CPU."""
+    host_memory_bytes: Bytes = 0
+    """Memory request of one pod."""
+    estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Predicted time of one step."""
+    save_every_steps: Annotated[int, Field(ge=1)]
+    """checkpoint.everySteps raised to the next generation boundary."""
+    reason: Text = ""
+    """Why this plan, in a sentence."""
+    changes: Annotated[list[Text], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    """What differs from what the user might expect to be trained."""
+    warnings: Annotated[list[Text], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    """What the planner could not know or could not check."""
+
+    @property
+    def world_size(self) -> int:
+        """Training processes of the whole gang."""
+        return self.nodes * self.processes_per_node
+
+
+class JobIdentity(Model):
+    """Whose attempt a pod belongs to; checkpoints are fenced by uid and attempt."""
+
+    namespace: str
+    """Namespace of the GRPOJob."""
+    name: str
+    """Name of the GRPOJob."""
+    uid: Annotated[str, Field(min_length=1)]
+    """Its uid: a job deleted and created again is another job."""
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt, from 1."""
+
+
+class Rendezvous(Model):
+    """Where the process group meets."""
+
+    address: Annotated[str, Field(min_length=1)]
+    """DNS name of the pod with rank 0."""
+    port: Annotated[int, Field(ge=1, le=65535)] = RENDEZVOUS_PORT
+    """Its port."""
+
+
+class TrainingPlan(Model):
+    """All that a training pod is told. JSON in an annotation, a file in the pod."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema; a trainer refuses one that it doesn't know."""
+    job: JobIdentity
+    """Whose attempt this is."""
+    rendezvous: Rendezvous
+    """Where the ranks meet."""
+    model: ModelSpec
+    """spec.model."""
+    dataset: DatasetSpec
+    """spec.dataset."""
+    rewards: list[RewardSpec]
+    """spec.rewards."""
+    training: TrainingSpec
+    """spec.training."""
+    reference: ReferenceSpec
+    """spec.reference; `execution.strategy` says what became of strategy Auto."""
+    adapter: AdapterSpec
+    """spec.adapter; in use when `execution.method` is LoRA."""
+    checkpoint: CheckpointSpec
+    """spec.checkpoint."""
+    guard: GuardSpec
+    """spec.guard."""
+    checkpoint_directory: str | None = None
+    """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
+    grace_period_seconds: Annotated[int, Field(ge=0)] = 60
+    """Time between SIGTERM and SIGKILL."""
+    execution: ExecutionPlan
+    """The planner's choice."""

@@ -1,0 +1,86 @@
+"""All that a trainer may say back: Progress while it runs, Outcome when it ends, and the exit code of each.
+
+Exists as the typed return path of the contract (design: "The contract between operator and pod"). Written by the
+trainer, read by the operator and the CLI.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Model
+
+
+class Result(StrEnum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "Succeeded"
+    OUT_OF_MEMORY = "OutOfMemory"
+    HANG = "Hang"
+    DIVERGED_KL = "DivergedKL"
+    BAD_INPUT = "BadInput"
+    WEIGHTS_DIFFER = "WeightsDiffer"
+    REWARD_ERROR = "RewardError"
+    RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    PREEMPTED = "Preempted"
+    ERROR = "Error"
+
+
+EXIT_CODES = {
+    Result.SUCCEEDED: 0,
+    Result.ERROR: 1,
+    Result.OUT_OF_MEMORY: 40,
+    Result.HANG: 41,
+    Result.DIVERGED_KL: 42,
+    Result.BAD_INPUT: 43,
+    Result.WEIGHTS_DIFFER: 44,
+    Result.REWARD_ERROR: 45,
+    Result.RENDEZVOUS_TIMEOUT: 46,
+    Result.PREEMPTED: 143,
+}
+"""Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's or the shell's."""
+
+
+class Outcome(Model):
+    """How a process ended: the termination message, and a durable file beside the checkpoints."""
+
+    result: Result
+    """The class of the end."""
+    rank: Annotated[int, Field(ge=0)] = 0
+    """Global rank of the process that says so."""
+    step: Annotated[int, Field(ge=0)] = 0
+    """Last finished optimizer step."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """The attempt that ended."""
+    message: Annotated[str, Field(max_length=3072)] = ""
+    """What happened and what to do, in a sentence. Bounded: a termination message holds 4096 bytes."""
+
+
+class Progress(Model):
+    """`GET /progress` of rank 0. Keys that the step did not log are absent, never zero."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that reports."""
+    step: Annotated[int, Field(ge=0)] = 0
+    """Finished optimizer steps."""
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of the whole run; 0 until known."""
+    epoch: float | None = None
+    """Passes over the dataset."""
+    stage: Annotated[str, Field(max_length=32)] = "Starting"
+    """Starting, Loading, Proving, Training, Saving, Exporting or Finished."""
+    resumed_from_step: Annotated[int, Field(ge=0)] = 0
+    """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
+    last_step_time: float | None = None
+    """Unix time of the last finished step, in seconds."""
+    seconds_per_step: float | None = None
+    """Mean of the recent steps."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Last value per metric, by the keys of grpo_api.metrics."""
+    memory: dict[str, int] = Field(default_factory=dict)
+    """Peak bytes per phase, largest of all ranks."""
+    startup_seconds: dict[str, float] = Field(default_factory=dict)
+    """Time from container start to first step, by part."""
+    samples: list[dict[str, str | float]] = Field(default_factory=list)
+    """A few completions with their rewards, bounded in size."""

@@ -1,0 +1,131 @@
+"""`spec.rewards`: the reward functions, each item exactly one kind with a weight.
+
+Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Model, ParameterCount, rules
+from .dataset import Column
+from .model import ConfigMapFiles, SecretKey, VolumeClaim
+
+Score = Annotated[float, Field(ge=-1e6, le=1e6)]
+REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
+
+
+class FormatReward(Model):
+    """Scores completions whose whole text matches a regular expression."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Python regular expression; it must match the whole completion, surrounding white space ignored. `.` does not
+    match a line break: write `[\\s\\S]`."""
+    score: Score = 1.0
+    """Reward of a match; anything else gets 0. Unset: 1."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 1.0
+    """Time for one completion; past it the completion gets no reward and is counted. Unset: 1 s."""
+
+
+class AccuracyReward(Model):
+    """Scores completions whose extracted answer equals the row's."""
+
+    answer_column: Column = "answer"
+    """Column with the right answer; text after `####` is taken where it occurs. Unset: `answer`."""
+    extract: Literal["Auto", "XML", "Hash", "Boxed", "None"] = "Auto"
+    """How the answer is found in a completion: the last `<answer>` tag, the text after `####`, the last `\\boxed{}`, or
+    the whole text (None). Auto: the first of these that occurs, else the whole text."""
+    compare: Literal["Exact", "Numeric", "Math"] = "Exact"
+    """Exact: same text without surrounding space; Numeric: same number (`1,000` = `1000.0`); Math: math-verify."""
+    score: Score = 1.0
+    """Reward of a right answer; anything else gets 0. Unset: 1."""
+
+
+class PythonReward(Model):
+    """Calls a Python function with TRL's reward signature."""
+
+    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    """`module:function`, found in `configMap` or in the image; sync or async."""
+    config_map: ConfigMapFiles | None = None
+    """ConfigMap whose keys are Python files, put first on the import path. Unset: the image's modules only."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    """Time for one batch; past it the batch gets no reward and is counted. Unset: 60 s."""
+
+
+class HTTPReward(Model):
+    """POSTs prompts and completions to a service that answers `{"rewards": [...]}`."""
+
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s]+$")]
+    """Address of the service."""
+    token_secret: SecretKey | None = None
+    """Bearer token. Unset: no Authorization header."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """Time for one request. Unset: 30 s."""
+    retries: Annotated[int, Field(ge=0, le=20)] = 3
+    """Further tries of a failed request, with growing, jittered pauses. Unset: 3."""
+    max_concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Requests of one process at a time. Unset: 8."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Completions per request. Unset: 32."""
+    max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of a step's completions that may get no reward; beyond it the run fails. Unset: 0.1."""
+
+
+class ModelReward(Model):
+    """A frozen sequence-classification model with one label."""
+
+    name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s\x00]+$")]
+    """Hub id, or absolute path of a folder in the pods."""
+    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Commit, tag or branch on the hub. Unset: the default branch."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Dtype of the weights. Unset: bfloat16."""
+    parameters: ParameterCount | None = None
+    """Size, for planning memory. Unset: the catalogue's by name; an unknown model is refused."""
+    volume: VolumeClaim | None = None
+    """Volume with the model, mounted read-only at /rewards/<position in the list>. Unset: none."""
+
+
+class RewardSpec(Model):
+    """One reward: exactly one kind, and its weight in the sum."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            (
+                "[" + ", ".join(f"has(self.{kind})" for kind in REWARD_KINDS) + "].filter(x, x).size() == 1",
+                f"set exactly one of {', '.join(REWARD_KINDS)}",
+            ),
+        )
+    }
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-\w]*$")] | None = None
+    """Name in metrics. Unset: the kind, numbered where a kind occurs twice."""
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
+    """Factor in the weighted sum of rewards. Unset: 1."""
+    format: FormatReward | None = None
+    """A regular expression over the completion."""
+    accuracy: AccuracyReward | None = None
+    """Comparison with the dataset's answer."""
+    python: PythonReward | None = None
+    """A Python function."""
+    http: HTTPReward | None = None
+    """An HTTP service."""
+    model: ModelReward | None = None
+    """A reward model."""
+
+    @property
+    def kind(self) -> str:
+        """Which of the kinds is set."""
+        return next(kind for kind in REWARD_KINDS if getattr(self, kind) is not None)
+
+
+def reward_names(rewards: list[RewardSpec]) -> list[str]:
+    """A distinct name for each reward: its own, or its kind, numbered from the second of a kind on."""
+    names: list[str] = []
+    for reward in rewards:
+        name = base = reward.name or reward.kind
+        number = 2
+        while name in names:
+            name, number = f"{base}_{number}", number + 1
+        names.append(name)
+    return names

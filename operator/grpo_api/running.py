@@ -1,0 +1,192 @@
+"""`spec.placement`, `checkpoint`, `guard`, `restarts` and `podOverrides`: where a job runs and how it is kept alive.
+
+Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ATOMIC_LIST, Model, Name, Path, Quantity, map_list, rules
+from .model import SecretKey, VolumeClaim
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[-._/a-zA-Z0-9]+$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+
+
+class GPURange(Model):
+    """How many GPUs the plan may take."""
+
+    model_config = {
+        "json_schema_extra": rules(("!has(self.max) || self.max >= self.min", "max must be at least min")),
+    }
+
+    min: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Fewest GPUs. Unset: 1."""
+    max: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most GPUs. Unset: as many as `objective` asks for."""
+
+
+class Toleration(Model):
+    """A Kubernetes toleration."""
+
+    key: Annotated[str, Field(max_length=317)] | None = None
+    """Taint key. Unset with operator Exists: every taint."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """Exists or Equal. Unset: Equal."""
+    value: Annotated[str, Field(max_length=63)] | None = None
+    """Taint value for Equal. Unset: empty."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Taint effect. Unset: every effect."""
+    toleration_seconds: Annotated[int, Field(ge=0, le=31536000)] | None = None
+    """For NoExecute, seconds to stay. Unset: forever."""
+
+
+class PlacementSpec(Model):
+    """Where the job may run. The plan chooses within these limits."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            ("self.accelerator == 'GPU' || !has(self.gpus)", "gpus belongs to accelerator GPU; remove it for CPU"),
+            (
+                "!has(self.nodes) || !has(self.gpus) || !has(self.gpus.max) || self.gpus.max >= self.nodes",
+                "gpus.max must be at least nodes: every node of the gang needs a GPU",
+            ),
+        )
+    }
+
+    accelerator: Literal["GPU", "CPU"] = "GPU"
+    """GPU, or CPU for small models and tests. Unset: GPU."""
+    gpus: GPURange | None = None
+    """How many GPUs. Unset: at least 1, at most what `objective` asks for."""
+    nodes: Annotated[int, Field(ge=1, le=512)] | None = None
+    """Exact number of nodes (one pod each). Unset: the plan chooses; 1 for CPU."""
+    processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Training processes per pod for accelerator CPU. Unset: 1. GPUs run one process each."""
+    gpu_product: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: any one product."""
+    gpu_memory: Quantity | None = None
+    """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
+    cpu: Quantity | None = None
+    """CPU request of each pod. Unset: 1 per process."""
+    memory: Quantity | None = None
+    """Memory request of each pod. Unset: what the plan predicts for the host."""
+    node_selector: Labels = Field(default_factory=dict)
+    """Labels that nodes must have. Unset: any node."""
+    tolerations: Annotated[list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)] = []
+    """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated. Unset: none."""
+    objective: Literal["Balanced", "Fastest", "FewestGPUs"] = "Balanced"
+    """What the plan optimises. Balanced: the fastest, but fewer GPUs where they cost at most 5 %. Unset: Balanced."""
+    queue_name: Name | None = None
+    """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
+    priority_class_name: Name | None = None
+    """PriorityClass of the pods and of the job's place in the line. Unset: the cluster's default."""
+
+
+class VolumeClaimTemplate(Model):
+    """A claim that the operator creates for the job."""
+
+    storage_class_name: Name | None = None
+    """StorageClass. Unset: the cluster's default."""
+    size: Quantity
+    """Requested size such as `100Gi`."""
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """ReadWriteMany for gangs of several nodes. Unset: ReadWriteMany."""
+    retain: bool = True
+    """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
+
+
+class CheckpointSpec(Model):
+    """Where and how often the run saves its state."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            ("!(has(self.volume) && has(self.volumeClaimTemplate))", "set at most one of volume, volumeClaimTemplate"),
+        )
+    }
+
+    volume: VolumeClaim | None = None
+    """Volume shared by all nodes of the gang, mounted at /checkpoints. Unset: see volumeClaimTemplate."""
+    volume_claim_template: VolumeClaimTemplate | None = None
+    """A claim of the job's own, created with it. Unset and no `volume`: the run can't be recovered after a failure, and
+    condition Recoverable=False says so."""
+    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
+    """Steps between checkpoints (raised to the next generation boundary, so that resume is exact). Unset: 100."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Newest complete checkpoints that are kept. Unset: 2."""
+
+
+class GuardSpec(Model):
+    """Conditions under which a run is stopped."""
+
+    max_kl: Annotated[float, Field(gt=0, le=1e6)] | None = Field(default=None, alias="maxKL")
+    """The run fails with DivergedKL when the mean KL of a step is above this for `maxKLSteps` steps. Unset: never."""
+    max_kl_steps: Annotated[int, Field(ge=1, le=10000)] = Field(default=5, alias="maxKLSteps")
+    """Consecutive steps above maxKL. Unset: 5."""
+    hang_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+    """An attempt without a finished step for this long is ended as Hang and restarted. Unset: 1800 s."""
+    rendezvous_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
+    """Longest wait of a started pod for its peers. Unset: 600 s."""
+
+
+class RestartsSpec(Model):
+    """How often a failed gang is started again."""
+
+    limit: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Restarts after failures; preemption, eviction, node loss and suspension don't count. Unset: 3."""
+
+
+class EnvVar(Model):
+    """An environment variable of the training containers."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            ("!(has(self.value) && has(self.secret))", "set at most one of value and secret"),
+        )
+    }
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Name of the variable."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value. Unset: from `secret`, or empty."""
+    secret: SecretKey | None = None
+    """Take the value from a Secret. Unset: `value`."""
+
+
+class ExtraVolume(Model):
+    """A further claim mounted into the training containers."""
+
+    claim_name: Name
+    """Name of the claim."""
+    mount_path: Path
+    """Folder in the containers."""
+    sub_path: Annotated[str, Field(max_length=512, pattern=r"^[^/].*$")] | None = None
+    """Folder inside the volume. Unset: the volume's root."""
+    read_only: bool = True
+    """Mount read-only. Unset: true."""
+
+
+class PodOverrides(Model):
+    """The few settings of the pods that a user may change."""
+
+    labels: Labels = Field(default_factory=dict)
+    """Further labels of the pods. Unset: none."""
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] = Field(
+        default_factory=dict
+    )
+    """Further annotations of the pods. Unset: none."""
+    service_account_name: Name | None = None
+    """Service account; its token is never mounted. Unset: the namespace's default."""
+    image_pull_secrets: Annotated[list[Name], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    """Names of pull secrets. Unset: none."""
+    runtime_class_name: Name | None = None
+    """RuntimeClass, such as `nvidia`. Unset: the cluster's default."""
+    scheduler_name: Name | None = None
+    """Scheduler. Unset: the cluster's default."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
+    """Time between SIGTERM and SIGKILL, in which a checkpoint may be written. Unset: 60 s."""
+    shared_memory: Quantity | None = None
+    """Size of /dev/shm. Unset: half of the pod's memory at most."""
+    volumes: Annotated[list[ExtraVolume], Field(max_length=16, json_schema_extra=map_list("mountPath"))] = []
+    """Further claims. Unset: none."""

@@ -1,0 +1,155 @@
+"""GRPOJob's status: conditions, the plan, progress, metrics and what became of the pods.
+
+Exists as the typed half of the object that only the operator writes. Imported by job.py, written by grpo_operator.status.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ATOMIC_LIST, Model, map_list
+from .plan import ExecutionPlan
+from .report import Outcome
+
+Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+
+
+class ConditionType(StrEnum):
+    """The conditions of a GRPOJob; they are the truth that `phase` is derived from."""
+
+    ADMITTED = "Admitted"
+    PLANNED = "Planned"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    DEGRADED = "Degraded"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    RECOVERABLE = "Recoverable"
+    TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
+
+
+class Phase(StrEnum):
+    """The one word of the printer column, derived from the conditions."""
+
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(Model):
+    """metav1.Condition."""
+
+    type: Annotated[str, Field(max_length=316)]
+    """Name of the condition."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """Generation of the spec that it was judged on."""
+    last_transition_time: Time
+    """When `status` last changed."""
+    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    """One CamelCase word for programs."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """A sentence that a user can act on."""
+
+
+class ProgressStatus(Model):
+    """How far the run is."""
+
+    step: Annotated[int, Field(ge=0)] = 0
+    """Finished optimizer steps."""
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of the whole run."""
+    percent: Annotated[int, Field(ge=0, le=100)] = 0
+    """Share of the steps that are finished."""
+    summary: Annotated[str, Field(max_length=64)] = ""
+    """`step/totalSteps`, for the printer column."""
+    eta_seconds: Annotated[int, Field(ge=0)] | None = None
+    """Predicted time to the end."""
+    last_step_time: Time | None = None
+    """When the last step finished."""
+
+
+class MetricsStatus(Model):
+    """The run's last metrics, as text with four significant digits."""
+
+    kl: Annotated[str, Field(max_length=32)] | None = None
+    """Mean KL between policy and reference."""
+    reward: Annotated[str, Field(max_length=32)] | None = None
+    """Mean weighted reward."""
+    reward_std: Annotated[str, Field(max_length=32)] | None = None
+    """Mean standard deviation of rewards within a group."""
+    loss: Annotated[str, Field(max_length=32)] | None = None
+    """Training loss."""
+    grad_norm: Annotated[str, Field(max_length=32)] | None = None
+    """Norm of the gradient before clipping."""
+    completion_length: Annotated[str, Field(max_length=32)] | None = None
+    """Mean tokens per completion."""
+
+
+class PodStatus(Model):
+    """One pod of the current attempt."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """Name of the pod."""
+    index: Annotated[int, Field(ge=0)]
+    """Its node rank."""
+    node: Annotated[str, Field(max_length=253)] = ""
+    """The Kubernetes node; empty while unbound."""
+    phase: Annotated[str, Field(max_length=32)]
+    """The pod's phase."""
+    reason: Annotated[str, Field(max_length=256)] = ""
+    """Why it waits or ended."""
+
+
+class MemoryMeasurement(Model):
+    """Predicted against measured GPU memory."""
+
+    predicted_bytes: Annotated[int, Field(ge=0)]
+    """The plan's peak of allocated bytes on one GPU."""
+    measured_bytes: Annotated[int, Field(ge=0)]
+    """torch.cuda.max_memory_allocated, the largest of all ranks."""
+    ratio: Annotated[str, Field(max_length=16)]
+    """Predicted / measured."""
+
+
+class GRPOJobStatus(Model):
+    """Written by the operator only."""
+
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """Generation of the spec that this status answers."""
+    phase: Phase | None = None
+    """One word, derived from the conditions."""
+    conditions: Annotated[list[Condition], Field(max_length=32, json_schema_extra=map_list("type"))] = []
+    """The state of the job."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """Gang starts so far; the current attempt's number."""
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Restarts after failures, as far as they count against restarts.limit."""
+    start_time: Time | None = None
+    """When the first attempt was committed."""
+    completion_time: Time | None = None
+    """When the job succeeded or failed."""
+    active_seconds: Annotated[int, Field(ge=0)] = 0
+    """Time of finished attempts, for activeDeadlineSeconds."""
+    attempt_start_time: Time | None = None
+    """When the current attempt was committed; absent while none is active."""
+    plan: ExecutionPlan | None = None
+    """How the current attempt runs, and why."""
+    progress: ProgressStatus | None = None
+    """How far the run is."""
+    metrics: MetricsStatus | None = None
+    """The last metrics."""
+    memory: MemoryMeasurement | None = None
+    """Predicted against measured memory."""
+    outcome: Outcome | None = None
+    """How the last attempt ended."""
+    pods: Annotated[list[PodStatus], Field(max_length=512, json_schema_extra=ATOMIC_LIST)] = []
+    """Pods of the current attempt by index."""

@@ -1,0 +1,176 @@
+"""`spec.training`, `spec.reference` and `spec.adapter`: what is trained and against which reference.
+
+Fields carry TRL's own names in camelCase and TRL 1.16's defaults (GRPOConfig); where ours differ, the field says why.
+Imported by job.py and plan.py.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ATOMIC_LIST, Model, Path, rules
+
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class TrainingSpec(Model):
+    """GRPO and optimizer settings."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            (
+                "!has(self.perDeviceTrainBatchSize) || "
+                "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
+                "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the completions of one step)",
+            ),
+            (
+                "!has(self.generationBatchSize) || "
+                "self.generationBatchSize % (self.promptsPerStep * self.numGenerations) == 0",
+                "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole steps, whole groups)",
+            ),
+            ("!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon", "epsilonHigh must be at least epsilon"),
+        )
+    }
+
+    beta: Annotated[float, Field(ge=0, le=100)] = 0.04
+    """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which leaves nothing that
+    holds the policy near its start; 0.04 is the value of the GRPO paper)."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """Peak learning rate. Unset: 1e-6."""
+    num_generations: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Completions per prompt (the group). Unset: 8."""
+    prompts_per_step: Annotated[int, Field(ge=1, le=65536)] = 8
+    """Prompts per optimizer step over all GPUs: the global batch is promptsPerStep * numGenerations completions; the
+    plan splits it into per-device batches and accumulation. Unset: 8."""
+    per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Completions per GPU and micro-batch. Unset: the plan chooses."""
+    generation_batch_size: Annotated[int, Field(ge=2, le=16777216)] | None = None
+    """Completions generated at a time over all GPUs; more than one step's worth makes later steps off-policy. Unset:
+    one step's worth."""
+    max_prompt_length: Annotated[int, Field(ge=1, le=1048576)] = 512
+    """Longest prompt in tokens (TRL 1.16 has no such setting any more; see dataset.onLongPrompt). Unset: 512."""
+    max_completion_length: Annotated[int, Field(ge=1, le=1048576)] = 512
+    """Longest completion in tokens. Unset: 512."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Sampling temperature. Unset: 1."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling. Unset: 1 (off)."""
+    top_k: Annotated[int, Field(ge=0, le=1000000)] = 0
+    """Sample from the k likeliest tokens. Unset: 0 (off)."""
+    min_p: Share | None = None
+    """Least probability relative to the likeliest token. Unset: off."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Penalty on repeated tokens. Unset: 1 (off)."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """How token losses are averaged. Unset: dapo."""
+    num_iterations: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer passes over each generation batch. Unset: 1."""
+    epsilon: Annotated[float, Field(gt=0, le=10)] = 0.2
+    """Clip range of the probability ratio. Unset: 0.2."""
+    epsilon_high: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Upper clip range. Unset: epsilon."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio per token, or per sequence (GSPO). Unset: token."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """By whose standard deviation advantages are divided. Unset: group."""
+    mask_truncated_completions: bool = False
+    """Leave completions that hit the length limit out of the loss. Unset: false."""
+    num_train_epochs: Positive = 1.0
+    """Passes over the dataset, if maxSteps is unset. Unset: 1 (TRL's is 3; a pass of generation is dear)."""
+    max_steps: Annotated[int, Field(ge=1, le=100000000)] | None = None
+    """Optimizer steps; takes precedence over numTrainEpochs. Unset: by epochs."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = "linear"
+    """Learning-rate schedule. Unset: linear."""
+    warmup_ratio: Share = 0.0
+    """Share of the steps that warm up. Unset: 0."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """AdamW's weight decay. Unset: 0."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's beta1. Unset: 0.9."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's beta2. Unset: 0.999."""
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """AdamW's epsilon. Unset: 1e-8."""
+    max_grad_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """Gradients are clipped to this norm. Unset: 1."""
+    seed: Annotated[int, Field(ge=0, le=4294967295)] = 42
+    """Seed of sampling, data order and adapters. Unset: 42."""
+    dtype: Literal["Auto", "bfloat16", "float32"] = "Auto"
+    """Dtype of the weights. Auto: bfloat16 where the GPUs have it, float32 on CPUs."""
+    optimizer: Literal["Auto", "AdamW", "AdamW8bit"] = "Auto"
+    """Optimizer. Auto: AdamW, or 8-bit AdamW where only that fits (the plan lists it under changes)."""
+    gradient_checkpointing: Literal["Auto", "Enabled", "Disabled"] = "Auto"
+    """Recompute activations in the backward pass: less memory for 20 to 30 % more time. Auto: where it is needed."""
+    ds3_gather_for_generation: Literal["Auto", "Enabled", "Disabled"] = "Auto"
+    """Under ZeRO-3, gather the whole policy on every GPU to generate. Auto: where it fits."""
+
+
+class ReferenceSync(Model):
+    """Moves the reference towards the policy while training (TRL's sync_ref_model)."""
+
+    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 512
+    """Steps between two moves. Unset: 512."""
+    mixup: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """New reference = mixup * policy + (1 - mixup) * reference. Unset: 0.6."""
+
+
+class ReferenceOffload(Model):
+    """Where a reference lives between its passes."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            ("self.target != 'NVMe' || has(self.path)", "target NVMe needs path, a folder of the node's local disk"),
+        )
+    }
+
+    target: Literal["CPU", "NVMe"] = "CPU"
+    """Host memory, or a local disk (under ZeRO-3 only). Unset: CPU."""
+    path: Path | None = None
+    """Folder for NVMe in the pods. Unset: only for CPU."""
+
+
+class ReferenceSpec(Model):
+    """The frozen model that the KL term is measured against."""
+
+    model_config = {
+        "json_schema_extra": rules(
+            (
+                "!has(self.sync) || !(self.strategy in ['Adapter', 'None'])",
+                "sync needs a reference of its own; strategy Adapter and None have none",
+            ),
+            (
+                "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
+                "offload belongs to strategy Offload or Sharded",
+            ),
+        )
+    }
+
+    strategy: Literal["Auto", "Clone", "Adapter", "Sharded", "Offload", "None"] = "Auto"
+    """Clone: a frozen copy on every GPU. Adapter: the base with the adapter disabled. Sharded: reloaded and partitioned
+    under ZeRO-3. Offload: a copy in host memory. None: no KL (beta 0). Auto: the plan chooses and says why."""
+    sync: ReferenceSync | None = None
+    """Move the reference towards the policy. Unset: it stays at step 0."""
+    offload: ReferenceOffload | None = None
+    """Where an offloaded reference lives. Unset: host memory for strategy Offload, the GPUs for Sharded."""
+
+
+class AdapterSpec(Model):
+    """LoRA: the user's consent, and its shape."""
+
+    use: Literal["Never", "IfNeeded", "Always"] = "IfNeeded"
+    """IfNeeded: only when no plan with all parameters fits, and then condition TrainsAdapterOnly says so. Unset:
+    IfNeeded."""
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapter. Unset: 16."""
+    alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0
+    """Scale: the adapter's output times alpha / rank. Unset: 32."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapter. Unset: 0."""
+    target_modules: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=256)]],
+        Field(min_length=1, max_length=64, json_schema_extra=ATOMIC_LIST),
+    ] = ["all-linear"]
+    """Modules that get an adapter. Unset: `all-linear`."""
+    merge_on_export: bool = False
+    """Export base and adapter merged into one model. Unset: false, the adapter alone."""

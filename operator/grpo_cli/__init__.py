@@ -1,0 +1,1 @@
+"""`grpo` (also `kubectl grpo`): plan, render, status and logs of GRPOJobs from a terminal."""

@@ -1,0 +1,1 @@
+"""What runs in the training pods: reads the plan, trains with TRL, reports and saves."""
