@@ -37,7 +37,7 @@ MODEL_MOUNT = "/models"
 DATA_MOUNT = "/data"
 CHECKPOINT_MOUNT = "/checkpoints"
 REWARD_MOUNT = "/rewards"
-SCRATCH = "/tmp"  # noqa: S108 (an emptyDir of the pod's own)
+SCRATCH = "/tmp"
 
 MAX_JOB_NAME = 52
 """Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63 characters."""

@@ -53,8 +53,8 @@ class ModelSpec(Model):
     """The model that is trained; its first weights are also the reference."""
 
     name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s\x00]+$")]
-    """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods, such as a
-    folder of `volume` (mounted at /models)."""
+    """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods, such as
+    one of `volume` (mounted at /models)."""
     revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")] | None = None
     """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
     parameters: ParameterCount | None = None

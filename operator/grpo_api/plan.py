@@ -20,7 +20,7 @@ from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 Bytes = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(max_length=1024)]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 """Raised when a pod of the old image could misread a plan of the new operator."""
 
 

@@ -1,6 +1,7 @@
 """GRPOJob's status: conditions, the plan, progress, metrics and what became of the pods.
 
-Exists as the typed half of the object that only the operator writes. Imported by job.py, written by grpo_operator.status.
+Exists as the typed half of the object that only the operator writes. Imported by job.py, written by
+grpo_operator.status.
 """
 
 from enum import StrEnum
