@@ -1,0 +1,68 @@
+# Every command of the project. `make` alone lists them; each one sets up what it needs and is fast the second time.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+CLUSTER := $(BIN)/python -m tests.cluster
+# Two cores: one thread for each of two training processes. No hub here, and nothing may try to reach one.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+NODES ?= 2
+GPUS_PER_NODE ?= 8
+
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e lint codegen cluster cluster-down images bench
+
+help: ## list the commands
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
+
+venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test tool
+.venv/.stamp: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
+	@echo "installing the virtual environment (the training stack is 6 GB; a minute or two)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
+	@touch $@
+
+demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernetes (CONTEXT=… for your own cluster)
+	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
+
+test: venv lint ## everything that CI runs: lint, types, layers, and all tests with coverage
+	$(BIN)/pytest tests/unit tests/integration tests/trainer tests/e2e --cov --cov-report=term:skip-covered
+
+test-unit: venv ## pure tests, seconds
+	$(BIN)/pytest tests/unit
+
+test-trainer: venv ## the trainer on real TRL and DeepSpeed, on the CPU
+	$(BIN)/pytest tests/trainer
+
+test-integration: venv ## the operator, CRD and chart on a real API server
+	$(BIN)/pytest tests/integration
+
+test-e2e: venv ## everything on a real multi-node cluster (needs root)
+	$(BIN)/pytest tests/e2e
+
+lint: venv ## ruff, mypy, import layers, freshness of generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m grpo_operator.codegen --check
+
+codegen: venv ## write the generated files: CRD, chart copy, dashboards, alert rules, documents
+	$(BIN)/python -m grpo_operator.codegen
+
+cluster: venv ## start a real Kubernetes on this machine and print how to use it (NODES=2 GPUS_PER_NODE=8)
+	@$(CLUSTER) up --nodes $(NODES) --gpus-per-node $(GPUS_PER_NODE)
+
+cluster-down: venv ## stop it and leave nothing behind
+	@$(CLUSTER) down
+
+images: venv ## build the operator's and the trainer's image
+	@$(CLUSTER) images
+
+bench: venv ## the benchmarks (minutes; prints tables of ratios)
+	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
