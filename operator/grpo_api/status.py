@@ -141,7 +141,10 @@ class GRPOJobStatus(Model):
     active_seconds: Annotated[int, Field(ge=0)] = 0
     """Time of finished attempts, for activeDeadlineSeconds."""
     attempt_start_time: Time | None = None
-    """When the current attempt was committed; absent while none is active."""
+    """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active, or while Kueue
+    holds it."""
+    job_uid: Annotated[str, Field(max_length=64)] | None = None
+    """uid of the current attempt's Job, once it was created: the same name with another uid is another Job."""
     plan: ExecutionPlan | None = None
     """How the current attempt runs, and why."""
     progress: ProgressStatus | None = None
