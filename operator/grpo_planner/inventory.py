@@ -1,0 +1,63 @@
+"""What the planner may use: nodes with their GPUs, host memory and CPUs, free and in all.
+
+Exists so that the planner needs no cluster: the operator reads Nodes and Pods into it, `grpo plan` reads a file into
+it (inventory_file.py). Node selector and tolerations of the job have been applied by whoever builds it.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node, or `count` nodes that are alike in everything."""
+
+    name: str = ""
+    """Name for messages; empty for a group of alike nodes."""
+    gpu_product: str = ""
+    """`nvidia.com/gpu.product` label (or AMD's product name); empty when unknown."""
+    gpu_memory_mib: int = 0
+    """Memory of one GPU as its label says, in MiB; 0 when unknown."""
+    gpus_free: int = 0
+    """GPUs that no non-terminal pod requests."""
+    gpus_total: int = 0
+    """Allocatable GPUs."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """Extended resource that a pod requests for one GPU."""
+    compute_capability: tuple[int, int] | None = None
+    """CUDA compute capability, None when unknown."""
+    host_memory_free: int = 0
+    """Bytes of host memory that no non-terminal pod requests."""
+    host_memory_total: int = 0
+    """Allocatable host memory in bytes."""
+    cpu_free: float = 0.0
+    """CPU cores that no non-terminal pod requests."""
+    cpu_total: float = 0.0
+    """Allocatable CPU cores."""
+    node_selector: tuple[tuple[str, str], ...] = ()
+    """Labels that tie a pod to nodes with this GPU, sorted."""
+    count: int = 1
+    """How many nodes are like this."""
+
+    @property
+    def emptied(self) -> "Node":
+        """The same node with nothing running on it."""
+        return replace(
+            self, gpus_free=self.gpus_total, host_memory_free=self.host_memory_total, cpu_free=self.cpu_total
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All nodes that a job may use, and what its reader wants the user to know."""
+
+    nodes: tuple[Node, ...] = ()
+    """Nodes that a pod of this job could be bound to."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about nodes that were left out, such as shared GPUs; they end up in plan.warnings."""
+    visible: bool = True
+    """False when other namespaces' pods can't be seen: `free` is then a guess, and the fit is left to the scheduler."""
+
+    @property
+    def emptied(self) -> "Inventory":
+        """The same nodes with nothing running on them: what the cluster could hold at all."""
+        return replace(self, nodes=tuple(node.emptied for node in self.nodes))

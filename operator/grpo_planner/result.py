@@ -1,0 +1,93 @@
+"""PlanResult: the planner's whole answer, published by `grpo plan -o json` and read by the operator.
+
+Exists to name what the callers may rely on; docs/plan-schema.json is its JSON schema.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+from grpo_api.base import Model
+from grpo_api.plan import ExecutionPlan
+
+
+class PlanReason(StrEnum):
+    """Why there is a plan, or none; also the reason of condition Planned."""
+
+    PLANNED = "Planned"
+    WAITING_FOR_GPUS = "WaitingForGPUs"
+    INVALID_BATCH_SPLIT = "InvalidBatchSplit"
+    UNKNOWN_MODEL = "UnknownModel"
+    INVALID_COMBINATION = "InvalidCombination"
+    NO_GPUS = "NoGPUs"
+    NOT_ENOUGH_GPUS = "NotEnoughGPUs"
+    OUT_OF_DEVICE_MEMORY = "OutOfDeviceMemory"
+    OUT_OF_HOST_MEMORY = "OutOfHostMemory"
+    ONLY_ADAPTER_FITS = "OnlyAdapterFits"
+
+
+class Rejection(Model):
+    """Why a candidate was not chosen."""
+
+    reason: Literal["DeviceMemory", "HostMemory", "Slower", "MoreGPUs", "AdapterNotNeeded", "NoConsent"]
+    """DeviceMemory and HostMemory: it does not fit. Slower, MoreGPUs: the objective prefers another. AdapterNotNeeded:
+    it would train an adapter only, and all parameters fit. NoConsent: adapter.use is Never."""
+    message: str
+    """The same with its numbers, as a sentence fragment."""
+    phase: str = ""
+    """The phase that needs most memory."""
+    need_bytes: int = 0
+    """What it needs, on the device or the host."""
+    have_bytes: int = 0
+    """What there is."""
+
+
+class Candidate(Model):
+    """One way to run the job, the best of its family."""
+
+    plan: ExecutionPlan
+    """The candidate as a plan."""
+    rejected: Rejection | None = None
+    """Why it was not chosen; null for the chosen one."""
+
+
+class Fix(Model):
+    """A change of the spec after which the job can be planned; verified by planning it."""
+
+    path: str
+    """Field to change, such as `spec.training.maxCompletionLength`."""
+    value: str
+    """Its new value."""
+    message: str
+    """What it costs and what the plan then is."""
+
+
+class PlanResult(Model):
+    """The planner's answer."""
+
+    feasible: bool
+    """Whether there is a plan on the nodes at hand, busy or not."""
+    fits_now: bool = False
+    """Whether the chosen plan fits the GPUs that are free now."""
+    reason: PlanReason
+    """One word for programs."""
+    message: str
+    """A sentence for the user, with numbers."""
+    chosen: ExecutionPlan | None = None
+    """The plan; null when nothing fits."""
+    candidates: list[Candidate] = []
+    """The best of each family: the chosen one first, then what fits, then what does not."""
+    changes: list[str] = []
+    """What differs from what the user might expect to be trained."""
+    fixes: list[Fix] = []
+    """When nothing fits: the three cheapest changes that would make it fit."""
+    architecture: Literal["Exact", "Catalogue", "Estimated"] | None = None
+    """Where the model's shape came from; null when it is unknown."""
+
+
+class PlanRefused(ValueError):
+    """The spec can't be planned at all; `reason` and the message say why."""
+
+    def __init__(self, reason: PlanReason, message: str) -> None:
+        """Keeps the reason beside the message."""
+        super().__init__(message)
+        self.reason = reason
