@@ -1,0 +1,150 @@
+"""Build the cluster's programs from Go modules at pinned versions: once, cached by content, with a progress line.
+
+Sources, not downloads: a Go module proxy is reachable on more machines than release pages are, and go.sum pins every
+byte. Used by `up`, and by the image builder for nothing. The first build takes minutes; later ones nothing.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+from .cache import cache_root, cached, content_key
+from .processes import ClusterError, run
+
+SOURCES = Path(__file__).parent / "go"
+KUBERNETES_VERSION = "v1.36.3"
+PROGRESS_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one `go build` makes: `outputs` out of `packages` of the module in the folder `module`."""
+
+    module: str
+    packages: tuple[str, ...]
+    outputs: tuple[str, ...]
+    own: str = ""  # the folder of our own source, whose change must rebuild
+    tags: str = ""
+    cgo: bool = False
+    stamp: str = ""  # a string variable set by the linker
+
+
+CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
+PROGRAMS = {
+    "kube": Program(
+        "kube", (".",), ("kube",), ".", stamp=f"k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
+    ),
+    "containerd": Program(
+        "tools",
+        (f"{CONTAINERD}containerd", f"{CONTAINERD}containerd-shim-runc-v2", f"{CONTAINERD}ctr"),
+        ("containerd", "containerd-shim-runc-v2", "ctr"),
+    ),
+    "runc": Program("tools", ("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True),
+    "coredns": Program("tools", ("./coredns",), ("coredns",), "coredns"),
+    "pause": Program("tools", ("./pause",), ("pause",), "pause"),
+    "kwok": Program("tools", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
+    "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
+}
+API_PROGRAMS = ("kube",)
+NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause")
+
+
+class Toolchain:
+    """The folder of each built program."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = folders
+
+    @property
+    def path(self) -> str:
+        """A PATH with all the programs."""
+        return os.pathsep.join(str(folder) for folder in self._folders.values())
+
+    def program(self, name: str) -> Path:
+        """Return the path of a program, such as `ctr`."""
+        for folder in self._folders.values():
+            if (folder / name).exists():
+                return folder / name
+        raise ClusterError(f"{name} was not built: have {', '.join(self._folders)}")
+
+    def component(self, name: str) -> list[object]:
+        """Return the command of a Kubernetes component or etcd; KUBEBUILDER_ASSETS, where set, comes first.
+
+        envtest's folder has etcd, kube-apiserver and kubectl only; the caller checks `has_component`.
+        """
+        assets = os.environ.get("KUBEBUILDER_ASSETS")
+        return [Path(assets) / name] if assets else [self.program("kube"), name]
+
+    def has_component(self, name: str) -> bool:
+        """Whether the component can be started."""
+        assets = os.environ.get("KUBEBUILDER_ASSETS")
+        return (Path(assets) / name).exists() if assets else True
+
+
+def toolchain(names: Iterable[str]) -> Toolchain:
+    """Build what is missing of the named programs and return where all of them are."""
+    return Toolchain({name: _folder(name) for name in names})
+
+
+def _folder(name: str) -> Path:
+    program = PROGRAMS[name]
+    module = SOURCES / program.module
+    parts: list[str | Path] = [repr(program), run("go", "-C", module, "env", "GOVERSION"), run("go", "env", "GOARCH")]
+    parts += [module / "go.mod", module / "go.sum"]
+    parts += sorted((module / program.own).glob("*.go")) if program.own else []
+    return cached(cache_root() / "bin" / f"{name}-{content_key(*parts)}", lambda part: _build(name, program, part))
+
+
+def _build(name: str, program: Program, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    # with one package -o may name the file; with several it must name a folder, and the files get the packages' names
+    output = folder / program.outputs[0] if len(program.packages) == 1 else folder
+    ldflags = "-s -w" + (f" -X {program.stamp}" if program.stamp else "")
+    command = ["go", "build", "-C", str(SOURCES / program.module), "-v", "-trimpath", "-tags", program.tags]
+    command += ["-ldflags", ldflags, "-o", str(output), *program.packages]
+    environment = {**os.environ, "CGO_ENABLED": "1" if program.cgo else "0"}
+    _run_with_progress(name, command, environment)
+    missing = [output for output in program.outputs if not (folder / output).exists()]
+    if missing:
+        raise ClusterError(f"building {name} did not make {', '.join(missing)}")
+
+
+def _run_with_progress(name: str, command: list[str], environment: dict[str, str]) -> None:
+    """Run go; it names each package that it compiles (and downloads) on stderr: count them, keep the end for errors."""
+    began = time.monotonic()
+    lines: list[str] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        reader = Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+        reader.start()
+        try:
+            _report_until_done(name, process, lines, began)
+        except BaseException:
+            process.kill()
+            raise
+        reader.join()
+    if process.returncode:
+        raise ClusterError(f"`{' '.join(command)}` failed:\n" + "".join(lines[-20:]))
+    _say(f"built {name} in {time.monotonic() - began:.0f} s", end="\n")
+
+
+def _report_until_done(name: str, process: subprocess.Popen[str], lines: list[str], began: float) -> None:
+    interval = 1 if sys.stderr.isatty() else PROGRESS_SECONDS
+    end = "\r" if sys.stderr.isatty() else "\n"
+    while True:
+        _say(f"building {name} … {time.monotonic() - began:.0f} s (packages compiled: {len(lines)})", end)
+        try:
+            process.wait(interval)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _say(text: str, end: str) -> None:
+    sys.stderr.write(text + end)
+    sys.stderr.flush()

@@ -1,0 +1,73 @@
+"""The folder for what is built or downloaded once, keyed by content and safe to interrupt at any point.
+
+Everything expensive of the harness (programs, the base image, slimmed site-packages) goes through `cached`, so that
+no other module has its own idea of locking, of half-written results or of where the cache lies.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """Return `grpo-operator/` under the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "grpo-operator"
+
+
+def content_key(*parts: str | Path) -> str:
+    """Return 12 hex digits that change when a text, a file's bytes, or a folder's names or bytes change."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for name, blob in _pieces(part):
+            digest.update(f"{name}\0{len(blob)}\0".encode())
+            digest.update(blob)
+    return digest.hexdigest()[:12]
+
+
+def _pieces(part: str | Path) -> Iterator[tuple[str, bytes]]:
+    if isinstance(part, str):
+        yield "text", part.encode()
+    elif part.is_dir():
+        for file in sorted(part.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield str(file.relative_to(part)), file.read_bytes()
+    else:
+        yield part.name, part.read_bytes()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file; the kernel drops it when this process dies, however it dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def cached(target: Path, make: Callable[[Path], None]) -> Path:
+    """Return the target file or folder; when it is absent, let `make` write it under a temporary name, then rename.
+
+    A second caller waits for the first one's result. What an interrupted caller left is deleted by the next.
+    """
+    if target.exists():
+        return target
+    with locked(target.parent / f".{target.name}.lock"):
+        if not target.exists():
+            part = target.parent / f".{target.name}.part"
+            remove(part)
+            make(part)
+            part.rename(target)
+    return target
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder tree, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

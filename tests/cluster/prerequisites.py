@@ -1,0 +1,79 @@
+"""What the harness needs from the machine: say everything that is missing at once, install it when that is possible.
+
+Asked by `up` and by the image builder before they start anything.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .processes import ClusterError
+
+APT = Path("/usr/bin/apt-get")
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+# program (or file) → the Debian package that has it
+API_TOOLS = {"openssl": "openssl"}
+NODE_TOOLS = {
+    "gcc": "gcc",
+    "pkg-config": "pkg-config",
+    "/usr/include/seccomp.h": "libseccomp-dev",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "nft": "nftables",
+    "unshare": "util-linux",
+    "mount": "mount",
+    "ptp": "containernetworking-plugins",
+}
+IMAGE_TOOLS = {"buildah": "buildah", "debootstrap": "debootstrap", "gcc": "gcc", "readelf": "binutils"}
+GO = "Go 1.21 or newer (https://go.dev/doc/install); it fetches the exact version that go.mod pins by itself"
+
+
+def cni_folder() -> Path:
+    """Return the folder of the pod network's plugins."""
+    for folder in CNI_FOLDERS:
+        if (folder / "ptp").exists():
+            return folder
+    raise ClusterError("no pod network plugins: apt-get install -y containernetworking-plugins")
+
+
+def require(nodes: bool, images: bool = False) -> None:
+    """Make sure that the API level's tools are there, and those of the node level or of image building if asked.
+
+    Raises ClusterError with all that is missing and the command that installs it. On Debian, as root, it runs that
+    command instead.
+    """
+    if nodes and os.geteuid() != 0:
+        raise ClusterError("real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only")
+    packages = _missing({**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})})
+    if packages and APT.exists() and os.geteuid() == 0:
+        _install(packages)
+        packages = []
+    problems = [f"apt-get install -y {' '.join(packages)}"] if packages else []
+    if not shutil.which("go"):
+        problems.append(GO)
+    if problems:
+        raise ClusterError("missing on this machine; install it with:\n  " + "\n  ".join(problems))
+
+
+def _missing(tools: dict[str, str]) -> list[str]:
+    return sorted({package for tool, package in tools.items() if not _present(tool)})
+
+
+def _present(tool: str) -> bool:
+    if tool.startswith("/"):
+        return Path(tool).exists()
+    if tool == "ptp":
+        return any((folder / tool).exists() for folder in CNI_FOLDERS)
+    return shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin") is not None
+
+
+def _install(packages: list[str]) -> None:
+    """Install the packages; the package lists may be absent or too old, so a first failure updates them."""
+    sys.stderr.write(f"installing {' '.join(packages)}\n")
+    command = [str(APT), "install", "-y", "--no-install-recommends", *packages]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
+        subprocess.run([str(APT), "update"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,142 @@
+"""Start daemons that can always be found again, and end them.
+
+Every process of a cluster carries two variables in its environment: which cluster it belongs to and its role. So
+`down` finds what is left after a crash in any other process, without pid files that lie and without matching names.
+Used by every module here that starts something.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+MARK = "GRPO_TEST_CLUSTER"
+ROLE = "GRPO_TEST_ROLE"
+LOG_TAIL_LINES = 15
+
+
+class ClusterError(Exception):
+    """Something of the test cluster failed; the message says what, and what to do about it."""
+
+
+def run(*command: object, stdin: str | None = None) -> str:
+    """Run a command to its end and return its output; raise ClusterError with its error text when it fails."""
+    line = [str(part) for part in command]
+    done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        detail = done.stderr.strip() or done.stdout.strip()
+        raise ClusterError(f"`{' '.join(line)}` failed with exit code {done.returncode}: {detail}")
+    return done.stdout
+
+
+def until(what: str, probe: Callable[[], T], seconds: float = 60) -> T:
+    """Call the probe until it returns something true and return that; an OSError counts as not yet.
+
+    Raises ClusterError after `seconds`, with the last OSError's text.
+    """
+    end = time.monotonic() + seconds
+    last = "no answer"
+    while time.monotonic() < end:
+        try:
+            if result := probe():
+                return result
+            last = f"got {result!r}"
+        except OSError as error:
+            last = str(error)
+        time.sleep(0.05)
+    raise ClusterError(f"waited {seconds:.0f} s for {what}: {last}")
+
+
+class Processes:
+    """The processes of one cluster, whose state lies in `directory`.
+
+    `path` is put in front of PATH for every process, as daemons start others by name.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = ""
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Return the environment of a process with this role."""
+        search = os.pathsep.join(filter(None, (self.path, os.environ.get("PATH", os.defpath))))
+        return {**os.environ, "PATH": search, MARK: str(self.directory), ROLE: role}
+
+    def start(self, role: str, command: list[object], cwd: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a daemon in a session of its own (Ctrl-C does not reach it) that logs to `<role>.log`."""
+        with self.log(role).open("ab") as log:
+            child = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(role),
+                cwd=cwd or self.directory,
+                start_new_session=True,
+            )
+        self._children[role] = child
+        return child
+
+    def log(self, role: str) -> Path:
+        """Return the log file of a role such as `apiserver` or `node-0/kubelet`."""
+        return self.directory / f"{role}.log"
+
+    def check(self, role: str) -> None:
+        """Raise ClusterError with the end of its log if the process that this object started has died."""
+        child = self._children.get(role)
+        if child is None or child.poll() is None:
+            return
+        tail = self.log(role).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        raise ClusterError(f"{role} ended with exit code {child.returncode}; its log ends:\n" + "\n".join(tail))
+
+    def find(self, role: str | None = None) -> list[int]:
+        """Return the pids of this cluster (of one role), whoever started them, without the calling process."""
+        marks = {f"{MARK}={self.directory}".encode()}
+        if role:
+            marks.add(f"{ROLE}={role}".encode())
+        return [pid for pid, variables in _environments() if marks <= variables and pid != os.getpid()]
+
+    def kill(self, role: str | None = None, seconds: float = 30) -> None:
+        """SIGKILL the processes of this cluster (of one role) until none is left."""
+
+        def none_left() -> bool:
+            for pid in self.find(role):
+                _kill(pid)
+            self._reap()
+            return not self.find(role)
+
+        until(f"the end of {role or 'all'} processes of {self.directory}", none_left, seconds)
+
+    def _reap(self) -> None:
+        self._children = {role: child for role, child in self._children.items() if child.poll() is None}
+
+
+def _environments() -> Iterator[tuple[int, set[bytes]]]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(entry.name), set((entry / "environ").read_bytes().split(b"\0"))
+        except OSError:  # ended meanwhile, or another user's: neither can be ours
+            continue
+
+
+def marked() -> Mapping[int, str]:
+    """Return pid → state folder of every process of any cluster on this machine."""
+    prefix = f"{MARK}=".encode()
+    return {
+        pid: variable[len(prefix) :].decode()
+        for pid, variables in _environments()
+        for variable in variables
+        if variable.startswith(prefix)
+    }
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:  # it ended between being found and being killed
+        return

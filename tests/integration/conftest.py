@@ -1,0 +1,14 @@
+"""Fixtures of the integration tests: a real API server with its controllers, shared by the whole session."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.fixtures import AnyCluster, api_level
+
+
+@pytest.fixture(scope="session")
+def api_cluster() -> Iterator[AnyCluster]:
+    """An API level cluster: `.kubeconfig`, `.url`, `.kubectl(…)`, `.stop_apiserver()`, `.start_apiserver()`."""
+    with api_level() as cluster:
+        yield cluster

@@ -1,0 +1,107 @@
+"""The API level of the cluster harness keeps its promises; every other integration test stands on it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.access import CommandError
+from tests.cluster.cluster import Cluster, clusters_folder
+from tests.cluster.processes import ClusterError, Processes, until
+from tests.cluster.settings import ClusterSettings, GpuSettings
+
+REPOSITORY = Path(__file__).parents[2]
+JOB = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "ends"},
+    "spec": {
+        "backoffLimit": 0,
+        "template": {
+            "metadata": {"annotations": {"kwok.test/after": "0s", "kwok.test/exit-code": "7"}},
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]},
+        },
+    },
+}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A cluster of this test's own, so that it can be harmed."""
+    with Cluster.create(f"harness-{os.getpid()}", ClusterSettings(gpus=GpuSettings(per_node=4))) as own:
+        yield own
+
+
+def test_an_api_server_crash_keeps_data_and_address(cluster: Cluster) -> None:
+    cluster.kubectl("create", "configmap", "kept", "--from-literal=key=value")
+    cluster.stop_apiserver()
+    with pytest.raises(CommandError, match="refused"):
+        cluster.kubectl("get", "configmap", "kept")
+    cluster.start_apiserver()
+    assert cluster.kubectl("get", "configmap", "kept", "-o", "jsonpath={.data.key}") == "value"
+
+
+def test_two_clusters_at_once_are_strangers(cluster: Cluster) -> None:
+    with Cluster.create(f"harness-{os.getpid()}-second", ClusterSettings()) as second:
+        second.kubectl("create", "namespace", "only-there")
+        assert cluster.url != second.url
+        assert "only-there" not in cluster.kubectl("get", "namespaces", "-o", "name")
+
+
+def test_a_name_that_is_up_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError, match="is up already"):
+        Cluster.create(cluster.directory.name, ClusterSettings())
+    assert cluster.kubectl("get", "--raw", "/readyz") == "ok"
+
+
+def test_kwok_nodes_offer_gpus_and_end_pods_as_annotated(cluster: Cluster) -> None:
+    cluster.add_kwok_nodes(0, 3)
+    gpus = cluster.kubectl("get", "nodes", "-o", "jsonpath={.items[*].status.allocatable.nvidia\\.com/gpu}")
+    assert gpus == "4 4 4"
+    cluster.kubectl("create", "-f", "-", input=json.dumps(JOB))
+    cluster.kubectl("wait", "--for=condition=Failed", "job/ends", "--timeout=60s")
+    state = "jsonpath={.items[0].status.containerStatuses[0].state.terminated.exitCode}"
+    assert cluster.kubectl("get", "pods", "-l", "job-name=ends", "-o", state) == "7"
+
+
+def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
+    cluster = Cluster.create(f"harness-{os.getpid()}", ClusterSettings())
+    assert len(cluster.processes.find()) >= 5  # etcd, API server, controller manager, scheduler, guard
+    cluster.down()
+    assert cluster.processes.find() == []
+    assert not cluster.directory.exists()
+    cluster.down()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_cluster_dies_with_the_process_that_made_it(number: signal.Signals) -> None:
+    name = f"harness-{os.getpid()}-{number.name}"
+    code = f"""
+import time
+from tests.cluster.cluster import Cluster
+from tests.cluster.settings import ClusterSettings
+cluster = Cluster.create({name!r}, ClusterSettings())
+print("up", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "up\n"
+        owner.send_signal(number)
+    processes = Processes(clusters_folder() / name)
+    until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
+
+
+def test_an_interrupted_start_leaves_nothing() -> None:
+    name = f"harness-{os.getpid()}"
+    command = [sys.executable, "-m", "tests.cluster", "--name", name, "up", "--api-only"]
+    processes = Processes(clusters_folder() / name)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as owner:
+        until("the first process", lambda: processes.find("etcd"))
+        owner.kill()
+    until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
