@@ -87,9 +87,18 @@ class GRPOJobSpec(Model):
     """Further settings of the pods. Unset: none."""
 
 
+_COUNTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
+"""CEL: an attempt has been committed. The API server restores the status before it judges a change of the spec, so
+`status: null` doesn't get round it; a new object has no oldSelf and is not judged."""
+
+_ATTEMPT_GROWS = (
+    f"!({_COUNTED}) || (has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",
+    "status.attempt may only grow: it names the attempts' Jobs and fences their checkpoints",
+)
+
+
 def _immutable_after_start() -> tuple[str, str]:
     """The CEL rule that freezes what is trained and where, once status.attempt counts 1."""
-    started = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
     terms = []
     for name, field in GRPOJobSpec.model_fields.items():
         alias = field.alias or name
@@ -101,7 +110,7 @@ def _immutable_after_start() -> tuple[str, str]:
         else:
             terms.append(f"has(self.spec.{alias}) == has(oldSelf.spec.{alias}) && (!has(self.spec.{alias}) || {same})")
     message = f"the job has started: only {', '.join(MUTABLE_AFTER_START)} may change; delete it and create a new one"
-    return f"!({started}) || ({' && '.join(terms)})", message
+    return f"!({_COUNTED}) || ({' && '.join(terms)})", message
 
 
 class GRPOJob(Model):
@@ -116,6 +125,7 @@ class GRPOJob(Model):
                 "its pods' names add the attempt and the index",
             ),
             _immutable_after_start(),
+            _ATTEMPT_GROWS,
         ),
     }
 

@@ -14,7 +14,7 @@ from .contract import RENDEZVOUS_PORT
 from .dataset import DatasetSpec
 from .model import ModelSpec
 from .rewards import RewardSpec
-from .running import CheckpointSpec, GuardSpec
+from .running import CheckpointSpec, GuardSpec, Labels
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -85,7 +85,7 @@ class ExecutionPlan(Model):
     """GPU product of every node, as its label says; empty for CPU."""
     gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
     """Extended resource that the pods request."""
-    node_selector: Annotated[dict[str, str], Field(max_length=32)] = Field(default_factory=dict)
+    node_selector: Labels = Field(default_factory=dict)
     """Labels that tie the pods to that product."""
     micro_batch: Annotated[int, Field(ge=1)]
     """Completions per process and micro-batch (per_device_train_batch_size)."""

@@ -12,6 +12,7 @@ from .dataset import Column
 from .model import ConfigMapFiles, SecretKey, VolumeClaim
 
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
+BatchTimeout = Annotated[float, Field(gt=0, le=86400)]
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
@@ -25,6 +26,9 @@ class FormatReward(Model):
     """Reward of a match; anything else gets 0. Unset: 1."""
     timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Time for one completion; past it the completion gets no reward and is counted. Unset: 1 s."""
+    batch_timeout_seconds: BatchTimeout = 10.0
+    """Time for all completions of one process and generation; past it the rest gets no reward and is counted. Unset:
+    10 s."""
 
 
 class AccuracyReward(Model):

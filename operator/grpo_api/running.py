@@ -10,7 +10,8 @@ from pydantic import Field
 from .base import ATOMIC_LIST, Model, Name, Path, Quantity, map_list, rules
 from .model import SecretKey, VolumeClaim
 
-LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[-._/a-zA-Z0-9]+$")]
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 

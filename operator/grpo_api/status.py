@@ -74,6 +74,8 @@ class ProgressStatus(Model):
     """`step/totalSteps`, for the printer column."""
     eta_seconds: Annotated[int, Field(ge=0)] | None = None
     """Predicted time to the end."""
+    eta: Annotated[str, Field(max_length=16)] = ""
+    """The same for the printer column, such as `1h12m`."""
     last_step_time: Time | None = None
     """When the last step finished."""
 

@@ -1,0 +1,134 @@
+"""From pydantic models to the structural schema that a CustomResourceDefinition demands.
+
+Exists so that the CRD has one source, the models. Called by grpo_operator.codegen. Pure. What structural means:
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+
+_DROPPED = ("title", "examples", "discriminator", "deprecated")
+_EXCLUSIVE = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
+_BOUNDS = {"string": "maxLength", "array": "maxItems", "map": "maxProperties"}
+_MAX_DEPTH = 24
+
+
+class NotStructural(ValueError):
+    """A model that has no structural schema, or an unbounded one; the message names the field's path."""
+
+
+def structural(model: type[BaseModel], *, defaults: bool) -> Schema:
+    """The structural schema of a model, references resolved, every string, list and map bounded.
+
+    With `defaults` the API server fills in the models' defaults; sub-objects with a default factory get `default: {}`,
+    for the server defaults only inside objects that are present. Without, defaults are left out: a status is written
+    whole by its controller.
+
+    Raises:
+        NotStructural: a union, a recursion, or a string, list or map without a bound.
+    """
+    raw = model.model_json_schema(by_alias=True, mode="validation")
+    return _Converter(raw.pop("$defs", {}), defaults).convert(raw, model.__name__)
+
+
+def fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Every field below a structural schema with its path, such as `spec.rewards[].format.pattern`."""
+    for name, child in schema.get("properties", {}).items():
+        below = f"{path}.{name}" if path else name
+        yield below, child
+        yield from fields(child, below)
+    for key, suffix in (("items", "[]"), ("additionalProperties", ".*")):
+        if key in schema:
+            yield path + suffix, schema[key]
+            yield from fields(schema[key], path + suffix)
+
+
+class _Converter:
+    """Rewrites one JSON schema; `path` in its methods is the place that errors name."""
+
+    def __init__(self, definitions: dict[str, Schema], defaults: bool) -> None:
+        self._definitions = definitions
+        self._defaults = defaults
+
+    def convert(self, schema: Schema, path: str) -> Schema:
+        """The structural form of a schema and of everything below it."""
+        if path.count(".") > _MAX_DEPTH:
+            raise NotStructural(f"{path}: deeper than {_MAX_DEPTH} levels; a recursive model has no structural schema")
+        result = self._keywords(self._flat(schema, path))
+        if "properties" in result:
+            result["properties"] = self._properties(result, path)
+            result.pop("additionalProperties", None)
+        elif isinstance(result.get("additionalProperties"), dict):
+            result["additionalProperties"] = self.convert(result["additionalProperties"], f"{path}.*")
+        if "items" in result:
+            result["items"] = self.convert(result["items"], f"{path}[]")
+        _require_bound(result, path)
+        return result
+
+    def _flat(self, schema: Schema, path: str) -> Schema:
+        """The schema without `$ref` and without the null of an optional field; its own keywords win."""
+        schema = dict(schema)
+        if "$ref" in schema:
+            return self._flat(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]] | schema, path)
+        if "anyOf" not in schema:
+            return schema
+        options = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
+        if len(options) != 1:
+            raise NotStructural(f"{path}: a union; write it as optional fields and a rule that exactly one is set")
+        return self._flat(options[0] | schema, path)
+
+    def _keywords(self, schema: Schema) -> Schema:
+        """The schema in the keywords that a CRD knows."""
+        for keyword in _DROPPED:
+            schema.pop(keyword, None)
+        if schema.get("type") == "object" and "properties" not in schema:
+            _map_keywords(schema)
+        if "const" in schema:
+            schema["enum"] = [schema.pop("const")]
+        for flag, bound in _EXCLUSIVE:
+            if flag in schema:
+                schema[bound], schema[flag] = schema[flag], True
+        if schema.get("type") == "integer":
+            schema["format"] = "int64"
+        if "description" in schema:
+            schema["description"] = " ".join(schema["description"].split())
+        if not self._defaults or schema.get("default", 0) is None:
+            schema.pop("default", None)
+        return schema
+
+    def _properties(self, schema: Schema, path: str) -> dict[str, Schema]:
+        required = schema.get("required", ())
+        properties = {}
+        for name, raw in schema["properties"].items():
+            child = self.convert(raw, f"{path}.{name}")
+            if self._defaults and name not in required and "default" not in raw and child["type"] == "object":
+                child["default"] = {}
+            properties[name] = child
+        return properties
+
+
+def _map_keywords(schema: Schema) -> None:
+    """Turn the pattern of a map's keys, which a CRD can't say, into a CEL rule."""
+    schema.pop("propertyNames", None)
+    for pattern, values in schema.pop("patternProperties", {}).items():
+        schema["additionalProperties"] = values
+        rule = {
+            "rule": f"self.all(key, key.matches({json.dumps(pattern)}))",
+            "message": f"every key must match {pattern}",
+        }
+        schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", ()), rule]
+
+
+def _require_bound(schema: Schema, path: str) -> None:
+    """Refuse what has no upper size: the API server would refuse its CEL rules as too dear."""
+    kind = "map" if "additionalProperties" in schema else schema.get("type", "")
+    bound = _BOUNDS.get(kind)
+    if bound and bound not in schema and "enum" not in schema:
+        raise NotStructural(f"{path}: a {kind} without {bound}")
+    if kind == "array" and "x-kubernetes-list-type" not in schema:
+        raise NotStructural(f"{path}: a list without x-kubernetes-list-type; say ATOMIC_LIST or map_list()")

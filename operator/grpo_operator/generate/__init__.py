@@ -1,0 +1,1 @@
+"""Renderers of the generated files, one module per kind of file; grpo_operator.codegen writes what they return."""
