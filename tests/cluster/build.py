@@ -1,7 +1,7 @@
 """Build the cluster's programs from Go modules at pinned versions: once, cached by content, with a progress line.
 
 Sources, not downloads: a Go module proxy is reachable on more machines than release pages are, and go.sum pins every
-byte. Used by `up`, and by the image builder for nothing. The first build takes minutes; later ones nothing.
+byte. Used by `up`. The first build takes minutes; later ones nothing.
 """
 
 import os
@@ -47,7 +47,7 @@ PROGRAMS = {
     "runc": Program("tools", ("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True),
     "coredns": Program("tools", ("./coredns",), ("coredns",), "coredns"),
     "pause": Program("tools", ("./pause",), ("pause",), "pause"),
-    "kwok": Program("tools", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
+    "kwok": Program("kwok", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
 }
 API_PROGRAMS = ("kube",)

@@ -9,5 +9,4 @@ import (
 	_ "github.com/containerd/containerd/v2/cmd/ctr"
 	_ "github.com/opencontainers/runc"
 	_ "helm.sh/helm/v4/cmd/helm"
-	_ "sigs.k8s.io/kwok/cmd/kwok"
 )
