@@ -91,7 +91,7 @@ class Cluster(Access):
     def _up(self, say: Say) -> None:
         self._guard = Guard(self.processes)
         if self.settings.nodes:
-            network.create(self.settings.slot)
+            network.create(self.settings.slot, self.processes)
         self.control_plane.start()
         say(f"API server ready at {self.url}")
         if missing := self.control_plane.missing:

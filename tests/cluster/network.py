@@ -1,18 +1,19 @@
-"""The network of the node level: one bridge on the host, one veth pair per node, plain routes to the pods.
+"""The network of the node level: a switch in a namespace of its own, one cable per node, one to the host.
 
-No address is masqueraded: host, nodes and pods reach each other under their own addresses, so tests can dial pods and
-pods see who calls. A slot number keeps several clusters on one machine apart.
+The switch (a bridge) is not in the host's namespace, so the host's firewall never sees what the nodes say to each
+other, and the end of the process that holds the namespace removes switch and cables. No address is masqueraded: host,
+nodes and pods reach each other under their own addresses. A slot number keeps several clusters on one machine apart.
 """
 
-import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import run
+from .processes import Processes, run, until
 
 SLOTS = 8
-BRIDGE_NETFILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+SWITCH = "switch"  # the role of the process that holds the namespace, and the bridge's name in there
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,13 @@ class Addresses:
     slot: int
 
     @property
-    def bridge(self) -> str:
-        """The bridge's name."""
+    def link(self) -> str:
+        """The host's network device."""
         return f"grpo{self.slot}"
 
     @property
     def host(self) -> str:
-        """The host's address on the bridge: API server and DNS."""
+        """The host's address: API server and DNS."""
         return f"10.99.{self.slot}.1"
 
     @property
@@ -44,48 +45,43 @@ class Addresses:
         """The network of a node's pods."""
         return f"10.{244 - self.slot}.{index}.0/24"
 
-    def veth(self, index: int) -> str:
-        """The host's end of a node's cable."""
-        return f"{self.bridge}-{index}"
 
-
-def create(slot: int) -> None:
-    """Make the bridge with the host's address on it."""
+def create(slot: int, processes: Processes) -> None:
+    """Start the switch and plug the host in."""
     addresses = Addresses(slot)
-    run("ip", "link", "add", addresses.bridge, "type", "bridge")
-    run("ip", "addr", "add", f"{addresses.host}/24", "dev", addresses.bridge)
-    run("ip", "link", "set", addresses.bridge, "up")
-    if BRIDGE_NETFILTER.exists() and BRIDGE_NETFILTER.read_text().strip() == "1":
-        # the host filters bridged packets too, and Docker's default for forwarded ones is to drop them
-        run("iptables", "--wait", "--insert", *_forward_rule(addresses))
+    pid = start_in_namespaces(processes, SWITCH, ["--net"], ["sleep", "infinity"]).pid
+    _in_switch(pid, "link", "add", SWITCH, "type", "bridge")
+    _in_switch(pid, "link", "set", SWITCH, "up")
+    _in_switch(pid, "link", "add", "host", "type", "veth", "peer", "name", addresses.link, "netns", os.getpid())
+    _in_switch(pid, "link", "set", "host", "master", SWITCH, "up")
+    run("ip", "addr", "add", f"{addresses.host}/24", "dev", addresses.link)
+    run("ip", "link", "set", addresses.link, "up")
 
 
-def attach(slot: int, index: int, pid: int) -> None:
-    """Plug a node in: `eth0` in the network namespace of the process, and the route to the node's pods."""
+def start_in_namespaces(
+    processes: Processes, role: str, namespaces: list[str], command: list[object], cwd: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process in new namespaces (options of unshare) and return when it has them."""
+    process = processes.start(role, ["unshare", *namespaces, *command], cwd)
+    own = Path("/proc/self/ns/net").readlink()
+    until(f"the namespaces of {role}", lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own)
+    return process
+
+
+def attach(slot: int, processes: Processes, index: int, pid: int) -> None:
+    """Plug a node in: `eth0` in the network namespace of the process, and the host's route to the node's pods."""
     addresses = Addresses(slot)
-    run("ip", "link", "add", addresses.veth(index), "type", "veth", "peer", "name", "eth0", "netns", pid)
-    run("ip", "link", "set", addresses.veth(index), "master", addresses.bridge, "up")
+    switch = processes.find(SWITCH)[0]
+    port = f"node-{index}"
+    _in_switch(switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", pid)
+    _in_switch(switch, "link", "set", port, "master", SWITCH, "up")
     run("ip", "route", "add", addresses.pod_subnet(index), "via", addresses.node(index))
 
 
 def remove(slot: int) -> None:
-    """Remove bridge, cables (the routes go with them) and the firewall rule; safe to repeat."""
-    addresses = Addresses(slot)
-    for link in (*_ports(addresses.bridge), addresses.bridge):
-        _try("ip", "link", "delete", link)
-    while BRIDGE_NETFILTER.exists() and _try("iptables", "--wait", "--delete", *_forward_rule(addresses)):
-        continue
+    """Remove the host's cable, and with it its routes; the kernel may be slow to do so after the switch's end."""
+    subprocess.run(["ip", "link", "delete", Addresses(slot).link], capture_output=True, check=False)
 
 
-def _forward_rule(addresses: Addresses) -> list[str]:
-    return ["FORWARD", "--in-interface", addresses.bridge, "--out-interface", addresses.bridge, "--jump", "ACCEPT"]
-
-
-def _ports(bridge: str) -> list[str]:
-    done = subprocess.run(["ip", "-j", "link", "show", "master", bridge], capture_output=True, text=True, check=False)
-    return [link["ifname"] for link in json.loads(done.stdout or "[]")]
-
-
-def _try(*command: str) -> bool:
-    """Run a command that fails when there is nothing left to remove; whether it removed something."""
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def _in_switch(pid: int, *arguments: object) -> None:
+    run("nsenter", "--target", pid, "--net", "ip", *arguments)

@@ -51,7 +51,7 @@ class Node:
         self._supervise()
 
     def _mount(self) -> None:
-        run("mount", "-t", "tmpfs", "tmpfs", "/run")
+        run("mount", "--no-mtab", "-t", "tmpfs", "tmpfs", "/run")  # an mtab would go to the host's /run
         # mount points that the host may lack are made in overlays, so that the host's folders stay as they are
         for folder in (Path("/var/lib"), Path("/var/log")):
             self._overlay(folder)

@@ -69,13 +69,11 @@ def _start_dns(starter: _Starter) -> None:
 def _start_node(starter: _Starter, index: int) -> None:
     home = node_folder(starter.directory, index)
     write_node_files(home, index, starter.settings, starter.tools, starter.plane)
-    # not in the state folder: the module is found from the repository's root
-    command: list[object] = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-    command += [sys.executable, "-m", "tests.cluster.node", starter.directory, index]
-    process = starter.processes.start(f"node-{index}", command, cwd=REPOSITORY)
-    own = Path("/proc/self/ns/net").readlink()
-    until("the node's namespaces", lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own)
-    network.attach(starter.settings.slot, index, process.pid)
+    options = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+    command: list[object] = [sys.executable, "-m", "tests.cluster.node", starter.directory, index]
+    # the working folder is the repository's root, where the module is found
+    process = network.start_in_namespaces(starter.processes, home.name, options, command, cwd=REPOSITORY)
+    network.attach(starter.settings.slot, starter.processes, index, process.pid)
 
 
 def _wait_ready(starter: _Starter, index: int) -> None:

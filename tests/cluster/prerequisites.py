@@ -20,7 +20,7 @@ NODE_TOOLS = {
     "pkg-config": "pkg-config",
     "/usr/include/seccomp.h": "libseccomp-dev",
     "ip": "iproute2",
-    "iptables": "iptables",
+    "iptables": "iptables",  # the portmap plugin and the kubelet use it in the nodes
     "nft": "nftables",
     "unshare": "util-linux",
     "mount": "mount",
