@@ -77,7 +77,7 @@ def install_operator(access: Access, images: Images | None = None, *settings: st
     values = list(settings)
     for key, image in (("image", images.operator), ("trainerImage", images.trainer)) if images else ():
         repository, tag = image.rsplit(":", 1)
-        values += [f"{key}.repository={repository}", f"{key}.tag={tag}", f"{key}.pullPolicy=IfNotPresent"]
+        values += [f"{key}.repository={repository}", f"{key}.tag={tag}"]
     arguments = [part for value in values for part in ("--set", value)]
     access.helm(
         *("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM_NAMESPACE),
