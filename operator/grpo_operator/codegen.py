@@ -1,4 +1,4 @@
-"""Writes every generated file: the CRD, the chart's copy of it and the metrics' reference.
+"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the reference of metrics.
 
 Exists so that what is derived from grpo_api can't drift from it. Run by `make codegen`; `--check`, run by the linter
 and by tests/unit/test_repo.py, fails when a file is stale and writes nothing.
@@ -9,13 +9,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_operator.generate import crd, documents
+from grpo_operator.generate import alerts, crd, dashboard, documents
 
 ROOT = Path(__file__).parents[2]
 
 OUTPUTS: dict[str, Callable[[], str]] = {
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
+    "charts/grpo-operator/files/alerts.yaml": alerts.render,
+    "charts/grpo-operator/files/dashboard.json": dashboard.render,
     "docs/metrics.md": documents.metrics,
 }
 """Every generated file by its path in the repository, with the function that renders it."""

@@ -1,0 +1,27 @@
+{{- /* What the operator does in the namespaces that it serves. Its status writes go to the subresource only. */ -}}
+{{- define "grpo-operator.rules" -}}
+- apiGroups: [grpo.dev]
+  resources: [grpojobs]
+  verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
+- apiGroups: [grpo.dev]
+  resources: [grpojobs/status]
+  verbs: [patch, update]
+- apiGroups: [grpo.dev]
+  resources: [grpojobs/finalizers] # owner references that block deletion
+  verbs: [update]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [create, get, list, watch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [create, get, list]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims] # checkpoint.volumeClaimTemplate
+  verbs: [create, get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
