@@ -1,0 +1,158 @@
+"""TRL's GRPOTrainer with a reference of our choice, proven weights, a KL that can't poison the run, exact references.
+
+Exists because TRL 1.16 has no hook for any of these. This is the only file that uses TRL's private names; there are
+six, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+`grpo_trainer.create_model_from_path`, `grpo_trainer.prepare_deepspeed`, `_get_per_token_logps_and_entropies`,
+`_compute_loss`, `_save_checkpoint`, `_metrics`.
+Called by the worker, after GRPOConfig and models.load_policy:
+
+    trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
+                                   train_dataset=..., callbacks=...)
+    trainer.train(resume_from_checkpoint=folder_or_none)
+
+It proves policy and reference while building (trainer.proofs), proves again and restores the reference after a resume,
+checks states, syncs, and saves a moved reference into every checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
+
+from . import overflow
+from .bootstrap import Bootstrap
+from .models import LoadedModel, Source
+from .proof import Proof, prove
+from .reference import ReferenceStrategy
+from .weights import open_weights
+
+
+class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type information
+    """GRPOTrainer whose reference is a ReferenceStrategy."""
+
+    def __init__(self, *, loaded: LoadedModel, strategy: ReferenceStrategy, args: GRPOConfig, **kwargs: Any) -> None:
+        self.source: Source = loaded.source
+        self.strategy = strategy
+        self.proofs: list[Proof] = []
+        """Every proof made so far, in order; telemetry reads their times."""
+        self.resumed_from: Path | None = None
+        strategy.check(zero_stage(args), loaded.peft_config is not None, args.beta)
+        with _own_reference(self):
+            super().__init__(
+                model=loaded.model,
+                processing_class=loaded.tokenizer,
+                peft_config=loaded.peft_config,
+                args=args,
+                **kwargs,
+            )
+        if self.ref_model is not None:
+            strategy.attach(self)
+        self.prove("policy", self.model)
+        self.add_callback(Bootstrap(self))
+
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
+        """Trains; `resume_from_checkpoint` is the folder of a complete checkpoint.
+
+        Raises:
+            WeightsDiffer: after a resume the weights are not the checkpoint's.
+            BadInput: the checkpoint has no reference, or another.
+        """
+        self.resumed_from = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def prove(self, what: str, model: nn.Module) -> None:
+        """Proves a model against the files that the policy was loaded from. A collective.
+
+        Raises:
+            WeightsDiffer: on any rank.
+        """
+        with open_weights(self.source.folder) as files:
+            self.proofs.append(prove(model, files, what))
+
+    def _get_per_token_logps_and_entropies(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with self.strategy.scoring(self, model):
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss; where the KL overflowed on any rank, the loss with limited log-ratios (overflow.py)."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        before = {key: len(values) for key, values in metrics.items()}
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        if self.beta == 0.0:
+            return loss
+        limited_tokens = 0.0
+        if not math.isfinite(metrics["kl"][-1]):  # a mean over all ranks: every rank sees the same
+            del loss  # and with it the activations of the pass that is done again
+            for key, values in metrics.items():
+                del values[before.get(key, 0) :]
+            inputs, limited_tokens = self._limited(model, inputs)
+            loss = super()._compute_loss(model, inputs)
+            overflow.require_finite(metrics["kl"][-1], self.state.global_step)
+        metrics[overflow.METRIC].append(limited_tokens)
+        return loss
+
+    def _limited(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any], float]:
+        """The inputs with limited reference log-probabilities, and how many tokens of all ranks that changed."""
+        tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with torch.no_grad():
+            policy, _, _ = self._get_per_token_logps_and_entropies(
+                model, tokens, mask, inputs["completion_ids"].size(1)
+            )
+            reference = inputs["ref_per_token_logps"]
+            local = overflow.beyond(policy, reference, inputs["completion_mask"])
+            count = self.accelerator.reduce(local.float(), reduction="sum").item()
+            return inputs | {"ref_per_token_logps": overflow.limited(policy, reference)}, count
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Saves the reference first: once TRL's part is written, the checkpoint looks complete."""
+        self.strategy.save(self, Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+
+def zero_stage(args: GRPOConfig) -> int:
+    """ZeRO stage of a config; 0 without DeepSpeed."""
+    return args.deepspeed_plugin.zero_stage if args.deepspeed_plugin is not None else 0
+
+
+@contextmanager
+def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
+    """While TRL's constructor runs, what it calls to load and wrap a reference is the strategy.
+
+    The policy is an instance, so that the loader is called for the reference alone.
+    """
+    wrap = grpo_trainer.prepare_deepspeed
+
+    def build(*_: Any, **__: Any) -> nn.Module:
+        reference = trainer.strategy.build(trainer)
+        trainer.prove("reference", reference)
+        return reference
+
+    def prepare(model: nn.Module, _: Any) -> nn.Module:
+        return trainer.strategy.prepare(model, trainer, wrap)
+
+    with (
+        _replaced(grpo_trainer, "create_model_from_path", build),
+        _replaced(grpo_trainer, "prepare_deepspeed", prepare),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    """A module's name means something else inside."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

@@ -1,0 +1,108 @@
+"""The part of a parameter that this rank holds, with and without ZeRO-3.
+
+Exists because ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`: the
+proof, the reference's sync and its checkpoint all work on that share, so that none of them needs a gather.
+Facts of DeepSpeed 0.19: shares are equal ranges of the flattened parameter, the last one padded
+(deepspeed/runtime/zero/partition_parameters.py, `_partition_param`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Elements [start, stop) of a flattened parameter, as this rank holds them."""
+
+    tensor: torch.Tensor
+    """The elements, one dimension, without padding; memory of the parameter itself, not a copy."""
+    start: int
+    """Index of the first element in the whole flattened parameter."""
+    shape: tuple[int, ...]
+    """Shape of the whole parameter."""
+
+    @property
+    def stop(self) -> int:
+        """Index after the last element."""
+        return self.start + self.tensor.numel()
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all elements of the parameter."""
+        return self.tensor.numel() == torch.Size(self.shape).numel()
+
+
+def is_partitioned(parameter: nn.Parameter) -> bool:
+    """Whether DeepSpeed ZeRO-3 manages the parameter."""
+    return hasattr(parameter, "ds_tensor")
+
+
+@contextmanager
+def held(parameter: nn.Parameter, *, change: bool = False) -> Iterator[Share]:
+    """This rank's elements while inside: its partition under ZeRO-3, else all.
+
+    A partition that lives on a disk is read on entry; with `change` it is written back on exit.
+    """
+    if not is_partitioned(parameter):
+        yield _all(parameter)
+        return
+    managed: Any = parameter
+    swapped = managed.ds_tensor.status.name == "NOT_AVAILABLE"
+    if swapped:
+        managed.nvme_swapper.swap_in([managed], async_op=False)
+    try:
+        yield _partition(managed)
+    finally:
+        if swapped and change:
+            managed.nvme_swapper.swap_out_and_release([managed])
+        elif swapped:
+            managed.nvme_swapper.remove_partition_and_release_buffers([managed])
+
+
+@contextmanager
+def gathered(parameter: nn.Parameter) -> Iterator[Share]:
+    """All elements while inside, gathered under ZeRO-3. A collective there."""
+    if is_partitioned(parameter):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield _all(parameter)
+    else:
+        yield _all(parameter)
+
+
+def release(parameter: nn.Parameter) -> None:
+    """Drops a gathered copy of a ZeRO-3 parameter, so that the next use gathers the partitions again.
+
+    Persistent parameters (those below stage3_param_persistence_threshold) stay gathered between uses; a change of the
+    partition alone would never reach them.
+    """
+    managed: Any = parameter
+    if is_partitioned(parameter) and managed.ds_status.name == "AVAILABLE":
+        managed.partition()
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter once, a tied one under its first name."""
+    return dict(model.named_parameters())
+
+
+def shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Shape of the whole parameter, also while it is partitioned."""
+    managed: Any = parameter
+    return tuple(managed.ds_shape if is_partitioned(parameter) else parameter.shape)
+
+
+def _all(parameter: nn.Parameter) -> Share:
+    return Share(parameter.detach().view(-1), 0, tuple(parameter.shape))
+
+
+def _partition(parameter: Any) -> Share:
+    padded = parameter.ds_tensor.detach().view(-1)
+    start = min(parameter.ds_zero_partition_rank * padded.numel(), parameter.ds_numel)
+    return Share(padded[: max(0, min(padded.numel(), parameter.ds_numel - start))], start, shape(parameter))

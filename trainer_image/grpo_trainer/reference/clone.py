@@ -1,0 +1,29 @@
+"""Strategy Clone: a deep copy of the policy at step 0, a full one on every GPU.
+
+Exists because a copy needs no second read of the checkpoint and can't differ from the policy it is copied from.
+Chosen by the planner where memory allows; called by engine.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import nn
+
+from ..models import freeze
+from .base import ReferenceStrategy
+
+if TYPE_CHECKING:
+    from ..engine import ReferenceGRPOTrainer
+
+
+class Clone(ReferenceStrategy):
+    """A frozen copy in eval mode beside the policy."""
+
+    name: ClassVar[str] = "Clone"
+
+    def build(self, trainer: ReferenceGRPOTrainer) -> nn.Module:
+        """Copies the policy. Before TRL adds its fused head: a copy of that would still call the policy."""
+        policy: nn.Module = trainer.model
+        return freeze(copy.deepcopy(policy))
