@@ -30,6 +30,9 @@ TERMINATION_LOG_ENV = "GRPO_TERMINATION_LOG"
 PROGRESS_PORT = 8080
 """Rank 0 serves /progress, /metrics and /healthz here."""
 
+PROGRESS_BIND_ENV = "GRPO_PROGRESS_BIND"
+"""Overrides the address, as `host:port`, outside a pod; unset: every address of the pod at PROGRESS_PORT."""
+
 RENDEZVOUS_PORT = 29500
 """Rank 0 accepts the process group here."""
 
@@ -37,7 +40,23 @@ MODEL_MOUNT = "/models"
 DATA_MOUNT = "/data"
 CHECKPOINT_MOUNT = "/checkpoints"
 REWARD_MOUNT = "/rewards"
+DATA_MOUNT_ENV = "GRPO_DATA"
+"""Overrides DATA_MOUNT outside a pod."""
 SCRATCH = "/tmp"
+
+DATASET_TOKEN_ENV = "GRPO_DATASET_TOKEN"
+"""Hub token of spec.dataset.tokenSecret; unset: anonymous."""
+
+
+def reward_mount(position: int) -> str:
+    """Folder of the volume or ConfigMap of the reward at this position (from 0) of spec.rewards."""
+    return f"{REWARD_MOUNT}/{position}"
+
+
+def reward_token_env(position: int) -> str:
+    """Environment variable with the token of the reward at this position (from 0) of spec.rewards."""
+    return f"GRPO_REWARD_TOKEN_{position}"
+
 
 MAX_JOB_NAME = 52
 """Longest name of a GRPOJob: its Jobs add `-<attempt>`, their pods `-<index>-<5 random>`, within 63 characters."""

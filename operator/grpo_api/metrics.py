@@ -25,7 +25,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     """Label names, bounded in their values."""
     key: str = ""
-    """Key in Progress.metrics; empty for metrics that are not in it."""
+    """Key in Progress.metrics, with a label as `key/value`; empty for metrics that are not in it."""
     trl: str = ""
     """Key in TRL's logs that it is read from; empty for our own."""
 
@@ -61,11 +61,21 @@ LAST_STEP_TIME = Metric(
     "grpo_training_last_step_timestamp_seconds", "gauge", "unix seconds", "When the last optimizer step finished."
 )
 REWARD = Metric(
-    "grpo_training_reward_by_function", "gauge", "1", "Mean of one reward function before weighting.", ("reward",)
+    "grpo_training_reward_by_function",
+    "gauge",
+    "1",
+    "Mean of one reward function before weighting.",
+    ("reward",),
+    "reward_by_function",
 )
 MEMORY = Metric("grpo_training_memory_bytes", "gauge", "bytes", "Peak memory of any rank by phase.", ("phase",))
 PHASE_SECONDS = Metric(
-    "grpo_training_phase_seconds", "gauge", "seconds", "Time of the last step by part of it.", ("phase",)
+    "grpo_training_phase_seconds",
+    "gauge",
+    "seconds",
+    "Time of the last step by part of it, slowest rank.",
+    ("phase",),
+    "phase_seconds",
 )
 TRAINER = (*TRAINING, STEP, TOTAL_STEPS, ATTEMPT, LAST_STEP_TIME, REWARD, MEMORY, PHASE_SECONDS)
 """Everything that rank 0 of a training pod exports."""

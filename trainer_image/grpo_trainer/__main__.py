@@ -1,0 +1,86 @@
+"""`python -m grpo_trainer`: the entry point of a training pod.
+
+Reads and validates the plan before anything heavy is imported, runs one worker in this process or several under a
+supervisor, and turns every end into an Outcome and its exit code. Exists so that no end goes without words.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from grpo_api.base import dotted
+from grpo_api.contract import PLAN_ENV, PLAN_PATH
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result
+
+from .errors import BadInput
+from .outcome import announce, classify, keep, make_outcome
+from .placement import LOCAL_RANK_ENV, Placement, export, placement
+from .recorder import Recorder
+from .supervisor import supervise
+
+
+def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
+    """The plan that the pod was given.
+
+    Raises:
+        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at once.
+    """
+    path = Path(environment.get(PLAN_ENV, PLAN_PATH))
+    try:
+        return TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{dotted(item['loc'])}: {item['msg']}" for item in error.errors())
+        raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error
+
+
+def work(plan: TrainingPlan, place: Placement, started: float) -> int:
+    """Run this process's worker to its end; returns the exit code of its Outcome."""
+    recorder = Recorder(plan, place, started)
+    try:
+        with recorder.part("imports"):
+            from .worker import train
+        message = train(plan, place, recorder)
+        outcome = make_outcome(plan, place.rank, Result.SUCCEEDED, message, recorder.step)
+    except BaseException as error:  # noqa: BLE001 - whatever ended the process must become an Outcome
+        traceback.print_exc()
+        result, message = classify(error)
+        outcome = make_outcome(plan, place.rank, result, f"{recorder.current_stage}: {message}", recorder.step)
+    keep(plan, outcome, place)
+    return announce(outcome)
+
+
+def main() -> int:
+    """Run this pod's part of the plan; returns the exit code."""
+    started = time.time()
+    try:
+        plan = read_plan(os.environ)
+        place = placement(plan, os.environ)
+    except BadInput as error:
+        return announce(Outcome(result=error.result, message=str(error)[:3072]))
+    if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
+        return supervise(plan, place)
+    export(plan, place)
+    return work(plan, place, started)
+
+
+def leave(code: int) -> None:
+    """End without interpreter teardown: C++ threads of collectives can abort there after a success (SIGABRT)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        leave(main())
+    except BaseException:  # noqa: BLE001 - a bug in the reporting itself still needs a trace and a failing exit code
+        traceback.print_exc()
+        leave(EXIT_CODES[Result.ERROR])

@@ -1,0 +1,56 @@
+"""Stops training on SIGTERM: all ranks agree at the end of a step, and save at the next generation boundary if the
+grace period allows it.
+
+Exists because the ranks of a gang get SIGTERM at different times, or only some of them, while a checkpoint and a stop
+need all of them at the same step. A TrainerCallback; fed by pulse.py.
+"""
+
+from dataclasses import dataclass
+
+from grpo_api.plan import TrainingPlan
+
+from .watchdog import GRACE_MARGIN_SECONDS
+
+SAVE_STEPS = 3.0
+"""A checkpoint is taken to last as long as this many steps, until one was measured."""
+
+
+@dataclass(slots=True)
+class Preemption:
+    """Decides, from what all ranks say, whether to go on, to save and stop, or to stop at once."""
+
+    grace_seconds: float
+    boundary: int
+    """Optimizer steps between two generations: only there is a resume exact."""
+    can_save: bool
+    save_seconds: float | None = None
+    """Duration of the last checkpoint."""
+
+    @classmethod
+    def of(cls, plan: TrainingPlan) -> "Preemption":
+        """The rule of a plan."""
+        return cls(plan.grace_period_seconds, generation_boundary(plan), plan.checkpoint_directory is not None)
+
+    def decide(self, step: int, waited: float, step_seconds: float) -> str:
+        """`continue` to the boundary, `save` and stop here, or `stop` without saving.
+
+        Args:
+            step: finished optimizer steps.
+            waited: seconds since the first rank got SIGTERM.
+            step_seconds: mean duration of a step.
+        """
+        if not self.can_save:
+            return "stop"
+        left = self.grace_seconds - GRACE_MARGIN_SECONDS - waited
+        steps = -step % self.boundary
+        saving = SAVE_STEPS * step_seconds if self.save_seconds is None else self.save_seconds
+        if left < steps * step_seconds + saving:
+            return "stop"
+        return "continue" if steps else "save"
+
+
+def generation_boundary(plan: TrainingPlan) -> int:
+    """Optimizer steps from one generation to the next: resume is exact only between them, since TRL keeps the rollouts
+    of a generation in memory only (grpo_trainer.py, `_prepare_inputs`)."""
+    execution = plan.execution
+    return max(1, execution.steps_per_generation * plan.training.num_iterations // execution.gradient_accumulation)

@@ -1,0 +1,138 @@
+"""The plan in TRL's and DeepSpeed's own words: keyword arguments of GRPOConfig, and a DeepSpeed configuration.
+
+Exists so that every plan field reaches the engine in one readable place. Called by worker.py; imports no training
+library, so that a test can compare it with what the live trainer holds.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from grpo_api.contract import SCRATCH
+from grpo_api.plan import ExecutionPlan, TrainingPlan
+
+from .errors import BadInput
+from .outcome import attempt_folder
+
+SAME_NAME = (
+    "learning_rate",
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "loss_type",
+    "num_iterations",
+    "epsilon",
+    "epsilon_high",
+    "importance_sampling_level",
+    "scale_rewards",
+    "mask_truncated_completions",
+    "num_train_epochs",
+    "lr_scheduler_type",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "seed",
+)
+"""Fields of spec.training that GRPOConfig has under the same name and meaning."""
+
+OPTIMIZERS = {"AdamW": "adamw_torch_fused", "AdamW8bit": "adamw_8bit"}
+"""The plan's optimizer in the words of transformers' OptimizerNames."""
+
+
+def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
+    """Keyword arguments of trl.GRPOConfig for this plan; rewards' weights are added where the rewards are built."""
+    training, execution = plan.training, plan.execution
+    arguments = {name: getattr(training, name) for name in SAME_NAME}
+    arguments |= _batching(execution) | _precision(execution) | _saving(plan) | _telling()
+    arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
+    arguments["max_steps"] = training.max_steps or -1
+    arguments["warmup_steps"] = training.warmup_ratio
+    arguments["shuffle_dataset"] = plan.dataset.shuffle
+    arguments["trust_remote_code"] = plan.model.trust_remote_code
+    if uses_deepspeed(execution):
+        arguments["deepspeed"] = deepspeed_config(execution)
+    return arguments
+
+
+def uses_deepspeed(execution: ExecutionPlan) -> bool:
+    """Whether DeepSpeed runs the plan; stage 0 is plain DDP."""
+    return execution.zero_stage > 0
+
+
+def _batching(execution: ExecutionPlan) -> dict[str, Any]:
+    return {
+        "per_device_train_batch_size": execution.micro_batch,
+        "gradient_accumulation_steps": execution.gradient_accumulation,
+        "steps_per_generation": execution.steps_per_generation,
+        "ds3_gather_for_generation": execution.gather_for_generation,
+    }
+
+
+def _precision(execution: ExecutionPlan) -> dict[str, Any]:
+    """bf16 asks for autocast over the weights' own dtype, or for DeepSpeed's bf16 engine with float32 masters."""
+    return {
+        "bf16": execution.dtype == "bfloat16",
+        "optim": OPTIMIZERS[execution.optimizer],
+        "gradient_checkpointing": execution.gradient_checkpointing,
+        "use_cpu": execution.accelerator == "CPU",
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def _saving(plan: TrainingPlan) -> dict[str, Any]:
+    """save_total_limit stays unset: transformers would delete the old checkpoint before all ranks wrote the new one."""
+    folder = attempt_folder(plan)
+    return {
+        "output_dir": str(folder or Path(SCRATCH) / "grpo-output"),
+        "save_strategy": "no" if folder is None else "steps",
+        "save_steps": plan.execution.save_every_steps,
+        "save_total_limit": None,
+    }
+
+
+def _telling() -> dict[str, Any]:
+    """Log every step, unfiltered: the filter would show a NaN loss as 0.0 (transformers' logging_nan_inf_filter)."""
+    return {
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
+    """DeepSpeed configuration of a ZeRO-2 or ZeRO-3 plan; `auto` values are transformers' to fill in.
+
+    Raises:
+        BadInput: optimizer offload to NVMe, which needs a compiler in the image and a disk that no field names.
+    """
+    zero: dict[str, Any] = {
+        "stage": execution.zero_stage,
+        "overlap_comm": execution.accelerator == "GPU",
+        "contiguous_gradients": True,
+        "reduce_bucket_size": "auto",
+    }
+    if execution.zero_stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    if execution.offload == "NVMe":
+        raise BadInput("plan.execution.offload is NVMe; optimizer state can be offloaded to CPU only")
+    if execution.offload == "CPU":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": execution.accelerator == "GPU"}
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+    }
