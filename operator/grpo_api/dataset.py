@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, rules
+from .base import ATOMIC_LIST, Model, Repository, Revision, Rule, SubPath, stays_inside
 from .model import ConfigMapFiles, SecretKey, VolumeClaim
 
 Column = Annotated[str, Field(min_length=1, max_length=128)]
@@ -16,52 +16,73 @@ Column = Annotated[str, Field(min_length=1, max_length=128)]
 class DatasetFiles(Model):
     """Files on a volume or in a ConfigMap, mounted read-only at /data."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            ("has(self.volume) != has(self.configMap)", "set exactly one of volume and configMap"),
-        )
-    }
+    RULES = (
+        Rule(
+            "has(self.volume) != has(self.configMap)",
+            "set exactly one of volume and configMap",
+            lambda files: (files.volume is None) != (files.config_map is None),
+        ),
+        Rule(
+            "self.paths.all(path, !path.split('/').exists(part, part == '..'))",
+            "paths must stay inside the volume: remove `..`",
+            lambda files: all(stays_inside(path) for path in files.paths),
+        ),
+    )
 
     volume: VolumeClaim | None = None
     """Volume with the files. Unset: `configMap` must be set."""
     config_map: ConfigMapFiles | None = None
     """ConfigMap with the files (1 MiB at most). Unset: `volume` must be set."""
     paths: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^/].*$")]],
+        list[SubPath],
         Field(min_length=1, max_length=256, json_schema_extra=ATOMIC_LIST),
     ]
     """Files relative to the volume or ConfigMap, read in this order; `*` matches within a folder."""
     format: Literal["Auto", "JSONL", "Parquet", "CSV"] = "Auto"
-    """Format of the files. Auto: by their suffix (.jsonl, .json, .parquet, .csv)."""
+    """Format of the files, text in UTF-8. JSONL: one object per line; CSV: with a header, every value a text. Auto: by
+    their suffix (.jsonl or .json, .parquet, .csv)."""
 
 
 class DatasetSpec(Model):
     """The training prompts: a hub dataset, or files."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            ("has(self.name) != has(self.files)", "set exactly one of name (a hub dataset) and files"),
-            ("has(self.name) || !has(self.config)", "config belongs to a hub dataset; remove it or set name"),
-        )
-    }
+    RULES = (
+        Rule(
+            "has(self.name) != has(self.files)",
+            "set exactly one of name (a hub dataset) and files",
+            lambda data: (data.name is None) != (data.files is None),
+        ),
+        Rule(
+            "has(self.name) || (!has(self.config) && !has(self.revision) && !has(self.tokenSecret))",
+            "config, revision and tokenSecret belong to a hub dataset; remove them or set name",
+            lambda data: data.name is not None or not (data.config or data.revision or data.token_secret),
+        ),
+    )
 
-    name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s\x00]+$")] | None = None
+    name: Repository | None = None
     """Hub id such as `openai/gsm8k`. Unset: `files` must be set."""
     config: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Configuration of the hub dataset, such as `main`. Unset: its default."""
     split: Annotated[str, Field(min_length=1, max_length=128)] = "train"
     """Split of the hub dataset. Unset: `train`."""
-    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    revision: Revision | None = None
     """Commit, tag or branch of the hub dataset. Unset: the default branch."""
     token_secret: SecretKey | None = None
     """Hub token for gated datasets. Unset: anonymous."""
     files: DatasetFiles | None = None
     """Files instead of a hub dataset. Unset: `name` must be set."""
+    columns: Annotated[dict[Column, Column], Field(max_length=64)] = Field(default_factory=dict)
+    """Other names for columns, as `new name: name in the dataset`; everything else, promptColumn too, goes by the new
+    names. Unset: the dataset's names."""
     prompt_column: Column = "prompt"
     """Column with the prompt: text, or a list of chat messages ({role, content}). Unset: `prompt`."""
     system_prompt: Annotated[str, Field(max_length=16384)] | None = None
     """Put in front of every prompt as the system message (text prompts become chats). Unset: none."""
     on_long_prompt: Literal["Drop", "Fail"] = "Drop"
-    """What happens to prompts longer than `training.maxPromptLength` tokens: dropped and counted, or the run fails."""
+    """What happens to prompts longer than `training.maxPromptLength` tokens, chat template included: dropped and
+    counted, or the run fails and names the first. Unset: Drop."""
+    on_duplicate_prompt: Literal["Keep", "Drop", "Fail"] = "Keep"
+    """What happens to prompts that occurred before: kept or dropped, counted in both cases, or the run fails and names
+    the first. Unset: Keep."""
     shuffle: bool = True
     """Shuffle rows with `training.seed`. Unset: true."""

@@ -7,8 +7,9 @@ the operator parses objects with it, the trainer reads the same sections inside 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
-from .base import ATOMIC_LIST, Model, dotted, map_list, rules
+from .base import ATOMIC_LIST, Model, Rule, dotted, map_list, unique
 from .contract import MAX_JOB_NAME
 from .dataset import DatasetSpec
 from .model import ModelSpec
@@ -24,31 +25,50 @@ MUTABLE_AFTER_START = ("suspend", "restarts", "activeDeadlineSeconds", "ttlSecon
 class GRPOJobSpec(Model):
     """What to train; the operator works out how."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            (
-                "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
-                "training.beta is 0, which uses no reference: set reference.strategy to None or Auto, or raise beta",
-            ),
-            (
-                "self.training.beta == 0.0 || self.reference.strategy != 'None'",
-                "reference.strategy None needs training.beta 0; a KL term needs a reference",
-            ),
-            (
-                "self.training.beta > 0.0 || !has(self.reference.sync)",
-                "reference.sync needs training.beta above 0",
-            ),
-            (
-                "self.adapter.use != 'Never' || self.reference.strategy != 'Adapter'",
-                "reference.strategy Adapter needs adapter.use IfNeeded or Always",
-            ),
-            (
-                "self.adapter.use != 'Always' || !has(self.reference.sync)",
-                "reference.sync can't move the reference of an adapter: it is the frozen base; "
-                "remove sync or set adapter.use to Never",
-            ),
-        )
-    }
+    RULES = (
+        Rule(
+            "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
+            "training.beta is 0, which uses no reference: set reference.strategy to None or Auto, or raise beta",
+            lambda spec: spec.training.beta > 0 or spec.reference.strategy in ("Auto", "None"),
+        ),
+        Rule(
+            "self.training.beta == 0.0 || self.reference.strategy != 'None'",
+            "reference.strategy None needs training.beta 0; a KL term needs a reference",
+            lambda spec: spec.training.beta == 0 or spec.reference.strategy != "None",
+        ),
+        Rule(
+            "self.training.beta > 0.0 || !has(self.reference.sync)",
+            "reference.sync needs training.beta above 0",
+            lambda spec: spec.training.beta > 0 or spec.reference.sync is None,
+        ),
+        Rule(
+            "self.training.beta > 0.0 || !has(self.guard.maxKL)",
+            "guard.maxKL needs training.beta above 0: without a reference there is no KL",
+            lambda spec: spec.training.beta > 0 or spec.guard.max_kl is None,
+        ),
+        Rule(
+            "self.adapter.use != 'Never' || self.reference.strategy != 'Adapter'",
+            "reference.strategy Adapter needs adapter.use IfNeeded or Always",
+            lambda spec: spec.adapter.use != "Never" or spec.reference.strategy != "Adapter",
+        ),
+        Rule(
+            "self.adapter.use != 'Always' || self.reference.strategy in ['Auto', 'Adapter', 'None']",
+            "the reference of an adapter is its own frozen base: with adapter.use Always set reference.strategy to "
+            "Auto, Adapter or None",
+            lambda spec: spec.adapter.use != "Always" or spec.reference.strategy in ("Auto", "Adapter", "None"),
+        ),
+        Rule(
+            "self.adapter.use != 'Always' || !has(self.reference.sync)",
+            "reference.sync can't move the reference of an adapter: it is the frozen base; "
+            "remove sync or set adapter.use to Never",
+            lambda spec: spec.adapter.use != "Always" or spec.reference.sync is None,
+        ),
+        Rule(
+            "self.rewards.all(a, !has(a.name) || self.rewards.filter(b, has(b.name) && b.name == a.name).size() == 1)",
+            "rewards must have different names",
+            lambda spec: _all_different([reward.name for reward in spec.rewards if reward.name]),
+        ),
+    )
 
     model: ModelSpec
     """The model to train."""
@@ -77,57 +97,61 @@ class GRPOJobSpec(Model):
     """The finished job is deleted after this time. Unset: kept."""
     suspend: bool = False
     """Ends the pods and keeps the job; false starts it again from its last checkpoint. Unset: false."""
-    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")] | None = None
+    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")] | None = None
     """Training image. Unset: the one that the operator was installed with."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled. Unset: IfNotPresent."""
-    env: Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name"))] = []
+    env: Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique("name")] = []
     """Further environment variables of the training containers. Unset: none."""
     pod_overrides: PodOverrides = Field(default_factory=PodOverrides)
     """Further settings of the pods. Unset: none."""
+
+
+def _all_different(names: list[str]) -> bool:
+    return len(names) == len(set(names))
 
 
 _COUNTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
 """CEL: an attempt has been committed. The API server restores the status before it judges a change of the spec, so
 `status: null` doesn't get round it; a new object has no oldSelf and is not judged."""
 
-_ATTEMPT_GROWS = (
-    f"!({_COUNTED}) || (has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",
-    "status.attempt may only grow: it names the attempts' Jobs and fences their checkpoints",
-)
 
-
-def _immutable_after_start() -> tuple[str, str]:
-    """The CEL rule that freezes what is trained and where, once status.attempt counts 1."""
-    terms = []
+def _immutable_after_start() -> tuple[Rule, ...]:
+    """One rule per field of the spec that is frozen once an attempt has been committed."""
+    message = (
+        f"can't change once the job has started; only {', '.join(MUTABLE_AFTER_START)} can: "
+        "delete the job and create a new one"
+    )
+    frozen = []
     for name, field in GRPOJobSpec.model_fields.items():
         alias = field.alias or name
-        if alias in MUTABLE_AFTER_START:
-            continue
         same = f"self.spec.{alias} == oldSelf.spec.{alias}"
-        if field.is_required() or field.default_factory or field.default is not None:
-            terms.append(same)
-        else:
-            terms.append(f"has(self.spec.{alias}) == has(oldSelf.spec.{alias}) && (!has(self.spec.{alias}) || {same})")
-    message = f"the job has started: only {', '.join(MUTABLE_AFTER_START)} may change; delete it and create a new one"
-    return f"!({_COUNTED}) || ({' && '.join(terms)})", message
+        if field.default is None:
+            same = f"has(self.spec.{alias}) == has(oldSelf.spec.{alias}) && (!has(self.spec.{alias}) || {same})"
+        if alias not in MUTABLE_AFTER_START:
+            frozen.append(Rule(f"!({_COUNTED}) || ({same})", message, field_path=f".spec.{alias}"))
+    return tuple(frozen)
 
 
 class GRPOJob(Model):
     """One GRPO training job."""
 
-    model_config = {
-        "extra": "ignore",
-        "json_schema_extra": rules(
-            (
-                f"size(self.metadata.name) <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
-                f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
-                "its pods' names add the attempt and the index",
-            ),
-            _immutable_after_start(),
-            _ATTEMPT_GROWS,
+    model_config = {"extra": "ignore"}
+
+    RULES = (
+        Rule(
+            f"size(self.metadata.name) <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
+            f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
+            "its pods' names add the attempt and the index",
         ),
-    }
+        *_immutable_after_start(),
+        Rule(
+            f"!({_COUNTED}) || "
+            "(has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",
+            "may only grow: it names the attempts' Jobs and fences their checkpoints",
+            field_path=".status.attempt",
+        ),
+    )
 
     spec: GRPOJobSpec
     """What to train."""
@@ -145,14 +169,18 @@ class SpecInvalid(ValueError):
 
 
 def parse_spec(spec: dict[str, Any]) -> GRPOJobSpec:
-    """The typed spec of a GRPOJob object.
+    """The typed spec of a GRPOJob object. As strict as the API server: `"4"` is no integer.
 
     Raises:
         SpecInvalid: with every wrong field at once, by its path.
     """
     try:
-        return GRPOJobSpec.model_validate(spec)
+        return GRPOJobSpec.model_validate(spec, strict=True)
     except ValidationError as error:
-        raise SpecInvalid(
-            [f"{dotted(['spec', *e['loc']])}: {e['msg']} (got {e['input']!r:.80})" for e in error.errors()]
-        ) from error
+        raise SpecInvalid([_sentence(problem) for problem in error.errors()]) from error
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    """`spec.training.beta: Input should be … (got -1)`; a broken rule over several fields has no single value."""
+    got = "" if problem["type"] == "rule" else f" (got {problem['input']!r:.80})"
+    return f"{dotted(['spec', *problem['loc']])}: {problem['msg']}{got}"

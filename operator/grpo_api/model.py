@@ -7,15 +7,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Model, Name, ParameterCount
+from .base import SUB_PATH_RULE, Model, Name, ParameterCount, Repository, Revision, SubPath
 
 
 class VolumeClaim(Model):
     """An existing PersistentVolumeClaim of the job's namespace."""
 
+    RULES = (SUB_PATH_RULE,)
+
     claim_name: Name
     """Name of the claim. Pods stay Pending while it doesn't exist."""
-    sub_path: Annotated[str, Field(max_length=512, pattern=r"^[^/].*$")] | None = None
+    sub_path: SubPath | None = None
     """Folder inside the volume to mount. Unset: the volume's root."""
 
 
@@ -52,10 +54,10 @@ class Architecture(Model):
 class ModelSpec(Model):
     """The model that is trained; its first weights are also the reference."""
 
-    name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s\x00]+$")]
+    name: Repository
     """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods, such as
     one of `volume` (mounted at /models)."""
-    revision: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")] | None = None
+    revision: Revision | None = None
     """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
     parameters: ParameterCount | None = None
     """Number of parameters, such as `1.24B`; with it the job is planned without reading the model. Unset: taken from

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Model, ParameterCount, rules
+from .base import Model, ParameterCount, Repository, Revision, Rule
 from .dataset import Column
 from .model import ConfigMapFiles, SecretKey, VolumeClaim
 
@@ -48,7 +48,7 @@ class AccuracyReward(Model):
 class PythonReward(Model):
     """Calls a Python function with TRL's reward signature."""
 
-    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")]
     """`module:function`, found in `configMap` or in the image; sync or async."""
     config_map: ConfigMapFiles | None = None
     """ConfigMap whose keys are Python files, put first on the import path. Unset: the image's modules only."""
@@ -59,7 +59,7 @@ class PythonReward(Model):
 class HTTPReward(Model):
     """POSTs prompts and completions to a service that answers `{"rewards": [...]}`."""
 
-    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s]+$")]
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
     """Address of the service."""
     token_secret: SecretKey | None = None
     """Bearer token. Unset: no Authorization header."""
@@ -78,9 +78,9 @@ class HTTPReward(Model):
 class ModelReward(Model):
     """A frozen sequence-classification model with one label."""
 
-    name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s\x00]+$")]
+    name: Repository
     """Hub id, or absolute path of a folder in the pods."""
-    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    revision: Revision | None = None
     """Commit, tag or branch on the hub. Unset: the default branch."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of the weights. Unset: bfloat16."""
@@ -93,16 +93,15 @@ class ModelReward(Model):
 class RewardSpec(Model):
     """One reward: exactly one kind, and its weight in the sum."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            (
-                "[" + ", ".join(f"has(self.{kind})" for kind in REWARD_KINDS) + "].filter(x, x).size() == 1",
-                f"set exactly one of {', '.join(REWARD_KINDS)}",
-            ),
-        )
-    }
+    RULES = (
+        Rule(
+            "[" + ", ".join(f"has(self.{kind})" for kind in REWARD_KINDS) + "].filter(x, x).size() == 1",
+            f"set exactly one of {', '.join(REWARD_KINDS)}",
+            lambda reward: sum(getattr(reward, kind) is not None for kind in REWARD_KINDS) == 1,
+        ),
+    )
 
-    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-\w]*$")] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")] | None = None
     """Name in metrics. Unset: the kind, numbered where a kind occurs twice."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum of rewards. Unset: 1."""

@@ -3,25 +3,56 @@
 Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
 """
 
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, Name, Path, Quantity, map_list, rules
+from .base import ATOMIC_LIST, SUB_PATH_RULE, ByteQuantity, Model, Name, Path, Quantity, Rule, SubPath, map_list, unique
+from .contract import (
+    CHECKPOINT_MOUNT,
+    DATA_MOUNT,
+    GROUP,
+    INDEX_ENV,
+    MODEL_MOUNT,
+    PLAN_ENV,
+    PLAN_PATH,
+    REWARD_MOUNT,
+    SCRATCH,
+    TERMINATION_LOG_ENV,
+)
 from .model import SecretKey, VolumeClaim
 
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
+RESERVED_MOUNTS = (
+    MODEL_MOUNT,
+    DATA_MOUNT,
+    CHECKPOINT_MOUNT,
+    REWARD_MOUNT,
+    SCRATCH,
+    str(PurePath(PLAN_PATH).parent),
+    "/dev",
+    "/proc",
+    "/sys",
+)
+"""Folders of the containers that belong to the operator or to the kernel."""
+RESERVED_ENV = (PLAN_ENV, INDEX_ENV, TERMINATION_LOG_ENV)
+"""Environment variables that carry the contract between operator and pod."""
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 
 
 class GPURange(Model):
     """How many GPUs the plan may take."""
 
-    model_config = {
-        "json_schema_extra": rules(("!has(self.max) || self.max >= self.min", "max must be at least min")),
-    }
+    RULES = (
+        Rule(
+            "!has(self.max) || self.max >= self.min",
+            "max must be at least min",
+            lambda gpus: gpus.max is None or gpus.max >= gpus.min,
+        ),
+    )
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Fewest GPUs. Unset: 1."""
@@ -32,11 +63,24 @@ class GPURange(Model):
 class Toleration(Model):
     """A Kubernetes toleration."""
 
-    key: Annotated[str, Field(max_length=317)] | None = None
+    RULES = (
+        Rule(
+            "self.operator == 'Exists' ? !has(self.value) : has(self.key)",
+            "operator Exists takes no value; operator Equal needs key",
+            lambda toleration: toleration.value is None if toleration.operator == "Exists" else bool(toleration.key),
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            "tolerationSeconds needs effect NoExecute",
+            lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
+        ),
+    )
+
+    key: LabelKey | None = None
     """Taint key. Unset with operator Exists: every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """Exists or Equal. Unset: Equal."""
-    value: Annotated[str, Field(max_length=63)] | None = None
+    value: LabelValue | None = None
     """Taint value for Equal. Unset: empty."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint effect. Unset: every effect."""
@@ -47,15 +91,23 @@ class Toleration(Model):
 class PlacementSpec(Model):
     """Where the job may run. The plan chooses within these limits."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            ("self.accelerator == 'GPU' || !has(self.gpus)", "gpus belongs to accelerator GPU; remove it for CPU"),
-            (
-                "!has(self.nodes) || !has(self.gpus) || !has(self.gpus.max) || self.gpus.max >= self.nodes",
-                "gpus.max must be at least nodes: every node of the gang needs a GPU",
-            ),
-        )
-    }
+    RULES = (
+        Rule(
+            "self.accelerator == 'GPU' || (!has(self.gpus) && !has(self.gpuProduct) && !has(self.gpuMemory))",
+            "gpus, gpuProduct and gpuMemory belong to accelerator GPU; remove them for CPU",
+            lambda place: place.accelerator == "GPU" or not (place.gpus or place.gpu_product or place.gpu_memory),
+        ),
+        Rule(
+            "self.accelerator == 'CPU' || !has(self.processesPerNode)",
+            "processesPerNode belongs to accelerator CPU; every GPU gets one process",
+            lambda place: place.accelerator == "CPU" or place.processes_per_node is None,
+        ),
+        Rule(
+            "!has(self.nodes) || !has(self.gpus) || !has(self.gpus.max) || self.gpus.max >= self.nodes",
+            "gpus.max must be at least nodes: every node of the gang needs a GPU",
+            lambda place: not (place.nodes and place.gpus and place.gpus.max) or place.gpus.max >= place.nodes,
+        ),
+    )
 
     accelerator: Literal["GPU", "CPU"] = "GPU"
     """GPU, or CPU for small models and tests. Unset: GPU."""
@@ -65,13 +117,13 @@ class PlacementSpec(Model):
     """Exact number of nodes (one pod each). Unset: the plan chooses; 1 for CPU."""
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """Training processes per pod for accelerator CPU. Unset: 1. GPUs run one process each."""
-    gpu_product: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    gpu_product: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[-._a-zA-Z0-9]+$")] | None = None
     """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: any one product."""
-    gpu_memory: Quantity | None = None
+    gpu_memory: ByteQuantity | None = None
     """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
     cpu: Quantity | None = None
     """CPU request of each pod. Unset: 1 per process."""
-    memory: Quantity | None = None
+    memory: ByteQuantity | None = None
     """Memory request of each pod. Unset: what the plan predicts for the host."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that nodes must have. Unset: any node."""
@@ -90,7 +142,7 @@ class VolumeClaimTemplate(Model):
 
     storage_class_name: Name | None = None
     """StorageClass. Unset: the cluster's default."""
-    size: Quantity
+    size: ByteQuantity
     """Requested size such as `100Gi`."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """ReadWriteMany for gangs of several nodes. Unset: ReadWriteMany."""
@@ -101,11 +153,13 @@ class VolumeClaimTemplate(Model):
 class CheckpointSpec(Model):
     """Where and how often the run saves its state."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            ("!(has(self.volume) && has(self.volumeClaimTemplate))", "set at most one of volume, volumeClaimTemplate"),
-        )
-    }
+    RULES = (
+        Rule(
+            "!(has(self.volume) && has(self.volumeClaimTemplate))",
+            "set at most one of volume, volumeClaimTemplate",
+            lambda checkpoint: not (checkpoint.volume and checkpoint.volume_claim_template),
+        ),
+    )
 
     volume: VolumeClaim | None = None
     """Volume shared by all nodes of the gang, mounted at /checkpoints. Unset: see volumeClaimTemplate."""
@@ -141,11 +195,18 @@ class RestartsSpec(Model):
 class EnvVar(Model):
     """An environment variable of the training containers."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            ("!(has(self.value) && has(self.secret))", "set at most one of value and secret"),
-        )
-    }
+    RULES = (
+        Rule(
+            "!(has(self.value) && has(self.secret))",
+            "set at most one of value and secret",
+            lambda env: env.value is None or env.secret is None,
+        ),
+        Rule(
+            f"!(self.name in {list(RESERVED_ENV)})",
+            f"the operator sets {', '.join(RESERVED_ENV)} itself: remove it",
+            lambda env: env.name not in RESERVED_ENV,
+        ),
+    )
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
     """Name of the variable."""
@@ -158,11 +219,20 @@ class EnvVar(Model):
 class ExtraVolume(Model):
     """A further claim mounted into the training containers."""
 
+    RULES = (
+        SUB_PATH_RULE,
+        Rule(
+            f"!{list(RESERVED_MOUNTS)}.exists(taken, (self.mountPath + '/').startsWith(taken + '/'))",
+            f"mountPath must lie outside of {', '.join(RESERVED_MOUNTS)}: the operator mounts there itself",
+            lambda volume: not any(f"{volume.mount_path}/".startswith(f"{taken}/") for taken in RESERVED_MOUNTS),
+        ),
+    )
+
     claim_name: Name
     """Name of the claim."""
     mount_path: Path
     """Folder in the containers."""
-    sub_path: Annotated[str, Field(max_length=512, pattern=r"^[^/].*$")] | None = None
+    sub_path: SubPath | None = None
     """Folder inside the volume. Unset: the volume's root."""
     read_only: bool = True
     """Mount read-only. Unset: true."""
@@ -170,6 +240,15 @@ class ExtraVolume(Model):
 
 class PodOverrides(Model):
     """The few settings of the pods that a user may change."""
+
+    RULES = (
+        Rule(
+            f"!(has(self.labels) && self.labels.exists(key, key.startsWith('{GROUP}/'))) && "
+            f"!(has(self.annotations) && self.annotations.exists(key, key.startsWith('{GROUP}/')))",
+            f"labels and annotations under {GROUP}/ are the operator's: use another prefix",
+            lambda pod: not any(key.startswith(f"{GROUP}/") for key in (*pod.labels, *pod.annotations)),
+        ),
+    )
 
     labels: Labels = Field(default_factory=dict)
     """Further labels of the pods. Unset: none."""
@@ -187,7 +266,11 @@ class PodOverrides(Model):
     """Scheduler. Unset: the cluster's default."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
     """Time between SIGTERM and SIGKILL, in which a checkpoint may be written. Unset: 60 s."""
-    shared_memory: Quantity | None = None
+    shared_memory: ByteQuantity | None = None
     """Size of /dev/shm. Unset: half of the pod's memory at most."""
-    volumes: Annotated[list[ExtraVolume], Field(max_length=16, json_schema_extra=map_list("mountPath"))] = []
+    volumes: Annotated[
+        list[ExtraVolume],
+        Field(max_length=16, json_schema_extra=map_list("mountPath")),
+        unique("mount_path"),
+    ] = []
     """Further claims. Unset: none."""

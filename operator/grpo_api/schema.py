@@ -113,15 +113,17 @@ class _Converter:
 
 
 def _map_keywords(schema: Schema) -> None:
-    """Turn the pattern of a map's keys, which a CRD can't say, into a CEL rule."""
-    schema.pop("propertyNames", None)
+    """Turn the bounds of a map's keys, which a CRD can't say, into CEL rules."""
+    bounds = schema.pop("propertyNames", {})
+    rules = []
     for pattern, values in schema.pop("patternProperties", {}).items():
         schema["additionalProperties"] = values
-        rule = {
-            "rule": f"self.all(key, key.matches({json.dumps(pattern)}))",
-            "message": f"every key must match {pattern}",
-        }
-        schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", ()), rule]
+        rules.append((f"self.all(key, key.matches({json.dumps(pattern)}))", f"every key must match {pattern}"))
+    if "maxLength" in bounds:
+        least, most = bounds.get("minLength", 0), bounds["maxLength"]
+        rule = f"self.all(key, size(key) >= {least} && size(key) <= {most})"
+        rules.append((rule, f"every key must have {least} to {most} characters"))
+    schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
 
 
 def _require_bound(schema: Schema, path: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, Path, rules
+from .base import ATOMIC_LIST, Model, Path, Rule
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -17,21 +17,25 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class TrainingSpec(Model):
     """GRPO and optimizer settings."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            (
-                "!has(self.perDeviceTrainBatchSize) || "
-                "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
-                "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the completions of one step)",
-            ),
-            (
-                "!has(self.generationBatchSize) || "
-                "self.generationBatchSize % (self.promptsPerStep * self.numGenerations) == 0",
-                "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole steps, whole groups)",
-            ),
-            ("!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon", "epsilonHigh must be at least epsilon"),
-        )
-    }
+    RULES = (
+        Rule(
+            "!has(self.perDeviceTrainBatchSize) || "
+            "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
+            "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the completions of one step)",
+            lambda t: (t.prompts_per_step * t.num_generations) % (t.per_device_train_batch_size or 1) == 0,
+        ),
+        Rule(
+            "!has(self.generationBatchSize) || "
+            "self.generationBatchSize % (self.promptsPerStep * self.numGenerations) == 0",
+            "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole steps, whole groups)",
+            lambda t: (t.generation_batch_size or 0) % (t.prompts_per_step * t.num_generations) == 0,
+        ),
+        Rule(
+            "!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon",
+            "epsilonHigh must be at least epsilon",
+            lambda t: t.epsilon_high is None or t.epsilon_high >= t.epsilon,
+        ),
+    )
 
     beta: Annotated[float, Field(ge=0, le=100)] = 0.04
     """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which leaves nothing that
@@ -118,11 +122,13 @@ class ReferenceSync(Model):
 class ReferenceOffload(Model):
     """Where a reference lives between its passes."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            ("self.target != 'NVMe' || has(self.path)", "target NVMe needs path, a folder of the node's local disk"),
-        )
-    }
+    RULES = (
+        Rule(
+            "(self.target == 'NVMe') == has(self.path)",
+            "target NVMe needs path, a folder of the node's local disk; target CPU takes none",
+            lambda offload: (offload.target == "NVMe") == (offload.path is not None),
+        ),
+    )
 
     target: Literal["CPU", "NVMe"] = "CPU"
     """Host memory, or a local disk (under ZeRO-3 only). Unset: CPU."""
@@ -133,18 +139,18 @@ class ReferenceOffload(Model):
 class ReferenceSpec(Model):
     """The frozen model that the KL term is measured against."""
 
-    model_config = {
-        "json_schema_extra": rules(
-            (
-                "!has(self.sync) || !(self.strategy in ['Adapter', 'None'])",
-                "sync needs a reference of its own; strategy Adapter and None have none",
-            ),
-            (
-                "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
-                "offload belongs to strategy Offload or Sharded",
-            ),
-        )
-    }
+    RULES = (
+        Rule(
+            "!has(self.sync) || !(self.strategy in ['Adapter', 'None'])",
+            "sync needs a reference of its own; strategy Adapter and None have none",
+            lambda reference: reference.sync is None or reference.strategy not in ("Adapter", "None"),
+        ),
+        Rule(
+            "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
+            "offload belongs to strategy Offload, Sharded or Auto; remove it or change strategy",
+            lambda reference: reference.offload is None or reference.strategy in ("Auto", "Offload", "Sharded"),
+        ),
+    )
 
     strategy: Literal["Auto", "Clone", "Adapter", "Sharded", "Offload", "None"] = "Auto"
     """Clone: a frozen copy on every GPU. Adapter: the base with the adapter disabled. Sharded: reloaded and partitioned
