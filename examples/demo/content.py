@@ -14,24 +14,25 @@ import random
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer, set_seed
 
-SPECIAL = ["<pad>", "<eos>", "<unk>", "<|user|>", "<|assistant|>"]
-CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-=#:.?! "
+SPECIAL = ["<pad>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+-=#:.?!ĠĊ"
+"""Ġ and Ċ are space and line break in the byte-level alphabet of Qwen2's tokenizer."""
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>{{ m['content'] }}<eos>"
-    "{% else %}<|user|>{{ m['content'] }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+SYSTEM_PROMPT = "answer like #### 7"
+"""What examples/01-first-job.yaml sets as dataset.systemPrompt: the warm-up must have seen it."""
 LARGEST = 9
 """Operands are 0 to 9; results 0 to 18."""
 RIGHT_SHARE = 0.3
 """Share of the warm-up's answers that are right."""
 FORM_SHARE = 0.8
 """Share of the warm-up's answers in GSM8K's form, `#### 7`; the others are the bare number."""
-WARM_UP_STEPS = 700
-WARM_UP_BATCH = 128
+WARM_UP_STEPS = 500
+WARM_UP_BATCH = 64
 WARM_UP_LEARNING_RATE = 3e-3
 
 
@@ -54,14 +55,14 @@ def write_problems(path: Path, count: int, seed: int) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, with a chat template."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+def make_tokenizer() -> Qwen2Tokenizer:
+    """One token per character (byte pairs without merges), with a chat template.
+
+    Qwen2's own class, because AutoTokenizer takes that for every model of type qwen2.
+    """
+    return Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate([*SPECIAL, *CHARACTERS])},
+        merges=[],
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
@@ -71,7 +72,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """The untrained model: two layers of width 64."""
     set_seed(seed)
     model = Qwen2ForCausalLM(
@@ -95,7 +96,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalL
     return model
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> float:
+def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> float:
     """Supervised training on noisy answers; returns the last loss."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_UP_LEARNING_RATE, weight_decay=0.0)
@@ -110,12 +111,12 @@ def warm_up(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: i
     return loss.item()
 
 
-def _batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> dict[str, torch.Tensor]:
-    texts, prompts = [], []
+def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random) -> dict[str, torch.Tensor]:
+    prompts, texts = [], []
     for _ in range(WARM_UP_BATCH):
         question, result = problem(rng)
         said = result if rng.random() < RIGHT_SHARE else rng.randint(0, 2 * LARGEST)
-        prompts.append(f"<|user|>{question}<|assistant|>")
+        prompts.append(f"<|system|>{SYSTEM_PROMPT}<|user|>{question}<|assistant|>")
         texts.append(f"{prompts[-1]}{'#### ' if rng.random() < FORM_SHARE else ''}{said}<eos>")
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)

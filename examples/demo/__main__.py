@@ -1,0 +1,171 @@
+"""`make demo`: from nothing to a GRPOJob that has Succeeded, on a real Kubernetes, with real training.
+
+Starts the cluster of tests/cluster (or takes the kubectl context that is named), builds and loads the images, installs
+the chart, applies examples/01-first-job.yaml, follows it and draws what happened. Leaves the cluster up.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from tests.cluster import images, stack
+from tests.cluster.access import Access
+from tests.cluster.cluster import Cluster, clusters_folder
+from tests.cluster.controlplane import ControlPlaneSettings
+from tests.cluster.settings import ClusterSettings, GpuSettings
+
+from .follow import History, finished, follow
+from .plot import draw
+from .prepare import prepare
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "01-first-job.yaml"
+CLUSTER = "main"
+NAMESPACE = "first-job"
+OUTPUT = Path("demo-output")
+TIMEOUT_SECONDS = 900.0
+LAST = 5
+
+
+@dataclass
+class Demo:
+    """The demo's state: where it prints, and since when."""
+
+    console: Console = field(default_factory=Console)
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        """One line with the time since the start."""
+        self.console.print(f"[dim]{time.monotonic() - self.began:5.0f} s[/dim]  {text}", highlight=False)
+
+
+def own_cluster(demo: Demo) -> Cluster:
+    """The cluster of `make cluster`, started if it is not up."""
+    folder = clusters_folder() / CLUSTER
+    if folder.exists() and Cluster.open(folder).processes.find():
+        demo.say("the cluster of `make cluster` is up already")
+        return Cluster.open(folder)
+    settings = ClusterSettings(
+        nodes=2, gpus=GpuSettings(per_node=8), control_plane=ControlPlaneSettings(node_grace_seconds=40)
+    )
+    cluster = Cluster.create(CLUSTER, settings, demo.say)
+    cluster.keep()
+    return cluster
+
+
+def foreign_cluster(context: str) -> Access:
+    """The cluster of a kubectl context, by a kubeconfig that holds nothing else."""
+    command = ["kubectl", "config", "view", "--minify", "--flatten", "--context", context]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    file = Path(tempfile.mkdtemp(prefix="grpo-demo-")) / "kubeconfig"
+    file.write_text(text)
+    file.chmod(0o600)
+    return Access(file)
+
+
+def install(demo: Demo, context: str | None, trainer_image: str | None) -> tuple[Access, str]:
+    """A cluster with the operator and the job's volume on it, and the image that its pods train with."""
+    job = read_example()
+    claim = job["spec"]["checkpoint"]["volume"]["claimName"]
+    if context:
+        access = foreign_cluster(context)
+        stack.create_namespace(access, NAMESPACE)
+        shape = {"accessModes": ["ReadWriteMany"]}
+        stack.apply(access, stack.volume_claim(NAMESPACE, claim, "1Gi", shape))
+        demo.say("helm install grpo-operator")
+        stack.install_operator(access)
+        return access, trainer_image or images.DEFAULT_TRAINER
+    cluster = own_cluster(demo)
+    built = images.build(demo.say)
+    demo.say("loading the images on both nodes")
+    images.load(cluster, built)
+    stack.create_namespace(cluster, NAMESPACE)
+    stack.host_volume(cluster, NAMESPACE, claim, cluster.directory / "volumes" / NAMESPACE)
+    demo.say("helm install grpo-operator")
+    stack.install_operator(cluster, built.references)
+    return cluster, built.references.trainer
+
+
+def read_example() -> dict[str, Any]:
+    """The GRPOJob of the example file."""
+    job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    return job
+
+
+def apply_example(demo: Demo, access: Access) -> str:
+    """Applies the example as it is, after removing what an earlier demo left; returns the job's name."""
+    name = str(read_example()["metadata"]["name"])
+    access.kubectl("delete", "grpojob", name, "--namespace", NAMESPACE, "--ignore-not-found")
+    demo.say(f"kubectl apply -f examples/{EXAMPLE.name}")
+    access.kubectl("apply", "--filename", str(EXAMPLE), "--namespace", NAMESPACE)
+    return name
+
+
+def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
+    """Prints what came of the run, and where the picture is."""
+    rewards = [value for _, value in history.series("reward")]
+    kl = history.series("kl")
+    status = job["status"]
+    picture = OUTPUT / "first-job.png"
+    draw(history, f"{job['metadata']['name']}: {status['plan']['strategy']} reference", picture)
+    (OUTPUT / "first-job.json").write_text(json.dumps(history.steps, indent=1))
+    nodes = sorted({pod["node"] for pod in status["pods"]})
+    demo.console.print()
+    demo.console.print(
+        f"[bold]{finished(job)}[/bold] after {status['progress']['summary']} steps on {len(nodes)} nodes"
+    )
+    demo.console.print(
+        f"mean reward, first {LAST} steps → last {LAST}: {mean(rewards[:LAST]):.3f} → {mean(rewards[-LAST:]):.3f}"
+    )
+    demo.console.print(f"KL to the reference, last step: {kl[-1][1]:.4f}")
+    demo.console.print(f"time: {time.monotonic() - demo.began:.0f} s in all; the picture is {picture}")
+
+
+def explain(demo: Demo, context: str | None) -> None:
+    """How to look around and how to remove everything."""
+    environment = f"kubectl config use-context {context}" if context else 'eval "$(make -s cluster)"'
+    removal = f"helm uninstall {stack.RELEASE} -n {stack.SYSTEM_NAMESPACE}" if context else "make cluster-down"
+    demo.console.print(
+        f"\nLook around:  {environment}\n"
+        f"              kubectl -n {NAMESPACE} get grpojob,jobs,pods\n"
+        f"              kubectl -n {NAMESPACE} describe grpojob\n"
+        f"              kubectl -n {NAMESPACE} logs job/{read_example()['metadata']['name']}-1\n"
+        f"Remove it:    {removal}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def main() -> int:
+    """Runs the demo; the exit code is 0 only for a job that Succeeded."""
+    parser = argparse.ArgumentParser(description="One GRPOJob from kubectl apply to Succeeded.")
+    parser.add_argument("--context", help="kubectl context of a cluster that can pull the images")
+    parser.add_argument("--trainer-image", help="training image on that cluster; default: the chart's")
+    arguments = parser.parse_args()
+    demo = Demo()
+    OUTPUT.mkdir(exist_ok=True)
+    access, image = install(demo, arguments.context, arguments.trainer_image)
+    demo.say("preparing the model and the problems on the job's volume")
+    prepare(access, NAMESPACE, image, read_example()["spec"]["checkpoint"]["volume"]["claimName"])
+    name = apply_example(demo, access)
+    job, history = follow(access, NAMESPACE, name, demo.console, TIMEOUT_SECONDS)
+    demo.console.print(access.kubectl("get", "grpojob", name, "--namespace", NAMESPACE))
+    if finished(job) != "Succeeded":
+        demo.console.print(access.kubectl("describe", "grpojob", name, "--namespace", NAMESPACE))
+        return 1
+    summarise(demo, job, history)
+    explain(demo, arguments.context)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Follows a GRPOJob in the terminal: a live table while it runs, and its step-by-step history from rank 0's log.
+
+Exists so that the demo shows what `kubectl get grpojob -w` and `kubectl logs -f` tell, side by side. Called by
+examples.demo.
+"""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tests.cluster.access import Access, CommandError
+
+POLL_SECONDS = 1.0
+COLUMNS = ("PHASE", "MODEL", "REFERENCE", "PODS", "STEP", "KL", "REWARD", "RESTARTS", "SECONDS")
+
+
+@dataclass
+class History:
+    """One entry per finished optimizer step, as rank 0 logged it."""
+
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def read(self, log: str) -> None:
+        """Adds the step records of a training log; other lines are left alone."""
+        for line in log.splitlines():
+            if line.startswith("{") and '"step"' in line:
+                record = json.loads(line)
+                values = {key: value for key, value in record.items() if isinstance(value, int | float)}
+                self.steps[int(record["step"])] = values
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of every step that logged the key, in order."""
+        return [(step, self.steps[step][key]) for step in sorted(self.steps) if key in self.steps[step]]
+
+
+def finished(job: dict[str, Any]) -> str:
+    """`Succeeded` or `Failed` once the job has ended, else an empty string."""
+    for condition in job.get("status", {}).get("conditions", []):
+        if condition["type"] in ("Succeeded", "Failed") and condition["status"] == "True":
+            return str(condition["type"])
+    return ""
+
+
+def row(job: dict[str, Any], seconds: float) -> list[str]:
+    """The cells of the live table for the job's present status."""
+    status = job.get("status", {})
+    plan, metrics = status.get("plan", {}), status.get("metrics", {})
+    pods = " ".join(f"{pod['name'].rsplit('-', 1)[0]}@{pod.get('node') or '?'}" for pod in status.get("pods", []))
+    return [
+        status.get("phase", "Pending"),
+        plan.get("parameters", ""),
+        plan.get("strategy", ""),
+        pods,
+        status.get("progress", {}).get("summary", ""),
+        metrics.get("kl", ""),
+        metrics.get("reward", ""),
+        str(status.get("restarts", 0)),
+        f"{seconds:.0f}",
+    ]
+
+
+def table(job: dict[str, Any], seconds: float) -> Table:
+    """The live table."""
+    result = Table(*COLUMNS, title=f"grpojob/{job['metadata']['name']}", title_justify="left")
+    result.add_row(*row(job, seconds))
+    return result
+
+
+def training_log(access: Access, job: dict[str, Any]) -> str:
+    """Rank 0's log of the present attempt; empty while there is none."""
+    first = [pod["name"] for pod in job.get("status", {}).get("pods", []) if pod["index"] == 0]
+    if not first:
+        return ""
+    try:
+        return access.kubectl("logs", first[0], "--namespace", job["metadata"]["namespace"])
+    except CommandError:  # the container has not started yet, or its node is away
+        return ""
+
+
+def follow(
+    access: Access, namespace: str, name: str, console: Console, timeout: float
+) -> tuple[dict[str, Any], History]:
+    """Shows the job until it ends.
+
+    Returns:
+        The ended job and the history of its steps.
+
+    Raises:
+        TimeoutError: the job has not ended within `timeout` seconds.
+    """
+    began, history, printed = time.monotonic(), History(), ""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            job = json.loads(access.kubectl("get", "grpojob", name, "--namespace", namespace, "--output", "json"))
+            seconds = time.monotonic() - began
+            live.update(table(job, seconds), refresh=True)
+            if not console.is_terminal and (line := "  ".join(filter(None, row(job, 0)[:-1]))) != printed:
+                console.print(f"{seconds:5.0f} s  {line}")
+                printed = line
+            history.read(training_log(access, job))
+            if finished(job):
+                return job, history
+            if seconds > timeout:
+                raise TimeoutError(f"grpojob/{name} has not ended after {timeout:.0f} s: {json.dumps(job['status'])}")
+            time.sleep(POLL_SECONDS)

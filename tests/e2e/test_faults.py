@@ -1,0 +1,118 @@
+"""What is broken while a job trains, and what must still come out of it: Succeeded, on the real cluster.
+
+Each test breaks something by hand in a run of its own; none of them may lose more than the steps since the last
+checkpoint, and none may show in the operator's log as a traceback.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.stack import SYSTEM_NAMESPACE
+
+from .jobs import Jobs, Object, attempt, condition, progress
+
+EVERY = 5
+STEPS = {"maxSteps": 40}
+SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "checkpoints"}}
+
+
+@pytest.fixture
+def quiet_operator(jobs: Jobs) -> Iterator[None]:
+    """Fails the test when the operator logged a traceback meanwhile, in any of its pods that is still there."""
+    yield
+    assert "Traceback" not in operator_log(jobs)
+
+
+def operator_log(jobs: Jobs) -> str:
+    """What the operator has written since its pod started."""
+    return jobs.access.kubectl(
+        *("logs", "--namespace", SYSTEM_NAMESPACE, "--selector", "app.kubernetes.io/name=grpo-operator"),
+        *("--tail", "-1"),
+    )
+
+
+def resumed_from(jobs: Jobs, job: Object) -> list[int]:
+    """Steps at which the attempts after the first began, as the checkpoints' manifests and logs tell."""
+    name = job["metadata"]["name"]
+    text = jobs.kubectl("logs", f"job/{name}-{attempt(job)}", "--all-pods", "--prefix=false")
+    return [int(json.loads(line)["resumedFromStep"]) for line in text.splitlines() if '"resumedFromStep"' in line]
+
+
+def check_fencing(jobs: Jobs, job: Object) -> None:
+    """Every checkpoint folder of the job was written by one attempt only: the one that its name carries."""
+    manifests = sorted((jobs.checkpoints / job["metadata"]["uid"]).rglob("manifest.json"))
+    assert manifests
+    for manifest in manifests:
+        written = json.loads(manifest.read_text())
+        assert f"attempt-{written['attempt']}" in manifest.as_posix()
+
+
+@pytest.mark.usefixtures("quiet_operator")
+def test_the_operator_and_the_service_may_vanish_without_the_run_noticing(jobs: Jobs) -> None:
+    jobs.create("calm", STEPS, checkpoint=SAVING)
+    jobs.wait_step("calm", 3)
+    jobs.kubectl("delete", "service", "--all")
+    jobs.access.kubectl("delete", "pod", "--namespace", SYSTEM_NAMESPACE, "--all", "--wait=false")
+    job = jobs.wait_succeeded("calm")
+    assert attempt(job) == 1
+    assert job["status"]["restarts"] == 0
+    assert progress(job)["step"] == STEPS["maxSteps"]
+    assert jobs.list("jobs", "calm")[0]["metadata"]["name"] == "calm-1"
+    assert jobs.kubectl("get", "services", "--output", "name").strip()
+
+
+@pytest.mark.usefixtures("quiet_operator")
+def test_a_lost_pod_and_a_deleted_job_resume_from_the_last_checkpoint(jobs: Jobs) -> None:
+    jobs.create("lossy", STEPS, checkpoint=SAVING)
+    jobs.wait_step("lossy", EVERY + 2)
+    lost = next(pod for pod in jobs.list("pods", "lossy") if pod["metadata"]["labels"]["grpo.dev/attempt"] == "1")
+    jobs.kubectl("delete", "pod", lost["metadata"]["name"], "--wait=false")
+    jobs.wait("lossy", "in its second attempt", lambda job: attempt(job) == 2)
+    second = jobs.wait_step("lossy", 2 * EVERY + 2)
+    assert attempt(second) == 2
+    assert resumed_from(jobs, second)[0] >= EVERY
+    jobs.kubectl("delete", "job", "lossy-2", "--wait=false")
+    job = jobs.wait_succeeded("lossy")
+    assert attempt(job) == 3
+    assert resumed_from(jobs, job)[0] >= 2 * EVERY
+    assert progress(job)["step"] == STEPS["maxSteps"]
+    check_fencing(jobs, job)
+
+
+def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
+    rewards = [{"format": {"pattern": ".*"}}, {"python": {"function": "no_such_module:reward"}}]
+    jobs.create("broken", STEPS, rewards=rewards, restarts={"limit": 0})
+    job = jobs.wait("broken", "failed", lambda job: condition(job, "Failed").get("status") == "True")
+    assert "no_such_module" in condition(job, "Failed")["message"]
+    assert job["status"]["outcome"]["result"] == "BadInput"
+    assert "no_such_module" in jobs.kubectl("logs", "job/broken-1")
+
+
+@pytest.mark.usefixtures("quiet_operator")
+def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: Cluster) -> None:
+    jobs.create("blackout", STEPS, checkpoint=SAVING)
+    jobs.wait_step("blackout", 3)
+    node_cluster.stop_apiserver()
+    time.sleep(20)
+    node_cluster.start_apiserver()
+    job = jobs.wait_succeeded("blackout")
+    assert attempt(job) == 1
+    assert progress(job)["step"] == STEPS["maxSteps"]
+
+
+def test_a_job_of_the_same_name_gets_children_of_its_own(jobs: Jobs) -> None:
+    jobs.create("twin", STEPS, checkpoint=SAVING)
+    first = jobs.wait_step("twin", 1)["metadata"]["uid"]
+    jobs.kubectl("delete", "grpojob", "twin", "--wait=false")
+    jobs.wait_gone("twin", first)
+    jobs.create("twin", {"maxSteps": 3}, checkpoint=SAVING)
+    job = jobs.wait_succeeded("twin")
+    assert job["metadata"]["uid"] != first
+    for kind in ("jobs", "pods"):
+        for child in jobs.list(kind, "twin"):
+            assert child["metadata"]["labels"]["grpo.dev/job-uid"] == job["metadata"]["uid"]
+    assert progress(job)["step"] == 3
