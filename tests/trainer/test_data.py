@@ -1,0 +1,172 @@
+"""load_prompts: what becomes of rows of every source, by hand-computed cases.
+
+Exists because a row that is silently changed or lost changes what is trained.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grpo_api.dataset import DatasetSpec
+from grpo_api.training import TrainingSpec
+from grpo_trainer.data import load_prompts
+from grpo_trainer.errors import BadInput
+from tests.trainer.tiny_tokenizer import tiny_tokenizer
+
+TRAINING = TrainingSpec(prompts_per_step=1, num_generations=2)
+GSM8K_ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
+
+
+def spec(*paths: str, **fields: Any) -> DatasetSpec:
+    files = {"configMap": {"name": "data"}, "paths": list(paths), "format": fields.pop("format", "Auto")}
+    return DatasetSpec.model_validate({"files": files, **fields})
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_text_prompts_stay_text_and_keep_the_other_columns(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1+1=", "answer": 2}, {"prompt": "2+2=", "answer": 4}])
+    prompts = load_prompts(spec("a.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path)
+    assert list(prompts.rows) == [{"answer": 2, "prompt": "1+1="}, {"answer": 4, "prompt": "2+2="}]
+    assert (prompts.dropped, prompts.duplicates) == (0, 0)
+
+
+def test_a_system_prompt_turns_text_into_a_chat(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"question": "1+1=", "answer": "2"}])
+    dataset = spec("a.jsonl", promptColumn="question", systemPrompt="Count.")
+    rows = load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    assert rows[0]["prompt"] == [{"role": "system", "content": "Count."}, {"role": "user", "content": "1+1="}]
+    assert rows.column_names == ["answer", "prompt"]
+
+
+def test_chats_get_the_system_prompt_in_front(tmp_path: Path) -> None:
+    chat = [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "?"},
+    ]
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": chat}])
+    rows = load_prompts(spec("a.jsonl", systemPrompt="Count."), TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    assert rows[0]["prompt"] == [{"role": "system", "content": "Count."}, *chat]
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(4, ["abcd"]), (5, ["abcd", "abcde"]), (6, ["abcd", "abcde", "abcdef"])])
+def test_prompts_over_the_limit_are_dropped_and_counted(tmp_path: Path, limit: int, kept: list[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "abcd"}, {"prompt": "abcde"}, {"prompt": "abcdef"}])
+    training = TrainingSpec(prompts_per_step=1, num_generations=2, max_prompt_length=limit)
+    prompts = load_prompts(spec("a.jsonl"), training, tiny_tokenizer(), root=tmp_path)
+    assert prompts.rows["prompt"][:] == kept
+    assert prompts.dropped == 3 - len(kept)
+
+
+def test_the_chat_template_counts_towards_the_limit(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "abcd"}])
+    dataset = spec("a.jsonl", systemPrompt="xy", onLongPrompt="Fail")
+    tokens = len("xy") + len("abcd") + 3  # system, user and assistant markers
+    fits = TrainingSpec(prompts_per_step=1, num_generations=2, max_prompt_length=tokens)
+    assert len(load_prompts(dataset, fits, tiny_tokenizer(), root=tmp_path).rows) == 1
+    too_short = TrainingSpec(prompts_per_step=1, num_generations=2, max_prompt_length=tokens - 1)
+    with pytest.raises(
+        BadInput, match=r"a.jsonl line 1, column 'prompt': 9 tokens, more than training.maxPromptLength 8"
+    ):
+        load_prompts(dataset, too_short, tiny_tokenizer(), root=tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "left"), [("Keep", ["a", "b", "a", "a"]), ("Drop", ["a", "b"])])
+def test_duplicates_are_counted(tmp_path: Path, rule: str, left: list[str]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": text} for text in "abaa"])
+    prompts = load_prompts(spec("a.jsonl", onDuplicatePrompt=rule), TRAINING, tiny_tokenizer(), root=tmp_path)
+    assert prompts.rows["prompt"][:] == left
+    assert (prompts.duplicates, prompts.dropped) == (2, 0)
+
+
+def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": 'Say "hi", then stop', "answer": "hi"}, {"prompt": "two\nlines", "answer": "ä"}]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text('prompt,answer\n"Say ""hi"", then stop",hi\n"two\nlines",ä\n', encoding="utf-8")
+    loaded = [
+        load_prompts(spec(name), TRAINING, tiny_tokenizer(), root=tmp_path)
+        for name in ("a.jsonl", "a.parquet", "a.csv")
+    ]
+    assert [list(prompts.rows) for prompts in loaded] == [
+        [{"answer": row["answer"], "prompt": row["prompt"]} for row in rows]
+    ] * 3
+    assert len({prompts.fingerprint for prompts in loaded}) == 1
+
+
+def test_files_are_read_in_order_and_wildcards_by_name(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name, text in {"more/b.jsonl": "2", "more/a.jsonl": "1", "z.jsonl": "0"}.items():
+        write_jsonl(tmp_path / name, [{"prompt": text}])
+    rows = load_prompts(spec("z.jsonl", "more/*.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    assert rows["prompt"][:] == ["0", "1", "2"]
+
+
+def test_a_configmap_s_links_are_followed(tmp_path: Path) -> None:
+    """The kubelet mounts a ConfigMap's keys as links into a hidden folder."""
+    (tmp_path / "..2026_01").mkdir()
+    write_jsonl(tmp_path / "..2026_01" / "train.jsonl", [{"prompt": "x"}])
+    (tmp_path / "..data").symlink_to("..2026_01")
+    (tmp_path / "train.jsonl").symlink_to("..data/train.jsonl")
+    assert len(load_prompts(spec("*.jsonl"), TRAINING, tiny_tokenizer(), root=tmp_path).rows) == 1
+
+
+def test_columns_are_renamed_before_all_else(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"text": "1+1=", "prompts": "old", "prompt": "other"}])
+    mapping = {"question": "text", "source": "prompts", "theirs": "prompt"}
+    dataset = spec("a.jsonl", columns=mapping, promptColumn="question")
+    rows = load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).rows
+    assert rows[0] == {"source": "old", "theirs": "other", "prompt": "1+1="}
+
+
+def test_the_fingerprint_follows_content_and_mapping(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1", "answer": "a"}, {"prompt": "2", "answer": "b"}])
+    write_jsonl(tmp_path / "copy.jsonl", [{"answer": "a", "prompt": "1"}, {"answer": "b", "prompt": "2"}])
+    write_jsonl(tmp_path / "other.jsonl", [{"prompt": "1", "answer": "a"}, {"prompt": "2", "answer": "c"}])
+    write_jsonl(tmp_path / "turned.jsonl", [{"prompt": "2", "answer": "b"}, {"prompt": "1", "answer": "a"}])
+
+    def fingerprint(dataset: DatasetSpec) -> str:
+        return load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).fingerprint
+
+    base = fingerprint(spec("a.jsonl"))
+    assert base == fingerprint(spec("copy.jsonl"))
+    changed = [
+        spec("other.jsonl"),
+        spec("turned.jsonl"),
+        spec("a.jsonl", systemPrompt="x"),
+        spec("a.jsonl", columns={"solution": "answer"}),
+        spec("a.jsonl", promptColumn="answer"),
+    ]
+    assert len({base, *map(fingerprint, changed)}) == 1 + len(changed)
+
+
+def test_hub_datasets_are_loaded_by_name_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` takes a folder for a hub id: the same call, without a network."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        write_jsonl(tmp_path / "set" / f"{split}.jsonl", [{"question": f"{split} {n}", "answer": n} for n in range(3)])
+    dataset = DatasetSpec(name=str(tmp_path / "set"), split="test", prompt_column="question")
+    rows = load_prompts(dataset, TRAINING, tiny_tokenizer()).rows
+    assert rows["prompt"][:] == ["test 0", "test 1", "test 2"]
+    with pytest.raises(BadInput, match=r"split validation\).*check name, config, split"):
+        load_prompts(dataset.model_copy(update={"split": "validation"}), TRAINING, tiny_tokenizer())
+    with pytest.raises(BadInput, match="can't be loaded"):
+        load_prompts(dataset.model_copy(update={"name": str(tmp_path / "none")}), TRAINING, tiny_tokenizer())
+
+
+def test_gsm8k_rows_become_chats_with_their_answers(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k.jsonl").write_bytes(GSM8K_ROWS.read_bytes())
+    dataset = spec("gsm8k.jsonl", promptColumn="question", systemPrompt="Think.")
+    prompts = load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path)
+    assert len(prompts.rows) == 8
+    assert prompts.rows[0]["prompt"][1]["content"].startswith("A baker fills 6 trays")
+    assert prompts.rows[2]["answer"].endswith("#### 1,500")

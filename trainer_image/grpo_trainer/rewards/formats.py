@@ -1,0 +1,52 @@
+"""The `format` reward: does the whole completion match a regular expression?
+
+Exists because a pattern and a completion together can take exponential time: matching runs in the `regex` package,
+which can be timed out and releases the GIL, so a bad pattern costs its budget and freezes nobody. Built by reward_set.
+"""
+
+from typing import Any
+
+import regex
+
+from grpo_api.rewards import FormatReward
+from grpo_trainer.errors import BadInput
+
+from .base import Completion, Deadline, RewardCounters, Scores, completion_text
+
+
+class FormatFunction:
+    """Callable with TRL's reward signature: `score` for completions that match, 0 for others, None after a time-out."""
+
+    def __init__(self, name: str, spec: FormatReward, counters: RewardCounters) -> None:
+        """Compiles the pattern.
+
+        Raises:
+            BadInput: the pattern is no regular expression.
+        """
+        self.__name__ = name
+        self._spec = spec
+        self._counters = counters
+        try:
+            self._pattern = regex.compile(spec.pattern)
+        except regex.error as error:
+            problem = f"format.pattern {spec.pattern!r:.200} is no regular expression: {error}"
+            raise BadInput(f"reward {name!r}: {problem}; correct the pattern") from error
+
+    @property
+    def longest_seconds(self) -> float:
+        """The most time that one call can take."""
+        return self._spec.batch_timeout_seconds
+
+    def __call__(self, completions: list[Completion], **_columns: Any) -> Scores:
+        """One score per completion, all within the batch's budget."""
+        deadline = Deadline(self._spec.batch_timeout_seconds)
+        return [self._score(completion_text(completion).strip(), deadline) for completion in completions]
+
+    def _score(self, text: str, deadline: Deadline) -> float | None:
+        seconds = max(0.0, min(self._spec.timeout_seconds, deadline.left()))
+        try:
+            matched = self._pattern.fullmatch(text, timeout=seconds, concurrent=True)
+        except TimeoutError:
+            self._counters.timeouts += 1
+            return None
+        return self._spec.score if matched else 0.0
