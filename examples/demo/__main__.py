@@ -21,8 +21,7 @@ from rich.console import Console
 from tests.cluster import images, stack
 from tests.cluster.access import Access
 from tests.cluster.cluster import Cluster, clusters_folder
-from tests.cluster.controlplane import ControlPlaneSettings
-from tests.cluster.settings import ClusterSettings, GpuSettings
+from tests.cluster.fixtures import training_settings
 
 from .follow import History, finished, follow
 from .plot import draw
@@ -54,10 +53,7 @@ def own_cluster(demo: Demo) -> Cluster:
     if folder.exists() and Cluster.open(folder).processes.find():
         demo.say("the cluster of `make cluster` is up already")
         return Cluster.open(folder)
-    settings = ClusterSettings(
-        nodes=2, gpus=GpuSettings(per_node=8), control_plane=ControlPlaneSettings(node_grace_seconds=40)
-    )
-    cluster = Cluster.create(CLUSTER, settings, demo.say)
+    cluster = Cluster.create(CLUSTER, training_settings(), demo.say)
     cluster.keep()
     return cluster
 
@@ -72,7 +68,7 @@ def foreign_cluster(context: str) -> Access:
     return Access(file)
 
 
-def install(demo: Demo, context: str | None, trainer_image: str | None) -> tuple[Access, str]:
+def install(demo: Demo, context: str | None, trainer_image: str) -> tuple[Access, str]:
     """A cluster with the operator and the job's volume on it, and the image that its pods train with."""
     job = read_example()
     claim = job["spec"]["checkpoint"]["volume"]["claimName"]
@@ -82,17 +78,19 @@ def install(demo: Demo, context: str | None, trainer_image: str | None) -> tuple
         shape = {"accessModes": ["ReadWriteMany"]}
         stack.apply(access, stack.volume_claim(NAMESPACE, claim, "1Gi", shape))
         demo.say("helm install grpo-operator")
-        stack.install_operator(access)
-        return access, trainer_image or images.DEFAULT_TRAINER
+        stack.install_operator(access, None, None)
+        return access, trainer_image
     cluster = own_cluster(demo)
-    built = images.build(demo.say)
+    demo.say("building the images, where they are not in the cache")
+    operator, trainer = images.operator_image(), images.light_trainer_image()
     demo.say("loading the images on both nodes")
-    images.load(cluster, built)
+    for image in (operator, trainer):
+        cluster.load(image.archive)
     stack.create_namespace(cluster, NAMESPACE)
     stack.host_volume(cluster, NAMESPACE, claim, cluster.directory / "volumes" / NAMESPACE)
     demo.say("helm install grpo-operator")
-    stack.install_operator(cluster, built.references)
-    return cluster, built.references.trainer
+    stack.install_operator(cluster, operator, trainer)
+    return cluster, trainer.name
 
 
 def read_example() -> dict[str, Any]:
@@ -149,7 +147,7 @@ def main() -> int:
     """Runs the demo; the exit code is 0 only for a job that Succeeded."""
     parser = argparse.ArgumentParser(description="One GRPOJob from kubectl apply to Succeeded.")
     parser.add_argument("--context", help="kubectl context of a cluster that can pull the images")
-    parser.add_argument("--trainer-image", help="training image on that cluster; default: the chart's")
+    parser.add_argument("--trainer-image", default="grpo-trainer:0.1.0", help="training image on that cluster")
     arguments = parser.parse_args()
     demo = Demo()
     OUTPUT.mkdir(exist_ok=True)

@@ -1,28 +1,20 @@
 """The product on a cluster: namespaces, volumes and the Helm release, as a platform team would set them up.
 
 Exists so that the demo and the end-to-end tests install the same thing in the same way. Called by examples.demo and by
-tests/e2e/conftest.py; knows nothing of how images are built.
+tests/e2e/conftest.py.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .access import Access
+from .images import Image
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "grpo-operator"
 SYSTEM_NAMESPACE = "grpo-system"
 RELEASE = "grpo-operator"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-
-
-@dataclass(frozen=True)
-class Images:
-    """References of the two images, as nodes know them."""
-
-    operator: str
-    trainer: str
 
 
 def apply(access: Access, *objects: dict[str, Any]) -> None:
@@ -68,16 +60,15 @@ def volume_claim(namespace: str, claim: str, size: str, shape: dict[str, Any]) -
     }
 
 
-def install_operator(access: Access, images: Images | None = None, *settings: str) -> None:
+def install_operator(access: Access, operator: Image | None, trainer: Image | None, *settings: str) -> None:
     """Installs or upgrades the chart and waits until the operator is ready; `settings` are further `--set` pairs.
 
     Without images the chart's own are used, which the nodes must be able to pull.
     """
     create_namespace(access, SYSTEM_NAMESPACE)
     values = list(settings)
-    for key, image in (("image", images.operator), ("trainerImage", images.trainer)) if images else ():
-        repository, tag = image.rsplit(":", 1)
-        values += [f"{key}.repository={repository}", f"{key}.tag={tag}"]
+    for key, image in (("image", operator), ("trainerImage", trainer)):
+        values += [f"{key}.repository={image.repository}", f"{key}.tag={image.tag}"] if image else []
     arguments = [part for value in values for part in ("--set", value)]
     access.helm(
         *("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM_NAMESPACE),
