@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+GENERATED = ("__pycache__", ".egg-info")  # folders that appear beside sources and are no content
+
 
 def cache_root() -> Path:
     """Return `grpo-operator/` under the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`)."""
@@ -34,7 +36,7 @@ def _pieces(part: str | Path) -> Iterator[tuple[str, bytes]]:
         yield "text", part.encode()
     elif part.is_dir():
         for file in sorted(part.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
+            if file.is_file() and not any(part.endswith(GENERATED) for part in file.parts):
                 yield str(file.relative_to(part)), file.read_bytes()
     else:
         yield part.name, part.read_bytes()

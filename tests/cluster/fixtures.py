@@ -11,7 +11,9 @@ from pathlib import Path
 from .access import ExternalCluster
 from .cluster import Cluster
 from .controlplane import ControlPlaneSettings
+from .images import CONTAINER_SITE_PACKAGES
 from .settings import ClusterSettings, GpuSettings
+from .wheels import site_packages
 
 AnyCluster = Cluster | ExternalCluster
 NODES = 2
@@ -25,11 +27,23 @@ def api_level(name: str = "api") -> Iterator[AnyCluster]:
         yield cluster
 
 
+def training_settings() -> ClusterSettings:
+    """Two real nodes that claim eight GPUs each, ready for the light trainer image.
+
+    A lost node is noticed after 40 s, so the API server may be away for 20 s.
+    """
+    return ClusterSettings(
+        NODES,
+        gpus=GpuSettings(GPUS_PER_NODE),
+        control_plane=ControlPlaneSettings(node_grace_seconds=40),
+        shown={str(site_packages()): CONTAINER_SITE_PACKAGES},
+    )
+
+
 @contextmanager
 def node_level(name: str = "e2e") -> Iterator[AnyCluster]:
-    """Yield two real nodes that claim eight GPUs each; a lost node is noticed after 40 s."""
-    plane = ControlPlaneSettings(node_grace_seconds=40)
-    with _cluster(name, ClusterSettings(NODES, gpus=GpuSettings(GPUS_PER_NODE), control_plane=plane)) as cluster:
+    """Yield a cluster by `training_settings`."""
+    with _cluster(name, training_settings()) as cluster:
         yield cluster
 
 

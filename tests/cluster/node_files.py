@@ -13,6 +13,7 @@ from .build import Toolchain
 from .controlplane import ControlPlane
 from .network import Addresses
 from .prerequisites import cni_folder
+from .processes import run
 from .settings import ClusterSettings
 
 PAUSE = "grpo.test/pause:1"
@@ -28,6 +29,7 @@ def write_node_files(home: Path, index: int, settings: ClusterSettings, tools: T
     authority.kubeconfig(home / "kubeconfig", plane.url, home.name, subject)
     authority.issue(f"{home.name}-serving", f"/CN={home.name}", f"IP:{addresses.node(index)},DNS:{home.name}")
     (home / "containerd.toml").write_text(_containerd(home, tools.program("runc")))
+    _write(home / "container.json", _container(tools.program("ctr"), settings.shown))
     _write(home / "cni" / "10-ptp.conflist", _pod_network(addresses.pod_subnet(index)))
     _write(home / "kubelet.json", _kubelet(home, index, settings, plane))
     _write(home / "proxy.json", _proxy(home, addresses))
@@ -54,8 +56,18 @@ bin_dirs = ["{cni_folder()}"]
 conf_dir = "{home}/cni"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = "{home}/container.json"
 options = {{ BinaryName = "{runc}" }}
 """
+
+
+def _container(ctr: Path, shown: dict[str, str]) -> dict[str, Any]:
+    """Return what every container starts from: containerd's default, with the host's folders that all may see."""
+    spec: dict[str, Any] = json.loads(run(ctr, "oci", "spec"))
+    for source, target in shown.items():
+        mount = {"source": source, "destination": target, "type": "bind", "options": ["rbind", "ro"]}
+        spec["mounts"].append(mount)
+    return spec
 
 
 def _pod_network(subnet: str) -> dict[str, Any]:

@@ -45,12 +45,14 @@ class ClusterSettings:
     """All that `up` takes.
 
     nodes: real kubelets, 0 for the API level. kwok_nodes: nodes whose pods only pretend to run.
-    slot: chooses the addresses and the bridge's name, so that several clusters fit on one machine.
+    slot: chooses the addresses, so that several clusters fit on one machine.
+    shown: host folder → path at which every container of the real nodes sees it, read-only.
     """
 
     nodes: int = 0
     kwok_nodes: int = 0
     slot: int = 0
+    shown: dict[str, str] = field(default_factory=dict)
     gpus: GpuSettings = field(default_factory=GpuSettings)
     control_plane: ControlPlaneSettings = field(default_factory=ControlPlaneSettings)
 

@@ -1,0 +1,109 @@
+"""The trainer's dependencies for CPU tests: torch without CUDA's own libraries, as a wheel and as a mounted folder.
+
+The shipped trainer image is 6 GB, most of it CUDA. A repacked torch wheel of the same version with a local version
+suffix satisfies the same constraints and is preferred by installers, so the shipped Dockerfile builds a small image
+unchanged. Used by images.py and, as a folder that every container of a test node sees, by the end-to-end tests.
+"""
+
+import os
+import shutil
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+from .cache import cache_root, cached, content_key, remove
+from .guard import REPOSITORY
+from .processes import ClusterError, run
+
+PYTHON_VERSION = "3.11"  # of the Debian base image
+SUFFIX = "+nocuda"
+SLIM_SCRIPT = Path(__file__).with_name("slim_torch.sh")
+CONSTRAINTS = REPOSITORY / "constraints.txt"
+CUDA_REQUIREMENTS = ("cuda-", "nvidia-", "triton")
+
+
+def torch_wheels() -> Path:
+    """Return a folder that holds the repacked torch wheel, for an installer's `find-links`."""
+    version = _torch_version()
+    key = content_key(version, SLIM_SCRIPT, Path(__file__))
+    return cached(cache_root() / f"torch-wheel-{key}", lambda folder: _repack(version, folder))
+
+
+def site_packages() -> Path:
+    """Return a folder `site-packages` with all that the trainer imports but our own packages.
+
+    The folder's name matters: dill decides by it what counts as installed.
+    """
+    requirements = _trainer_requirements()
+    key = content_key("\n".join(requirements), CONSTRAINTS, SLIM_SCRIPT, Path(__file__))
+    target = cache_root() / f"trainer-{key}"
+    return cached(target, lambda folder: _install(requirements, folder / "site-packages")) / "site-packages"
+
+
+def _torch_version() -> str:
+    for line in CONSTRAINTS.read_text().splitlines():
+        name, _, version = line.partition("==")
+        if name.strip() == "torch":
+            return version.split(";")[0].strip()
+    raise ClusterError("constraints.txt does not pin torch: add torch==<version>")
+
+
+def _trainer_requirements() -> list[str]:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return sorted([*project["dependencies"], *project["optional-dependencies"]["trainer"]])
+
+
+def _uv(*arguments: object) -> None:
+    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        raise ClusterError("uv is missing: pip install uv")
+    run(program, "pip", "install", "--quiet", "--python-version", PYTHON_VERSION, *arguments)
+
+
+def _install(requirements: list[str], target: Path) -> None:
+    sys.stderr.write("installing the trainer's dependencies for the test nodes\n")
+    target.mkdir(parents=True)
+    links = torch_wheels()
+    _uv("--target", target, "-c", CONSTRAINTS, "--find-links", links, "--compile-bytecode", *requirements)
+
+
+def _repack(version: str, folder: Path) -> None:
+    sys.stderr.write(f"repacking torch {version} without CUDA's libraries\n")
+    tree = folder / "tree"
+    tree.mkdir(parents=True)
+    # copies, not links into uv's cache: the metadata is edited below
+    _uv("--target", tree, "--no-deps", "--link-mode", "copy", f"torch=={version}")
+    run("sh", SLIM_SCRIPT, tree)
+    info = tree / f"torch-{version}.dist-info"
+    info = info.rename(tree / f"torch-{version}{SUFFIX}.dist-info")
+    metadata = info / "METADATA"
+    metadata.write_text(slim_metadata(metadata.read_text(), version))
+    tag = next(line for line in (info / "WHEEL").read_text().splitlines() if line.startswith("Tag: "))
+    _zip(tree, info, folder / f"torch-{version}{SUFFIX}-{tag.removeprefix('Tag: ')}.whl")
+    remove(tree)
+
+
+def slim_metadata(text: str, version: str) -> str:
+    """Return a wheel's METADATA with our version and without its requirements on CUDA's wheels and triton."""
+    kept = [
+        line
+        for line in text.splitlines()
+        if not line.startswith(tuple(f"Requires-Dist: {name}" for name in CUDA_REQUIREMENTS))
+    ]
+    return "\n".join(kept).replace(f"\nVersion: {version}\n", f"\nVersion: {version}{SUFFIX}\n", 1) + "\n"
+
+
+def _zip(tree: Path, info: Path, wheel: Path) -> None:
+    """Write the wheel uncompressed: it is unpacked at once and thrown away with the cache."""
+    files = [file for file in sorted(tree.rglob("*")) if file.is_file() and file.name != "RECORD"]
+    names = [str(file.relative_to(tree)) for file in files]
+    record = info / "RECORD"
+    record.write_text("".join(f"{_quoted(name)},,\n" for name in [*names, str(record.relative_to(tree))]))
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
+        for name in [*names, str(record.relative_to(tree))]:
+            archive.write(tree / name, name)
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if "," in name else name
