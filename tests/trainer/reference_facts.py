@@ -1,0 +1,167 @@
+"""Measures what docs/strategies.md claims of every strategy under every parallelism.
+
+Exists so that the tests and the documented table rest on the same measurements. `measure` runs on one rank or as a
+gang (tests/trainer/gang.py), called by test_reference_matrix.py and benchmarks/strategy_matrix.py. Every cell says:
+log-probabilities on one fixed batch, how the weights were proven, what an interrupted run logged after its resume
+against the uninterrupted one, and whether the sync is bit for bit what TRL does.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import use_adapter
+
+from grpo_trainer import partition, ranks, sync
+from grpo_trainer.engine import ReferenceGRPOTrainer
+from grpo_trainer.fingerprint import combined, fingerprint
+from grpo_trainer.reference.base import unwrapped
+from tests.trainer import demo_model, runs
+
+CELLS = {
+    "1 process": (0, ("Clone", "Offload", "Adapter", "None")),
+    "DDP": (0, ("Clone", "Offload", "Adapter", "None")),
+    "ZeRO-2": (2, ("Clone", "Offload", "Adapter", "None")),
+    "ZeRO-3": (3, ("Sharded", "Sharded to host", "Adapter", "None")),
+}
+"""ZeRO stage and strategies by parallelism; other combinations are refused."""
+SYNCED = ("Clone", "Offload", "Sharded", "Sharded to host")
+MIXUP = 0.3
+STEPS, SAVED = 6, 3
+TOKENS = torch.tensor([[(7 * row + 3 * column) % 90 + 6 for column in range(14)] for row in range(8)])
+"""One fixed batch: 8 rows of 6 prompt and 8 completion tokens."""
+
+
+def measure(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Facts by parallelism and strategy. Collective under a process group."""
+    model = folder / "model"
+    if ranks.rank() == 0:
+        demo_model.save_policy(model)
+    ranks.gather(0)
+    facts: dict[str, dict[str, dict[str, Any]]] = {}
+    for parallelism in parallelisms:
+        stage, strategies = CELLS[parallelism]
+        for strategy in strategies:
+            cell = folder / f"{parallelism}-{strategy}".replace(" ", "-")
+            facts.setdefault(parallelism, {})[strategy] = _cell(cell, model, stage, strategy)
+            runs.reset()
+    return facts
+
+
+def _cell(folder: Path, model: Path, stage: int, strategy: str) -> dict[str, Any]:
+    job = {"model": model, "zero": stage, "world_size": ranks.world_size(), **_arguments(strategy)}
+    probe = Probe()
+    trainer = runs.build(runs.plan(**job), probe, output_dir=str(folder), max_steps=1)
+    probe.trainer = trainer
+    trainer.train()
+    facts: dict[str, Any] = {"proofs": [[p.what, p.parameters, p.across_ranks, p.seconds] for p in trainer.proofs]}
+    facts |= probe.facts
+    runs.reset()
+    facts["resumed"] = _resume(folder / "plain", job)
+    if strategy in SYNCED:
+        job["reference"] = job.get("reference", {}) | {"sync": {"everySteps": 2, "mixup": MIXUP}}
+        facts["resumed_synced"] = _resume(folder / "synced", job)
+    return facts
+
+
+def _arguments(strategy: str) -> dict[str, Any]:
+    if strategy == "Sharded to host":
+        return {"strategy": "Sharded", "reference": {"offload": {"target": "CPU"}}}
+    return {"strategy": strategy} | ({"training": {"beta": 0.0}} if strategy == "None" else {})
+
+
+def _resume(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """What steps after a checkpoint log in one run and in one that starts there."""
+    settings = {"output_dir": str(folder), "save_strategy": "steps", "save_steps": SAVED}
+    logged = []
+    for checkpoint in (None, str(folder / f"checkpoint-{SAVED}")):
+        logs = runs.Logs()
+        trainer = runs.build(runs.plan(**job), logs, **settings)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        logged.append(logs.numbers(SAVED + 1, STEPS))
+        proven = [proof.what for proof in trainer.proofs]
+        del trainer
+        runs.reset()
+    ranks.gather(0)
+    if ranks.rank() == 0:
+        shutil.rmtree(folder)
+    return {"uninterrupted": logged[0], "resumed": logged[1], "proven": proven}
+
+
+class Probe(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Looks at the wrapped models before the first step."""
+
+    trainer: ReferenceGRPOTrainer
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Scores the fixed batch with a policy that differs from the reference in a known way."""
+        trainer = self.trainer
+        disturb(trainer.model)
+        self.facts["policy"] = score(trainer, trainer.model_wrapped)
+        if trainer.ref_model is not None:
+            self.facts["reference"] = score(trainer, trainer.ref_model)
+            self.facts["synced"] = mixed(trainer, ours=True)
+            self.facts["synced_by_trl"] = mixed(trainer, ours=False)
+        elif trainer.beta:
+            with use_adapter(trainer.accelerator.unwrap_model(trainer.model), None):
+                self.facts["reference"] = score(trainer, trainer.model)
+            self.facts["models"] = sum(isinstance(value, nn.Module) for value in (trainer.ref_model, trainer.model))
+
+
+@torch.no_grad()
+def disturb(model: nn.Module, scale: float = 0.02) -> None:
+    """Adds a wave to every trained parameter: the same values however it is partitioned."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            with partition.held(parameter, change=True) as share:
+                wave = torch.arange(share.start, share.stop, dtype=torch.float64).mul(0.37).sin().mul(scale)
+                share.tensor.add_(wave.to(share.tensor.dtype))
+            partition.release(parameter)
+
+
+@torch.no_grad()
+def score(trainer: ReferenceGRPOTrainer, model: nn.Module) -> list[float]:
+    """Log-probabilities of the fixed batch's completions, flattened; every rank scores all of it."""
+    logps, _, _ = trainer._get_per_token_logps_and_entropies(model, TOKENS, torch.ones_like(TOKENS), 8)
+    values: list[float] = logps.flatten().tolist()
+    return values
+
+
+def mixed(trainer: ReferenceGRPOTrainer, ours: bool) -> str:
+    """Fingerprint of the whole reference after one sync, ours or TRL's; the reference is put back."""
+    reference = unwrapped(trainer.ref_model)
+    before = whole(reference)
+    score(trainer, trainer.ref_model)  # leaves persistent parameters gathered, as a step does
+    if ours:
+        sync.mix(trainer.model, reference, MIXUP)
+    else:
+        SyncRefModelCallback.sync_target_model(trainer.model, reference, MIXUP)
+    after = whole(reference)
+    score(trainer, trainer.ref_model)
+    fill(reference, before)
+    return combined(fingerprint(tensor) for tensor in after.values())
+
+
+def whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters, gathered."""
+    tensors = {}
+    for name, parameter in partition.parameters_by_name(model).items():
+        with partition.gathered(parameter) as share:
+            tensors[name] = share.tensor.clone()
+    return tensors
+
+
+@torch.no_grad()
+def fill(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Puts whole parameters back."""
+    for name, parameter in partition.parameters_by_name(model).items():
+        with partition.held(parameter, change=True) as share:
+            share.tensor.copy_(tensors[name][share.start : share.stop])
+        partition.release(parameter)
