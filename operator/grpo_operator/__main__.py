@@ -1,0 +1,205 @@
+"""`python -m grpo_operator`: wires the parts together and runs them until SIGTERM.
+
+Exists to hold everything that is neither pure nor about one job. kopf handles signals and its own end; when it stops,
+everything else is cancelled. A part that dies takes the process down: the kubelet starts a clean one.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import aiohttp
+import kopf
+from aiohttp import web
+
+from grpo_api.status import ConditionType
+
+from . import credentials, handlers, logs, settings
+from .cache import Cache
+from .cluster import GRPOJOBS, JOBS, PODS, SERVICES, HttpCluster, Resource, Selection
+from .errors import ConfigurationError
+from .events import Recorder
+from .line import Line
+from .metrics_server import Metrics, application
+from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, Key
+from .progress import ProgressPuller, Target, http_fetch
+from .reconcile import Caches, Reconciler
+from .watcher import Mirror
+from .workqueue import WorkQueue, work
+
+log = logging.getLogger("grpo_operator")
+
+DEAF_SECONDS = 240.0
+"""Without a LIST, an event or a bookmark of some kind for this long, the process is of no use."""
+
+
+class Operator:
+    """One operator process: its caches, its queue and everything that fills and drains them."""
+
+    def __init__(
+        self,
+        chosen: settings.Settings,
+        cluster: HttpCluster,
+        *,
+        caches: Caches,
+        queue: WorkQueue,
+        metrics: Metrics,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        """Puts the parts together; nothing runs yet."""
+        self._chosen = chosen
+        self._caches = caches
+        self._queue = queue
+        self._metrics = metrics
+        self._recorder = Recorder(cluster)
+        self.mirrors = self._mirrors(cluster)
+        self.kopf_ready = asyncio.Event()
+        self._puller = ProgressPuller(
+            self._targets, http_fetch(session), queue.add, chosen.progress_interval, metrics.pulled
+        )
+        self._reconcile = Reconciler(
+            cluster,
+            caches,
+            Line(chosen.trainer_image),
+            self._recorder,
+            limits=chosen.limits,
+            image=chosen.trainer_image,
+            progress=self._puller.of,
+            status_interval=chosen.status_interval,
+        )
+
+    def _mirrors(self, cluster: HttpCluster) -> dict[str, Mirror[Any]]:
+        """A mirror per kind and namespace."""
+        ours, shared = LABEL_JOB, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}"
+        kinds: tuple[tuple[Resource, str, Cache[Any], Callable[[Iterable[Key]], None]], ...] = (
+            (JOBS, ours, self._caches.jobs, self._add),
+            (PODS, ours, self._caches.pods, self._add),
+            (SERVICES, shared, self._caches.services, self._add_namespaces),
+            (GRPOJOBS, "", self._caches.grpojobs, self._add),
+        )
+        return {
+            f"{resource.plural}/{namespace or '*'}": Mirror(
+                cluster, Selection(resource, namespace, labels), cache, changed, self._chosen.resync
+            )
+            for namespace in self._chosen.namespaces or (None,)
+            for resource, labels, cache, changed in kinds
+        }
+
+    def _add(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
+    def _add_namespaces(self, keys: Iterable[Key]) -> None:
+        """A Service came or went: its namespace's active jobs need it."""
+        namespaces = {key.namespace for key in keys}
+        self._add(job.parent for job in self._caches.grpojobs if job.active and job.parent.namespace in namespaces)
+
+    def _targets(self) -> Iterable[Target]:
+        for job in self._caches.grpojobs:
+            if not (job.active and job.holds(ConditionType.RUNNING)):
+                continue
+            for pod in self._caches.pods.of(job.parent):
+                if pod.index == 0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
+                    yield Target(job.parent, pod.uid, pod.ip)
+
+    async def run(self) -> None:
+        """Fills the caches by full LISTs, then works, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, mirror in self.mirrors.items():
+                # kopf delivers the events of GRPOJobs
+                follow = mirror.relist_forever() if name.startswith(GRPOJOBS.plural) else mirror.follow()
+                tasks.create_task(follow, name=name)
+            for mirror in self.mirrors.values():
+                await mirror.synced.wait()
+            tasks.create_task(self._recorder.run(), name="events")
+            tasks.create_task(self._puller.run(), name="progress")
+            for number in range(self._chosen.workers):
+                tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
+
+    def unready(self) -> str:
+        """What is still missing before the first job can be worked on."""
+        waiting = [name for name, mirror in self.mirrors.items() if not mirror.synced.is_set()]
+        if waiting:
+            return f"not listed yet: {', '.join(waiting)}"
+        return "" if self.kopf_ready.is_set() else "kopf is starting"
+
+    def unhealthy(self) -> str:
+        """Which watch has gone deaf; a list that is still being tried is no reason to restart."""
+        now, limit = time.monotonic(), max(DEAF_SECONDS, 2 * self._chosen.resync)
+        deaf = [name for name, mirror in self.mirrors.items() if mirror.heard_at and now - mirror.heard_at > limit]
+        return f"nothing heard for {limit:.0f} s from: {', '.join(deaf)}" if deaf else ""
+
+
+@contextlib.asynccontextmanager
+async def served(pages: web.Application, chosen: settings.Settings) -> AsyncIterator[None]:
+    """Serves the pages while the block runs.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    runner = web.AppRunner(pages, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, chosen.metrics_address, chosen.metrics_port).start()
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--metrics-port {chosen.metrics_port}: {error}") from error
+    finally:
+        await runner.cleanup()
+
+
+async def run(chosen: settings.Settings) -> None:
+    """The whole process, from login to SIGTERM."""
+    configuration = await credentials.load(chosen.kubeconfig)
+    caches, queue = Caches(), WorkQueue()
+    metrics = Metrics(lambda: caches.grpojobs, lambda: len(queue))
+    async with HttpCluster(configuration, metrics.requested) as cluster, aiohttp.ClientSession() as session:
+        operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
+        async with served(application(metrics.registry, operator.unhealthy, operator.unready), chosen):
+            rest = asyncio.create_task(operator.run(), name="operator")
+            watching = asyncio.create_task(
+                kopf.operator(
+                    registry=handlers.registry(caches.grpojobs, queue, configuration),
+                    settings=handlers.settings(),
+                    standalone=True,
+                    clusterwide=not chosen.namespaces,
+                    namespaces=chosen.namespaces,
+                    ready_flag=operator.kopf_ready,
+                ),
+                name="kopf",
+            )
+            log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
+            await _until_one_ends(watching, rest)
+            queue.close()
+    log.info("stopped")
+
+
+async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:
+    """Waits for the first to end, ends the others, and raises what it failed with."""
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def main() -> int:
+    """Runs the operator; 0 after SIGTERM, 2 for settings that can't work."""
+    chosen = settings.parse()
+    logs.configure(chosen.log_format, chosen.log_level)
+    try:
+        asyncio.run(run(chosen))
+    except ConfigurationError as error:
+        # the sentence says it all; a traceback would hide it
+        log.critical("%s", error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The conditions of a GRPOJob: one function per decision, each stating what it knows.
+
+Exists so that the sentences that users read stand together. Pure. Called by status.build, which keeps the transition
+times and whatever a decision doesn't speak of.
+"""
+
+from collections.abc import Callable, Iterator
+
+from grpo_api.status import Condition, ConditionType
+
+from .errors import Reason
+from .observe import Observation
+from .policies import Action, Decision
+
+Statement = tuple[ConditionType, bool, str, str]
+"""Type, whether it holds, reason, message."""
+
+C = ConditionType
+
+
+def conditions(seen: Observation, decision: Decision) -> list[Condition]:
+    """What the decision states, observed now; the caller fills in the transition times."""
+    stated = _STATEMENTS.get(decision.action, _going_on)(seen, decision)
+    return [
+        Condition(
+            type=kind,
+            status="True" if holds else "False",
+            observed_generation=seen.job.generation,
+            last_transition_time="",
+            reason=reason,
+            message=message,
+        )
+        for kind, holds, reason, message in stated
+    ]
+
+
+def _refuse(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.ADMITTED, False, decision.reason, decision.message
+
+
+def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    yield C.ADMITTED, False, decision.reason, decision.message
+    if decision.plan:
+        yield C.PLANNED, True, Reason.PLANNED, decision.plan.reason or "the plan is ready"
+    else:
+        yield C.PLANNED, False, decision.reason, decision.message
+    yield C.SCHEDULED, False, decision.reason, decision.message
+    yield C.RUNNING, False, decision.reason, decision.message
+    if seen.job.holds(C.SUSPENDED):
+        yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
+
+
+def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    number, plan = seen.job.status.attempt + 1, decision.plan
+    if seen.job.spec and (queue := seen.job.spec.placement.queue_name):
+        yield C.ADMITTED, False, Reason.WAITING_IN_QUEUE, f"waits for Kueue's LocalQueue {queue}"
+    else:
+        yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
+    yield C.PLANNED, True, Reason.PLANNED, (plan.reason if plan else "") or "the plan is ready"
+    yield C.SCHEDULED, False, Reason.PODS_PENDING, f"the pods of attempt {number} are being created"
+    if decision.ended:
+        why = f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}"
+        yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
+        yield C.DEGRADED, True, decision.ended.result, why
+    else:
+        yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+    yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
+    yield from _recovery(seen)
+    if plan and plan.method == "LoRA" and seen.job.spec and seen.job.spec.adapter.use == "IfNeeded":
+        message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
+        yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
+
+
+def _recovery(seen: Observation) -> Iterator[Statement]:
+    spec = seen.job.spec
+    if spec and (spec.checkpoint.volume or spec.checkpoint.volume_claim_template):
+        text = f"a restart resumes from the newest checkpoint, at most {spec.checkpoint.every_steps} steps back"
+        yield C.RECOVERABLE, True, Reason.SHARED_VOLUME, text
+    else:
+        text = "without spec.checkpoint.volume or volumeClaimTemplate a restart begins at step 0"
+        yield C.RECOVERABLE, False, Reason.NO_CHECKPOINT_VOLUME, text
+
+
+def _suspend(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.ADMITTED, False, decision.reason, decision.message
+    yield C.SCHEDULED, False, decision.reason, decision.message
+    yield C.RUNNING, False, decision.reason, decision.message
+    yield C.DEGRADED, False, Reason.AS_EXPECTED, "suspended"
+    yield C.SUSPENDED, True, decision.reason, decision.message
+
+
+def _release(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    yield C.ADMITTED, False, decision.reason, f"{decision.message}; the gang is queued again"
+    yield C.SCHEDULED, False, decision.reason, decision.message
+    yield C.RUNNING, False, decision.reason, f"attempt {seen.job.status.attempt} was released"
+
+
+def _succeed(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.RUNNING, False, Reason.FINISHED, "training is done"
+    yield C.DEGRADED, False, Reason.AS_EXPECTED, "training is done"
+    yield C.SUCCEEDED, True, decision.reason, decision.message
+
+
+def _fail(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.RUNNING, False, Reason.FINISHED, "the job has failed"
+    yield C.SUCCEEDED, False, decision.reason, decision.message
+    yield C.FAILED, True, decision.reason, decision.message
+
+
+def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
+    if not seen.job.active:
+        yield from _unchanged(seen)
+        return
+    if seen.child and seen.child.suspended:
+        yield C.ADMITTED, False, Reason.WAITING_IN_QUEUE, decision.message
+        yield C.SCHEDULED, False, Reason.WAITING_IN_QUEUE, decision.message
+        yield C.RUNNING, False, Reason.WAITING_IN_QUEUE, decision.message
+        return
+    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
+    yield _scheduled(seen, decision)
+    yield from _running(seen)
+
+
+def _unchanged(seen: Observation) -> Iterator[Statement]:
+    for known in seen.job.status.conditions:
+        yield C(known.type), known.status == "True", known.reason, known.message
+
+
+def _scheduled(seen: Observation, decision: Decision) -> Statement:
+    if seen.bound:
+        return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, f"{seen.nodes} of {seen.nodes} pods have a node"
+    if decision.reason == Reason.NAME_TAKEN:
+        return C.SCHEDULED, False, decision.reason, decision.message
+    bound, number = sum(bool(pod.node) for pod in seen.pods), seen.job.status.attempt
+    why = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "")
+    if why:
+        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{bound} of {seen.nodes} pods have a node: {why}"
+    return C.SCHEDULED, False, Reason.PODS_PENDING, f"the pods of attempt {number} are being created"
+
+
+def _running(seen: Observation) -> Iterator[Statement]:
+    number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
+    if seen.started:
+        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.nodes} pods"
+        yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
+        return
+    before = seen.job.condition(C.RUNNING)
+    if before and before.status == "False":
+        yield C.RUNNING, False, before.reason, before.message
+    else:
+        yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+    waiting = next((f"pod {pod.name} waits: {pod.waiting}" for pod in seen.pods if _stuck(pod.waiting)), "")
+    if waiting:
+        yield C.DEGRADED, True, Reason.POD_WAITING, waiting
+    elif known:
+        yield C.DEGRADED, known.status == "True", known.reason, known.message
+
+
+def _stuck(waiting: str) -> bool:
+    """A container that waits for more than its image's first pull and its sandbox."""
+    return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
+
+
+_STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {
+    Action.REFUSE: _refuse,
+    Action.QUEUE: _queue,
+    Action.COMMIT: _commit,
+    Action.SUSPEND: _suspend,
+    Action.RELEASE: _release,
+    Action.SUCCEED: _succeed,
+    Action.FAIL: _fail,
+}

@@ -1,0 +1,57 @@
+"""kopf's part: GRPOJob events into the cache and the queue, the login, and nothing else.
+
+Exists as the only module that knows kopf's decorators. Events carry no decisions: a handler stores what came and asks
+for a look. No finalizers, no annotations, no results in the status. Called by kopf; registered by __main__.
+"""
+
+from typing import Any
+
+import kopf
+from kubernetes.aio.client import Configuration
+
+from grpo_api.contract import GROUP, PLURAL, VERSION
+
+from . import credentials
+from .cache import Cache
+from .records import GRPOJobRecord
+from .workqueue import WorkQueue
+
+OUTAGE_TRIES = 120
+"""Tries at 5 s each before kopf gives up on an API server that is away, and the process with it."""
+
+
+def registry(jobs: Cache[GRPOJobRecord], queue: WorkQueue, configuration: Configuration) -> kopf.OperatorRegistry:
+    """The handlers, bound to this operator's cache and queue."""
+    handlers = kopf.OperatorRegistry()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials.for_kopf(configuration)
+
+    async def grpojob(event: Any, **_: Any) -> None:
+        item = event["object"]
+        meta = item["metadata"]
+        if event["type"] == "DELETED":
+            jobs.discard(meta["namespace"], meta["name"], meta["uid"])
+            queue.add(jobs.parse(item).parent)
+        else:
+            queue.add(jobs.put(item).parent)
+
+    kopf.on.login(registry=handlers, id="login")(login)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)
+    return handlers
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf with everything off that costs a request or a wait."""
+    chosen = kopf.OperatorSettings()
+    chosen.scanning.disabled = True
+    chosen.posting.enabled = False
+    chosen.queueing.worker_limit = None
+    chosen.queueing.idle_timeout = 1.0
+    chosen.networking.request_timeout = 30.0
+    chosen.networking.connect_timeout = 10.0
+    chosen.networking.error_backoffs = (0.5, 1, 2, 3, *[5] * OUTAGE_TRIES)
+    chosen.watching.server_timeout = 300  # the API server takes whole seconds only
+    chosen.watching.client_timeout = 310
+    chosen.process.ultimate_exiting_timeout = 20.0
+    return chosen

@@ -1,0 +1,172 @@
+"""The objects that an attempt consists of: the Indexed Job, the namespace's headless Service, the checkpoint claim.
+
+Exists so that what reaches the API server is a pure function of the GRPOJob, its plan and the attempt. Each function
+returns one object as a dict. Called by reconcile and by `grpo render`; the pod itself is in podspec.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, KIND, PLAN_ANNOTATION
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+
+from .names import (
+    COMPONENT_RENDEZVOUS,
+    LABEL_APP,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_INSTANCE,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_QUEUE,
+    LABEL_UID,
+    MANAGER,
+    RENDEZVOUS_SERVICE,
+    Key,
+    checkpoint_claim,
+    child_job,
+    rank0_address,
+)
+from .podspec import pod_spec
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One gang start: whose, what, how, and the how-manieth."""
+
+    key: Key
+    uid: str
+    spec: GRPOJobSpec
+    plan: ExecutionPlan
+    number: int
+
+
+def training_plan(attempt: Attempt) -> TrainingPlan:
+    """What the pods of an attempt are told: the spec's sections and the planner's choice."""
+    key, spec = attempt.key, attempt.spec
+    lasting = spec.checkpoint.volume or spec.checkpoint.volume_claim_template
+    return TrainingPlan(
+        job=JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number),
+        rendezvous=Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number)),
+        model=spec.model,
+        dataset=spec.dataset,
+        rewards=spec.rewards,
+        training=spec.training,
+        reference=spec.reference,
+        adapter=spec.adapter,
+        checkpoint=spec.checkpoint,
+        guard=spec.guard,
+        # a job made again under the same name must not resume the old one's checkpoints
+        checkpoint_directory=f"{CHECKPOINT_MOUNT}/{key.name}-{attempt.uid}" if lasting else None,
+        grace_period_seconds=spec.pod_overrides.termination_grace_period_seconds,
+        execution=attempt.plan,
+    )
+
+
+def plan_json(plan: TrainingPlan) -> str:
+    """The plan as it travels in the annotation; the same bytes for the same plan."""
+    return plan.model_dump_json(by_alias=True, exclude_none=True)
+
+
+def labels(name: str, uid: str, attempt: int) -> dict[str, str]:
+    """Labels of an attempt's Job and pods."""
+    return {
+        LABEL_APP: "grpo-trainer",
+        LABEL_INSTANCE: name,
+        LABEL_MANAGED_BY: MANAGER,
+        LABEL_JOB: name,
+        LABEL_UID: uid,
+        LABEL_ATTEMPT: str(attempt),
+    }
+
+
+def owner_reference(name: str, uid: str) -> Manifest:
+    """Makes the garbage collector delete the object with its GRPOJob."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def indexed_job(attempt: Attempt, image: str) -> Manifest:
+    """The gang of one attempt: one pod per node, all or none, no retries of its own.
+
+    No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success. With a
+    queue the Job is created suspended, and Kueue alone starts it.
+    """
+    key, spec, plan = attempt.key, attempt.spec, attempt.plan
+    own = labels(key.name, attempt.uid, attempt.number)
+    annotations = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
+    pod_labels = {**spec.pod_overrides.labels, **own}
+    queue = spec.placement.queue_name
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": child_job(key.name, attempt.number),
+            "namespace": key.namespace,
+            "labels": {**own, LABEL_QUEUE: queue} if queue else own,
+            "ownerReferences": [owner_reference(key.name, attempt.uid)],
+        },
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": plan.nodes,
+            "parallelism": plan.nodes,
+            "backoffLimit": 0,
+            **({"suspend": True} if queue else {}),
+            "template": {
+                "metadata": {"labels": pod_labels, "annotations": {**spec.pod_overrides.annotations, **annotations}},
+                "spec": pod_spec(key.name, spec, plan, own, image),
+            },
+        },
+    }
+
+
+def rendezvous_service(namespace: str) -> Manifest:
+    """The headless Service under which rank 0 of every gang of the namespace has its name, ready or not.
+
+    It selects only pods with index 0: every further endpoint costs kube-controller-manager an update per pod.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": RENDEZVOUS_SERVICE,
+            "namespace": namespace,
+            "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_RENDEZVOUS},
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"},
+        },
+    }
+
+
+def checkpoint_volume_claim(key: Key, uid: str, spec: GRPOJobSpec) -> Manifest | None:
+    """The claim of spec.checkpoint.volumeClaimTemplate; with `retain` it outlives the GRPOJob."""
+    template = spec.checkpoint.volume_claim_template
+    if template is None:
+        return None
+    metadata: Manifest = {
+        "name": checkpoint_claim(key.name),
+        "namespace": key.namespace,
+        "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: key.name, LABEL_UID: uid},
+    }
+    if not template.retain:
+        metadata["ownerReferences"] = [owner_reference(key.name, uid)]
+    claim: Manifest = {
+        "accessModes": [template.access_mode],
+        "resources": {"requests": {"storage": template.size}},
+    }
+    if template.storage_class_name:
+        claim["storageClassName"] = template.storage_class_name
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}

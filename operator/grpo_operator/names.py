@@ -1,0 +1,70 @@
+"""Names, labels and addresses of everything that the operator creates, each written down once.
+
+Exists because names are how the operator finds its children again after a restart: they follow from the GRPOJob and
+the attempt alone. Imported by manifests, records and the caches; nothing here does I/O.
+"""
+
+from typing import NamedTuple
+
+from grpo_api.contract import GROUP
+
+MANAGER = "grpo-operator"
+"""Name of this controller in labels, events and the User-Agent."""
+
+LABEL_JOB = f"{GROUP}/job-name"
+"""Name of the GRPOJob, on its Jobs and pods: what the watches select by."""
+
+LABEL_UID = f"{GROUP}/job-uid"
+"""uid of the GRPOJob: a job deleted and created again under its name has children of its own."""
+
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+"""Number of the attempt, from 1."""
+
+LABEL_COMPONENT = f"{GROUP}/component"
+"""What a shared object is for; see COMPONENT_RENDEZVOUS."""
+
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_APP = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+COMPONENT_RENDEZVOUS = "rendezvous"
+
+LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Set by the Job controller on pods of an Indexed Job: the node rank."""
+
+LABEL_HOSTNAME = "kubernetes.io/hostname"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+
+RENDEZVOUS_SERVICE = "grpo-rendezvous"
+"""The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
+
+CONTAINER = "trainer"
+"""Name of the training container."""
+
+
+class Key(NamedTuple):
+    """Which GRPOJob a piece of work is about."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """`namespace/name`, for messages and logs."""
+        return f"{self.namespace}/{self.name}"
+
+
+def child_job(name: str, attempt: int) -> str:
+    """Name of the Indexed Job of one attempt."""
+    return f"{name}-{attempt}"
+
+
+def rank0_address(namespace: str, name: str, attempt: int) -> str:
+    """DNS name of the pod with rank 0; resolvable before it is ready.
+
+    The Job controller sets the hostname `<job>-<index>`; the Service's name is the subdomain.
+    """
+    return f"{child_job(name, attempt)}-0.{RENDEZVOUS_SERVICE}.{namespace}.svc"
+
+
+def checkpoint_claim(name: str) -> str:
+    """Name of the claim that is made from spec.checkpoint.volumeClaimTemplate."""
+    return f"{name}-checkpoints"

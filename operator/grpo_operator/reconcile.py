@@ -1,0 +1,227 @@
+"""The loop's body: look at one GRPOJob, decide, commit, start, tell, clear up.
+
+Exists as the one place where decisions meet the cluster; it reads as section 4 of the design. Level-triggered: it may
+be called at any time, any number of times, by the workers of workqueue.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from grpo_api.status import GRPOJobStatus
+
+from .cache import Cache
+from .cluster import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
+from .errors import AlreadyExists, Conflict, NotFound, Reason
+from .events import Recorder
+from .line import Line
+from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
+from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, Key, child_job
+from .observe import Observation, Pull, observe
+from .policies import Action, Decision, Limits, clean_up, decide
+from .records import (
+    GRPOJobRecord,
+    JobRecord,
+    PodRecord,
+    ServiceRecord,
+    grpojob_record,
+    job_record,
+    pod_record,
+    service_record,
+)
+from .status import URGENT, build, merge_patch, to_json
+
+log = logging.getLogger(__name__)
+
+NAME_TAKEN_PAUSE = 2.0
+LIVE = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """All that is known of the cluster without asking."""
+
+    grpojobs: Cache[GRPOJobRecord] = field(default_factory=lambda: Cache(grpojob_record))
+    jobs: Cache[JobRecord] = field(default_factory=lambda: Cache(job_record))
+    pods: Cache[PodRecord] = field(default_factory=lambda: Cache(pod_record))
+    services: Cache[ServiceRecord] = field(default_factory=lambda: Cache(service_record))
+
+
+class Reconciler:
+    """Brings one GRPOJob at a time nearer to what its spec asks for."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        line: Line,
+        recorder: Recorder,
+        *,
+        limits: Limits,
+        image: str = "",
+        status_interval: float = 1.0,
+        progress: Callable[[Key], Pull | None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`image` is for jobs without spec.image; `progress` gives the last pull; `clock` gives unix seconds."""
+        self._cluster = cluster
+        self._caches = caches
+        self._line = line
+        self._recorder = recorder
+        self._limits = limits
+        self._image = image
+        self._status_interval = status_interval
+        self._progress = progress
+        self._clock = clock
+        self._admission = asyncio.Lock()
+        self._services = asyncio.Lock()
+        self._written: dict[Key, float] = {}
+
+    async def __call__(self, key: Key) -> float | None:
+        """One look and one step. Returns the seconds until time alone may change something.
+
+        Raises:
+            Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
+            ClusterError: the API server refused or did not answer; nothing is lost by trying again.
+        """
+        seen = self._look(key)
+        if seen is None or seen.job.deleting:
+            self._written.pop(key, None)
+            return None
+        decision = decide(seen, self._limits)
+        if decision.action is Action.DELETE:
+            log.info("%s: its time to live after the end is over", key)
+            await self._cluster.delete(GRPOJOBS, key.namespace, key.name, seen.job.uid)
+            return None
+        if decision.action is Action.ADMIT:
+            seen, decision = await self._admit(seen, decision)
+        if decision.action is Action.START:
+            seen, decision = await self._start(seen, decision)
+        left = await self._publish(seen, decision)
+        await self._clear_up(key)
+        return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
+
+    def _look(self, key: Key) -> Observation | None:
+        job = self._caches.grpojobs.get(key)
+        if job is None:
+            return None
+        pull = self._progress(key)
+        return observe(job, self._caches.jobs.of(key), self._caches.pods.of(key), self._clock(), pull)
+
+    def _again(self, seen: Observation) -> tuple[Observation, Decision]:
+        """Looks and decides anew after a write of ours; a job deleted meanwhile needs nothing."""
+        fresh = self._look(seen.job.parent)
+        return (fresh, decide(fresh, self._limits)) if fresh else (seen, Decision(Action.WAIT))
+
+    async def _admit(self, seen: Observation, asked: Decision) -> tuple[Observation, Decision]:
+        """Asks the line and commits the attempt: that write is the reservation and the attempt counter.
+
+        Jobs that compete for GPUs are answered one after the other, each on what the one before has committed.
+        """
+        async with self._admission if self._line.competes(seen.job) else _Open():
+            seen, asked = self._again(seen)
+            if asked.action is not Action.ADMIT:
+                return seen, asked
+            answer = await self._line.answer(seen, asked)
+            if answer.action is not Action.COMMIT:
+                return seen, answer
+            await self._write(seen, answer, build(seen, answer))
+        return self._again(seen)
+
+    async def _start(self, seen: Observation, decision: Decision) -> tuple[Observation, Decision]:
+        """POSTs what the attempt needs. An object of the Job's name that is not this attempt's is never touched."""
+        job, key, status = seen.job, seen.job.parent, seen.job.status
+        if job.spec is None or status.plan is None:
+            return seen, Decision(Action.WAIT)
+        await self._ensure_service(key.namespace)
+        claim = checkpoint_volume_claim(key, job.uid, job.spec)
+        if claim:
+            await self._ensure(CLAIMS, claim)
+        image = job.spec.image or self._image
+        attempt = Attempt(key, job.uid, job.spec, status.plan, status.attempt)
+        body = indexed_job(attempt, image)
+        try:
+            answer = await self._cluster.create(JOBS, key.namespace, body)
+        except AlreadyExists:
+            answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
+            known = job_record(answer)
+            if known.grpojob_uid != job.uid or known.attempt != status.attempt or known.deleting:
+                message = f"Job {known.name} exists and is not this GRPOJob's; waiting until it is gone"
+                return seen, replace(
+                    decision, action=Action.WAIT, reason=Reason.NAME_TAKEN, message=message, look_again=NAME_TAKEN_PAUSE
+                )
+        log.info("%s: attempt %d started", key, status.attempt)
+        self._caches.jobs.put(answer)
+        return self._again(seen)
+
+    async def _ensure_service(self, namespace: str) -> None:
+        async with self._services:
+            if self._caches.services.get(Key(namespace, RENDEZVOUS_SERVICE)) is None:
+                found = await self._ensure(SERVICES, rendezvous_service(namespace))
+                if found:
+                    self._caches.services.put(found)
+
+    async def _ensure(self, resource: Resource, body: Object) -> Object | None:
+        """Creates an object that may be there already."""
+        try:
+            return await self._cluster.create(resource, body["metadata"]["namespace"], body)
+        except AlreadyExists:
+            return None
+
+    async def _publish(self, seen: Observation, decision: Decision) -> float | None:
+        """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
+        if seen.job.active:
+            await self._ensure_service(seen.job.parent.namespace)
+        new = build(seen, decision)
+        patch = merge_patch(seen.job.raw_status, to_json(new))
+        if not patch:
+            return None
+        left = self._written.get(seen.job.parent, 0.0) + self._status_interval - seen.now
+        if left > 0 and not URGENT & patch.keys():
+            return left
+        await self._write(seen, decision, new)
+        return None
+
+    async def _write(self, seen: Observation, decision: Decision, new: GRPOJobStatus) -> None:
+        """The one status write; the event follows it."""
+        job = seen.job
+        patch = merge_patch(job.raw_status, to_json(new))
+        body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
+        try:
+            answer = await self._cluster.patch_status(*job.parent, body)
+        except NotFound:
+            self._caches.grpojobs.discard(*job.parent, job.uid)
+            return
+        except Conflict:
+            self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.parent))
+            raise
+        self._caches.grpojobs.put(answer)
+        self._written[job.parent] = seen.now
+        if new.phase != job.status.phase:
+            log.info("%s: %s: %s %s", job.parent, new.phase, decision.reason, decision.message)
+        self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
+
+    async def _clear_up(self, key: Key) -> None:
+        """Ends what is left of attempts that are not to run."""
+        seen = self._look(key)
+        if seen is None:
+            return
+        left = clean_up(seen, self._limits)
+        for child in (*seen.earlier_jobs, *([seen.child] if seen.child else [])):
+            if child.name in left.delete_jobs:
+                await self._cluster.delete(JOBS, key.namespace, child.name, child.uid)
+        for attempt in left.stop_attempts:
+            labels = f"{LABEL_UID}={seen.job.uid},{LABEL_ATTEMPT}={attempt}"
+            await self._cluster.delete_all(Selection(PODS, key.namespace, labels, LIVE))
+
+
+class _Open:
+    """A lock that is always free."""
+
+    async def __aenter__(self) -> None:
+        """Waits for nothing."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """Frees nothing."""

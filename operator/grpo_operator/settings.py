@@ -1,0 +1,77 @@
+"""What the operator is installed with: flags of the command line, as the chart sets them.
+
+Exists so that no other module reads arguments or the environment. Called by __main__.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .policies import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings; times in seconds."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch; none: the whole cluster."""
+    trainer_image: str = ""
+    """Image of jobs without spec.image; empty: they are refused."""
+    metrics_address: str = "0.0.0.0"
+    metrics_port: int = 8081
+    log_format: str = "json"
+    log_level: str = "info"
+    kubeconfig: str | None = None
+    resync: float = 300.0
+    """Time between two full LISTs of each watched kind."""
+    progress_interval: float = 5.0
+    """Time between two pulls of a running job's progress."""
+    status_interval: float = 2.0
+    """Shortest time between two status writes that change progress, metrics or pods only."""
+    workers: int = 16
+    """Jobs that are worked on at a time."""
+    limits: Limits = field(default_factory=Limits)
+
+
+def parse(arguments: Sequence[str] | None = None) -> Settings:
+    """The settings of a command line; exits with a message on a wrong one."""
+    default = Settings()
+    parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
+    parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
+    parser.add_argument("--trainer-image", default=default.trainer_image, help="image of jobs without spec.image")
+    parser.add_argument("--metrics-address", default=default.metrics_address)
+    parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="/healthz, /readyz and /metrics")
+    parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
+    parser.add_argument("--kubeconfig", help="default: the pod's service account, else the user's kubeconfig")
+    parser.add_argument("--resync-seconds", type=_positive, default=default.resync, help="between two full LISTs")
+    parser.add_argument("--progress-seconds", type=_positive, default=default.progress_interval, help="between pulls")
+    parser.add_argument(
+        "--scheduling-timeout-seconds",
+        type=_positive,
+        default=default.limits.scheduling,
+        help="a gang that isn't bound whole by then is released",
+    )
+    parser.add_argument("--workers", type=int, default=default.workers, help="jobs that are worked on at a time")
+    given = parser.parse_args(arguments)
+    return Settings(
+        namespaces=tuple(dict.fromkeys(given.namespace)),
+        trainer_image=given.trainer_image,
+        metrics_address=given.metrics_address,
+        metrics_port=given.metrics_port,
+        log_format=given.log_format,
+        log_level=given.log_level,
+        kubeconfig=given.kubeconfig,
+        resync=given.resync_seconds,
+        progress_interval=given.progress_seconds,
+        workers=max(1, given.workers),
+        limits=Limits(scheduling=given.scheduling_timeout_seconds),
+    )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a time above 0 seconds")
+    return value

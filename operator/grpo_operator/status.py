@@ -1,0 +1,206 @@
+"""The status that a GRPOJob should have: fields, conditions and the derived phase.
+
+Exists so that what users see follows from an Observation and a Decision alone. Pure; times come in with the
+Observation. Called by reconcile, which writes the result only where it differs.
+"""
+
+from typing import Any
+
+from grpo_api.report import Outcome, Progress
+from grpo_api.status import (
+    Condition,
+    ConditionType,
+    GRPOJobStatus,
+    MemoryMeasurement,
+    MetricsStatus,
+    Phase,
+    PodStatus,
+    ProgressStatus,
+)
+
+from .conditions import conditions
+from .errors import Reason
+from .observe import Observation
+from .policies import Action, Decision
+from .records import PodRecord, timestamp
+
+URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
+"""Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
+costs the API server."""
+
+_ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
+_WAITING = (
+    Reason.NOTHING_FITS,
+    Reason.WAITING_FOR_GPUS,
+    Reason.WAITING_IN_LINE,
+    Reason.WAITING_IN_QUEUE,
+    Reason.SCHEDULING_TIMEOUT,
+    Reason.RESUMED,
+)
+
+
+def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
+    """The status after the decision has been carried out."""
+    old, action = seen.job.status, decision.action
+    fields: dict[str, Any] = {"observed_generation": seen.job.generation}
+    fields |= _attempt(seen, decision)
+    if decision.ended:
+        fields["outcome"] = _stamped(decision.ended, old.attempt)
+        fields["restarts"] = old.restarts + int(decision.counted and action is not Action.FAIL)
+    if action in (Action.SUCCEED, Action.FAIL):
+        fields["completion_time"] = timestamp(seen.now)
+    fields |= _report(seen, decision)
+    found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
+    fields |= {"conditions": found, "phase": phase(found)}
+    return old.model_copy(update=fields)
+
+
+def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """Counter, plan and clock of the attempt."""
+    old, action = seen.job.status, decision.action
+    if action is Action.COMMIT:
+        held = bool(seen.job.spec and seen.job.spec.placement.queue_name)
+        return {
+            "attempt": old.attempt + 1,
+            "plan": decision.plan,
+            "job_uid": None,
+            "start_time": old.start_time or timestamp(seen.now),
+            "attempt_start_time": None if held else timestamp(seen.now),
+            "active_seconds": int(seen.elapsed),
+            "pods": [],
+        }
+    if action in _ENDS_ATTEMPT:
+        return {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
+    if seen.child is None or not seen.job.active:
+        return {}
+    return {"job_uid": seen.child.uid, **_clock(seen)}
+
+
+def _clock(seen: Observation) -> dict[str, Any]:
+    """The clock stands still while Kueue holds the Job."""
+    since, running = seen.job.status.attempt_start_time, seen.child is not None and not seen.child.suspended
+    if running and since is None:
+        return {"attempt_start_time": timestamp(seen.now)}
+    if not running and since is not None:
+        return {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
+    return {}
+
+
+def _stamped(outcome: Outcome, attempt: int) -> Outcome:
+    """The outcome with the attempt that it ended, if the trainer did not say it."""
+    return outcome if outcome.attempt else outcome.model_copy(update={"attempt": attempt})
+
+
+def _report(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """What rank 0 and the pods said; the last words stay when they are gone."""
+    if not seen.job.active or decision.action is Action.COMMIT:
+        return {}
+    fields: dict[str, Any] = {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
+    if seen.pull:
+        fields |= reported(seen.pull.progress, seen)
+    if decision.action is Action.SUCCEED and decision.ended:
+        fields["progress"] = _complete(fields.get("progress") or seen.job.status.progress, decision.ended)
+    return fields
+
+
+def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
+    """status.progress, .metrics and .memory from rank 0's progress."""
+    fields: dict[str, Any] = {"progress": _progress(progress)}
+    named = {name: progress.metrics[name] for name in MetricsStatus.model_fields if name in progress.metrics}
+    if named:
+        fields["metrics"] = MetricsStatus(**{name: f"{value:.4g}" for name, value in named.items()})
+    plan = seen.job.status.plan
+    predicted = plan.memory.peak_allocated_bytes if plan and plan.memory else 0
+    measured = max(progress.memory.values(), default=0)
+    if predicted and measured:
+        ratio = f"{predicted / measured:.3f}"
+        fields["memory"] = MemoryMeasurement(predicted_bytes=predicted, measured_bytes=measured, ratio=ratio)
+    return fields
+
+
+def _progress(progress: Progress) -> ProgressStatus:
+    step, total, last = progress.step, progress.total_steps, progress.last_step_time
+    left = max(0, total - step)
+    eta = None if progress.seconds_per_step is None or not total else int(progress.seconds_per_step * left)
+    return ProgressStatus(
+        step=step,
+        total_steps=total,
+        percent=min(100, 100 * step // total) if total else 0,
+        summary=f"{step}/{total}" if total else str(step),
+        eta_seconds=eta,
+        last_step_time=timestamp(last) if last else None,
+    )
+
+
+def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
+    """The final progress: the outcome's step is newer than the last pull."""
+    known = progress or ProgressStatus()
+    step = max(outcome.step, known.step)
+    total = max(known.total_steps, step)
+    return known.model_copy(
+        update={
+            "step": step,
+            "total_steps": total,
+            "percent": 100 * step // total if total else 100,
+            "summary": f"{step}/{total}",
+            "eta_seconds": 0,
+        }
+    )
+
+
+def _pod(pod: PodRecord) -> PodStatus:
+    reason = pod.end.outcome.result.value if pod.end else (pod.waiting or pod.unschedulable)
+    return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=pod.phase, reason=reason[:256])
+
+
+def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[Condition]:
+    """lastTransitionTime moves only with the status; conditions that nobody states any more stay as they were."""
+    before = {condition.type: condition for condition in old}
+    for condition in new:
+        known = before.get(condition.type)
+        same = known is not None and known.status == condition.status
+        at = known.last_transition_time if known and same else timestamp(now)
+        before[condition.type] = condition.model_copy(update={"last_transition_time": at})
+    return list(before.values())
+
+
+def phase(found: list[Condition]) -> Phase:
+    """One word for the printer column, from the conditions."""
+    by_type = {condition.type: condition for condition in found}
+
+    def true(kind: ConditionType) -> bool:
+        return kind in by_type and by_type[kind].status == "True"
+
+    for kind, word in _PHASES:
+        if true(kind):
+            return word
+    admitted = by_type.get(ConditionType.ADMITTED)
+    if admitted is None or admitted.status != "True":
+        return Phase.QUEUED if admitted and admitted.reason in _WAITING else Phase.PENDING
+    return Phase.RESTARTING if true(ConditionType.DEGRADED) else Phase.STARTING
+
+
+_PHASES = (
+    (ConditionType.SUCCEEDED, Phase.SUCCEEDED),
+    (ConditionType.FAILED, Phase.FAILED),
+    (ConditionType.SUSPENDED, Phase.SUSPENDED),
+    (ConditionType.RUNNING, Phase.RUNNING),
+)
+
+
+def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The RFC 7396 merge patch that turns `old` into `new`; empty when they are equal."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        known = old.get(key)
+        if isinstance(value, dict) and isinstance(known, dict):
+            if inner := merge_patch(known, value):
+                patch[key] = inner
+        elif known != value:
+            patch[key] = value
+    return patch
+
+
+def to_json(status: GRPOJobStatus) -> dict[str, Any]:
+    """The status as the API server keeps it: camelCase, without unset fields."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)

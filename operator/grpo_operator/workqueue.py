@@ -1,0 +1,136 @@
+"""A work queue of keys: de-duplicated, one worker per key at a time, delayed adds, retries with growing pauses.
+
+Exists so that any number of events about one job cost one reconcile. Filled by handlers, watcher and progress; drained
+by the workers of run_workers, which hand keys to the reconciler.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+from .errors import Conflict, OperatorError
+from .names import Key
+
+log = logging.getLogger(__name__)
+
+Reconcile = Callable[[Key], Awaitable[float | None]]
+FIRST_RETRY, LAST_RETRY = 0.1, 60.0
+
+
+class WorkQueue:
+    """Keys that want to be looked at."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds; it only measures waiting."""
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._waiting: dict[Key, float] = {}
+        self._active: set[Key] = set()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, int] = {}
+        self._clock = clock
+
+    def __len__(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._waiting)
+
+    def add(self, key: Key) -> None:
+        """Wants the key looked at now; nothing if it waits already."""
+        if key in self._waiting:
+            return
+        self._waiting[key] = self._clock()
+        if key not in self._active:
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Wants the key looked at after a while; an earlier wish stays."""
+        loop = asyncio.get_running_loop()
+        known = self._timers.get(key)
+        if known and known.when() <= loop.time() + seconds:
+            return
+        self._cancel(key)
+        self._timers[key] = loop.call_later(seconds, self._fire, key)
+
+    def _fire(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def _cancel(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer:
+            timer.cancel()
+
+    async def get(self) -> tuple[Key, float]:
+        """The next key and how long it waited, in seconds; the caller must call `done`."""
+        key = await self._ready.get()
+        self._active.add(key)
+        self._cancel(key)
+        return key, self._clock() - self._waiting.pop(key)
+
+    def done(self, key: Key) -> None:
+        """The worker is through; a key added meanwhile is ready again."""
+        self._active.discard(key)
+        if key in self._waiting:
+            self._ready.put_nowait(key)
+
+    def retry(self, key: Key) -> float:
+        """Adds the key after a pause that doubles with each failure; returns the pause."""
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (count - 1)) * random.uniform(0.8, 1.2)
+        self.add_after(key, pause)
+        return pause
+
+    def forget(self, key: Key) -> None:
+        """The key was handled well: its next failure is its first."""
+        self._failures.pop(key, None)
+
+    def close(self) -> None:
+        """Cancels all timers."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+
+class Observer:
+    """What the workers tell about their work; the metrics implement it."""
+
+    def waited(self, seconds: float) -> None:
+        """A key waited this long for a worker."""
+
+    def worked(self, seconds: float, result: str) -> None:
+        """A reconcile took this long and ended as success, requeue or error."""
+
+
+async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> None:
+    """One worker: takes keys until it is cancelled. A reconcile's errors are retried, never fatal."""
+    while True:
+        key, waited = await queue.get()
+        observer.waited(waited)
+        began = time.perf_counter()
+        result = "success"
+        try:
+            result = await _once(queue, reconcile, key)
+        finally:
+            queue.done(key)
+            observer.worked(time.perf_counter() - began, result)
+
+
+async def _once(queue: WorkQueue, reconcile: Reconcile, key: Key) -> str:
+    try:
+        look_again = await reconcile(key)
+    except Conflict as error:
+        log.info("%s changed while it was worked on; looking again", key, extra={"detail": str(error)})
+        queue.retry(key)
+        return "requeue"
+    except OperatorError as error:
+        log.warning("%s: %s; trying again in %.1f s", key, error, queue.retry(key))
+        return "error"
+    except Exception:
+        log.exception("%s: reconcile failed; trying again in %.1f s", key, queue.retry(key))
+        return "error"
+    queue.forget(key)
+    if look_again is not None:
+        queue.add_after(key, look_again)
+        return "requeue"
+    return "success"
