@@ -40,7 +40,8 @@ class AccuracyReward(Model):
     """How the answer is found in a completion: the last `<answer>` tag, the text after `####`, the last `\\boxed{}`, or
     the whole text (None). Auto: the first of these that occurs, else the whole text."""
     compare: Literal["Exact", "Numeric", "Math"] = "Exact"
-    """Exact: same text without surrounding space; Numeric: same number (`1,000` = `1000.0`); Math: math-verify."""
+    """Exact: same text without surrounding space; Numeric: same number (`1,000` = `1000.0`); Math: math-verify. Unset:
+    Exact."""
     score: Score = 1.0
     """Reward of a right answer; anything else gets 0. Unset: 1."""
 

@@ -1,0 +1,167 @@
+"""The real API server refuses every bad spec with the field's path and what is allowed, and accepts the good ones.
+
+Exists because a schema is only as good as the server's reading of it: CEL, defaulting, pruning and ratcheting run
+nowhere else. Uses the specs of tests/samples.py.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.access import CommandError
+from tests.cluster.fixtures import AnyCluster
+from tests.samples import BAD, GOOD, SPEC, Bad, changed, job
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
+    """The API server with our CRD; in the end nothing that was refused is stored."""
+    api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
+    api_cluster.kubectl("wait", "--for=condition=Established", "crd/grpojobs.grpo.dev")
+    yield api_cluster
+    assert api_cluster.kubectl("get", "grpojobs", "-o", "name") == ""
+
+
+def refusal(server: AnyCluster, verb: str, document: dict[str, Any]) -> str:
+    """What kubectl says when the server refuses the object."""
+    with pytest.raises(CommandError) as caught:
+        server.kubectl(verb, "-f", "-", input=json.dumps(document))
+    return caught.value.stderr
+
+
+@pytest.mark.parametrize("verb", ["create", "apply"])
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_a_bad_spec_is_refused_with_its_path(server: AnyCluster, bad: Bad, verb: str) -> None:
+    answer = refusal(server, verb, job(bad.name, bad.spec))
+    assert bad.path in answer
+    assert re.search(bad.says, answer)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_spec_is_accepted(server: AnyCluster, name: str) -> None:
+    document = job(name, changed(GOOD[name]))
+    server.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(document))
+
+
+@pytest.mark.parametrize("verb", ["create", "apply"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a" * 53, "at most 52 characters"),
+        ("with.dot", "no dot"),
+        ("größe", "RFC 1123"),
+        ("under_score", "RFC 1123"),
+    ],
+)
+def test_a_name_that_its_pods_cannot_carry_is_refused(server: AnyCluster, name: str, says: str, verb: str) -> None:
+    answer = refusal(server, verb, job(name, SPEC))
+    assert "metadata.name" in answer
+    assert says in answer
+
+
+@pytest.mark.parametrize("verb", ["create", "apply"])
+def test_a_megabyte_of_text_is_refused(server: AnyCluster, verb: str) -> None:
+    answer = refusal(server, verb, job("megabyte", changed({"rewards.0.format.pattern": "x" * MEGABYTE})))
+    assert "spec.rewards[0].format.pattern: Too long: may not be more than 4096" in answer
+    assert len(answer) < 4096, "the text itself is not thrown back at the user"
+
+
+@pytest.mark.parametrize("verb", ["create", "apply"])
+def test_more_than_the_server_reads_is_refused(server: AnyCluster, verb: str) -> None:
+    answer = refusal(server, verb, job("huge", changed({"dataset.systemPrompt": "数" * MEGABYTE})))
+    assert "Request entity too large" in answer
+
+
+def test_a_big_valid_spec_is_created_but_too_big_for_apply(server: AnyCluster) -> None:
+    document = job("big", changed({"env": [{"name": f"V{n}", "value": "x" * 4096} for n in range(64)]}))
+    assert "metadata.annotations: Too long" in refusal(server, "apply", document)
+    server.kubectl("create", "-f", "-", input=json.dumps(document))
+    server.kubectl("delete", "grpojob", "big")
+
+
+@pytest.fixture
+def started(server: AnyCluster) -> Iterator[AnyCluster]:
+    """The API server with a GRPOJob `started` whose second attempt has been committed."""
+    server.kubectl("create", "-f", "-", input=json.dumps(job("started", changed({"image": "trainer:1"}))))
+    status = json.dumps({"status": {"attempt": 2, "restarts": 1}})
+    server.kubectl("patch", "grpojob", "started", "--subresource=status", "--type=merge", "-p", status)
+    yield server
+    server.kubectl("delete", "grpojob", "started")
+
+
+def patch(server: AnyCluster, change: dict[str, Any], *flags: str) -> str:
+    return server.kubectl("patch", "grpojob", "started", "--type=merge", "-p", json.dumps(change), *flags)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.name", "other/model"),
+        ("dataset.config", "socratic"),
+        ("rewards", [{"accuracy": {}}]),
+        ("training.beta", 0.5),
+        ("reference.strategy", "Clone"),
+        ("adapter.use", "Never"),
+        ("placement.nodes", 3),
+        ("checkpoint.volume", {"claimName": "c"}),
+        ("guard.maxKL", 3),
+        ("image", "trainer:2"),
+        ("image", None),
+        ("imagePullPolicy", "Always"),
+        ("env", [{"name": "A", "value": "b"}]),
+        ("podOverrides.runtimeClassName", "nvidia"),
+    ],
+)
+@pytest.mark.parametrize("status", [{}, {"status": None}, {"status": {"attempt": 0}}], ids=["", "null", "zero"])
+def test_what_is_trained_is_frozen_after_the_start(
+    started: AnyCluster, path: str, value: object, status: dict[str, Any]
+) -> None:
+    with pytest.raises(CommandError) as caught:
+        patch(started, {"spec": changed({path: value}, {}), **status})
+    assert f"spec.{path.split('.', maxsplit=1)[0]}" in caught.value.stderr
+    assert "can't change once the job has started" in caught.value.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"suspend": True},
+        {"restarts": {"limit": 9}},
+        {"activeDeadlineSeconds": 60},
+        {"ttlSecondsAfterFinished": 60},
+    ],
+)
+def test_what_is_not_trained_stays_editable(started: AnyCluster, change: dict[str, Any]) -> None:
+    patch(started, {"spec": change})
+    patch(started, {"metadata": {"labels": {"team": "rl"}}})
+
+
+def test_a_job_that_has_not_started_is_editable(server: AnyCluster) -> None:
+    server.kubectl("create", "-f", "-", input=json.dumps(job("waiting", SPEC)))
+    status = json.dumps({"status": {"attempt": 0, "phase": "Queued"}})
+    server.kubectl("patch", "grpojob", "waiting", "--subresource=status", "--type=merge", "-p", status)
+    change = json.dumps({"spec": {"training": {"beta": 0.5}}})
+    server.kubectl("patch", "grpojob", "waiting", "--type=merge", "-p", change)
+    server.kubectl("delete", "grpojob", "waiting")
+
+
+@pytest.mark.parametrize("status", [{"attempt": 1}, {"attempt": None}, None], ids=["lower", "removed", "no-status"])
+def test_the_attempt_never_goes_back(started: AnyCluster, status: object) -> None:
+    with pytest.raises(CommandError) as caught:
+        patch(started, {"status": status}, "--subresource=status")
+    assert "status.attempt" in caught.value.stderr
+    assert "may only grow" in caught.value.stderr
+    patch(started, {"status": {"attempt": 3}}, "--subresource=status")
+
+
+def test_a_status_given_at_creation_is_dropped(server: AnyCluster) -> None:
+    document = job("forged", SPEC) | {"status": {"attempt": 7}}
+    server.kubectl("create", "-f", "-", input=json.dumps(document))
+    stored = json.loads(server.kubectl("get", "grpojob", "forged", "-o", "json"))
+    server.kubectl("delete", "grpojob", "forged")
+    assert "status" not in stored

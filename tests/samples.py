@@ -1,0 +1,230 @@
+"""GRPOJobs that must be accepted and ones that must be refused, each with the reason in one place.
+
+Exists so that the models (tests/unit/test_schema.py) and the real API server (tests/integration/test_bad_specs.py)
+are asked about the same specs.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_api.contract import API_VERSION, KIND
+
+REMOVE = object()
+"""As the value of a change: the field is taken out."""
+
+SPEC: dict[str, Any] = {
+    "model": {"name": "meta-llama/Llama-3.2-1B-Instruct", "parameters": "1.24B"},
+    "dataset": {"name": "openai/gsm8k", "config": "main"},
+    "rewards": [{"format": {"pattern": "<answer>.*</answer>"}}, {"accuracy": {"score": 2.0}}],
+}
+"""The smallest useful spec."""
+
+
+def job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A GRPOJob of that name."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+
+
+def changed(changes: dict[str, Any], spec: dict[str, Any] = SPEC) -> dict[str, Any]:
+    """A copy of the spec with dotted paths such as `rewards.0.weight` set to new values."""
+    result = copy.deepcopy(spec)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place: Any = result
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+        if value is REMOVE:
+            del place[last]
+        else:
+            place[int(last) if isinstance(place, list) else last] = value
+    return result
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A change that makes SPEC wrong; the answer names the path and says what is allowed."""
+
+    name: str
+    changes: dict[str, Any]
+    path: str
+    says: str
+    base: dict[str, Any] = field(default_factory=lambda: SPEC)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The wrong spec."""
+        return changed(self.changes, self.base)
+
+
+_CPU = {"placement.accelerator": "CPU"}
+
+GOOD: dict[str, dict[str, Any]] = {
+    "smallest": {},
+    "no-reference": {"training.beta": 0, "reference.strategy": "None"},
+    "whole-numbers": {"training.beta": 1, "training.learningRate": 1},
+    "pinned-batch": {"training.perDeviceTrainBatchSize": 16, "training.generationBatchSize": 128},
+    "files": {
+        "dataset": {"files": {"volume": {"claimName": "data", "subPath": "a/b"}, "paths": ["*.jsonl"]}},
+    },
+    "config-map-files": {
+        "dataset": {
+            "files": {"configMap": {"name": "data"}, "paths": ["train.jsonl"]},
+            "columns": {"prompt": "question"},
+        },
+    },
+    "every-reward": {
+        "rewards": [
+            {"format": {"pattern": r"^\w+$", "score": -1}, "weight": 0.5, "name": "shape"},
+            {"accuracy": {"compare": "Numeric", "extract": "Hash"}},
+            {"python": {"function": "my_rewards.length:score", "configMap": {"name": "rewards"}}},
+            {"http": {"url": "http://judge.svc:8000/score", "tokenSecret": {"name": "judge"}}},
+            {"model": {"name": "some/reward-model", "parameters": "335M"}},
+        ],
+    },
+    "moving-reference": {"reference.sync": {"everySteps": 64, "mixup": 0.5}, "adapter.use": "Never"},
+    "offloaded": {"reference": {"strategy": "Offload", "offload": {"target": "NVMe", "path": "/scratch"}}},
+    "adapter": {"adapter": {"use": "Always", "rank": 8, "targetModules": ["q_proj"]}, "reference.strategy": "Adapter"},
+    "cpu": {**_CPU, "placement.nodes": 2, "placement.processesPerNode": 2, "placement.memory": "2Gi"},
+    "gpu-limits": {"placement": {"gpus": {"min": 2, "max": 16}, "nodes": 2, "gpuMemory": "80Gi"}},
+    "tolerant": {
+        "placement": {
+            "nodeSelector": {"example.com/pool": "a100"},
+            "tolerations": [{"operator": "Exists"}, {"key": "gpu", "value": "yes", "effect": "NoSchedule"}],
+        },
+    },
+    "claim-template": {"checkpoint": {"volumeClaimTemplate": {"size": "100Gi"}, "everySteps": 10}},
+    "guarded": {"guard": {"maxKL": 10, "maxKLSteps": 3, "hangTimeoutSeconds": 600}},
+    "environment": {"env": [{"name": "A", "value": ""}, {"name": "B", "secret": {"name": "s", "key": "k"}}]},
+    "pods": {
+        "podOverrides": {
+            "labels": {"team": "rl"},
+            "annotations": {"example.com/note": "größer"},
+            "volumes": [{"claimName": "more", "mountPath": "/mnt/more"}],
+        },
+    },
+    "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
+    "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
+    "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
+}
+"""Changes of SPEC that must be accepted."""
+
+BAD: tuple[Bad, ...] = (
+    Bad("unknown-field", {"modell": {"name": "x"}}, "spec.modell", "unknown field"),
+    Bad("unknown-nested-field", {"training.learning_rate": 1e-6}, "spec.training.learning_rate", "unknown field"),
+    Bad("no-model", {"model": REMOVE}, "spec.model", "Required"),
+    Bad("no-dataset", {"dataset": REMOVE}, "spec.dataset", "Required"),
+    Bad("no-rewards", {"rewards": REMOVE}, "spec.rewards", "Required"),
+    Bad("empty-rewards", {"rewards": []}, "spec.rewards", "at least 1"),
+    Bad("33-rewards", {"rewards": [{"accuracy": {}}] * 33}, "spec.rewards", "at most 32"),
+    Bad("text-for-number", {"training.beta": "much"}, "spec.training.beta", "number"),
+    Bad("quoted-integer", {"training.numGenerations": "4"}, "spec.training.numGenerations", "integer"),
+    Bad("number-for-text", {"model.name": 7}, "spec.model.name", "string"),
+    Bad("fraction-of-a-group", {"training.numGenerations": 2.5}, "spec.training.numGenerations", "integer"),
+    Bad("text-for-boolean", {"suspend": "yes"}, "spec.suspend", "boolean"),
+    Bad("text-for-list", {"rewards": "accuracy"}, "spec.rewards", "array"),
+    Bad("negative-beta", {"training.beta": -0.1}, "spec.training.beta", "greater than or equal to 0"),
+    Bad("zero-learning-rate", {"training.learningRate": 0}, "spec.training.learningRate", "greater than 0"),
+    Bad("group-of-one", {"training.numGenerations": 1}, "spec.training.numGenerations", "greater than or equal to 2"),
+    Bad("zero-prompts", {"training.promptsPerStep": 0}, "spec.training.promptsPerStep", "greater than or equal to 1"),
+    Bad("huge-completion", {"training.maxCompletionLength": 10**9}, "spec.training.maxCompletionLength", "1048576"),
+    Bad("huge-seed", {"training.seed": 2**63 - 1}, "spec.training.seed", "4294967295"),
+    Bad("negative-restarts", {"restarts.limit": -1}, "spec.restarts.limit", "greater than or equal to 0"),
+    Bad("zero-gpus", {"placement.gpus.min": 0}, "spec.placement.gpus.min", "greater than or equal to 1"),
+    Bad("zero-deadline", {"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "greater than or equal to 1"),
+    Bad("negative-ttl", {"ttlSecondsAfterFinished": -5}, "spec.ttlSecondsAfterFinished", "greater than or equal to 0"),
+    Bad("wrong-strategy", {"reference.strategy": "clone"}, "spec.reference.strategy", "Clone"),
+    Bad("wrong-loss", {"training.lossType": "ppo"}, "spec.training.lossType", "dapo"),
+    Bad("wrong-accelerator", {"placement.accelerator": "TPU"}, "spec.placement.accelerator", "CPU"),
+    Bad("empty-model-name", {"model.name": ""}, "spec.model.name", "at least 1"),
+    Bad("model-name-with-space", {"model.name": "my model"}, "spec.model.name", "match"),
+    Bad("zero-parameters", {"model.parameters": "0B"}, "spec.model.parameters", "match"),
+    Bad("parameters-in-words", {"model.parameters": "one billion"}, "spec.model.parameters", "match"),
+    Bad("parameters-as-number", {"model.parameters": 1240000000}, "spec.model.parameters", "string"),
+    Bad("two-rewards-in-one", {"rewards.0.accuracy": {}}, "spec.rewards[0]", "exactly one of format, accuracy"),
+    Bad("reward-without-kind", {"rewards.1": {"weight": 1}}, "spec.rewards[1]", "exactly one of format, accuracy"),
+    Bad("same-reward-names", {"rewards.0.name": "a", "rewards.1.name": "a"}, "spec", "different names"),
+    Bad("format-without-pattern", {"rewards.0.format": {}}, "spec.rewards[0].format.pattern", "Required"),
+    Bad("unicode-reward-name", {"rewards.0.name": "größe"}, "spec.rewards[0].name", "match"),
+    Bad("unicode-function", {"rewards.0": {"python": {"function": "módulo:f"}}}, "spec.rewards[0].python", "match"),
+    Bad("url-without-scheme", {"rewards.0": {"http": {"url": "judge:80"}}}, "spec.rewards[0].http.url", "match"),
+    Bad("two-datasets", {"dataset.files": {"configMap": {"name": "d"}, "paths": ["a"]}}, "spec.dataset", "exactly one"),
+    Bad("no-dataset-source", {"dataset": {"split": "train"}}, "spec.dataset", "exactly one of name"),
+    Bad(
+        "files-without-volume", {"dataset": {"files": {"paths": ["a"]}}}, "spec.dataset.files", "exactly one of volume"
+    ),
+    Bad(
+        "files-outside-volume",
+        {"dataset": {"files": {"configMap": {"name": "d"}, "paths": ["a/../../b"]}}},
+        "spec.dataset.files",
+        "inside the volume",
+    ),
+    Bad(
+        "config-of-files",
+        {"dataset": {"files": {"configMap": {"name": "d"}, "paths": ["a"]}, "config": "main"}},
+        "spec.dataset",
+        "belong to a hub dataset",
+    ),
+    Bad("batch-does-not-divide", {"training.perDeviceTrainBatchSize": 7}, "spec.training", "must divide"),
+    Bad("generation-does-not-divide", {"training.generationBatchSize": 65}, "spec.training", "multiple of"),
+    Bad("clip-range-upside-down", {"training.epsilonHigh": 0.1}, "spec.training", "at least epsilon"),
+    Bad("beta-without-reference", {"reference.strategy": "None"}, "spec", "needs training.beta 0"),
+    Bad(
+        "reference-without-beta",
+        {"training.beta": 0, "reference.strategy": "Clone"},
+        "spec",
+        "set reference.strategy to None or Auto",
+    ),
+    Bad("sync-without-reference", {"training.beta": 0, "reference.sync": {}}, "spec", "needs training.beta above 0"),
+    Bad("kl-limit-without-kl", {"training.beta": 0, "guard.maxKL": 1}, "spec", "there is no KL"),
+    Bad("adapter-forbidden", {"adapter.use": "Never", "reference.strategy": "Adapter"}, "spec", "adapter.use IfNeeded"),
+    Bad("adapter-and-clone", {"adapter.use": "Always", "reference.strategy": "Clone"}, "spec", "Auto, Adapter or None"),
+    Bad("adapter-sync", {"adapter.use": "Always", "reference.sync": {}}, "spec", "frozen base"),
+    Bad("offload-of-clone", {"reference": {"strategy": "Clone", "offload": {}}}, "spec.reference", "Offload, Sharded"),
+    Bad("disk-without-path", {"reference.offload.target": "NVMe"}, "spec.reference.offload", "needs path"),
+    Bad("max-below-min", {"placement.gpus": {"min": 4, "max": 2}}, "spec.placement.gpus", "at least min"),
+    Bad("nodes-without-gpus", {"placement": {"nodes": 4, "gpus": {"max": 2}}}, "spec.placement", "at least nodes"),
+    Bad("gpus-on-cpu", {**_CPU, "placement.gpus": {}}, "spec.placement", "belong to accelerator GPU"),
+    Bad("processes-on-gpu", {"placement.processesPerNode": 2}, "spec.placement", "belongs to accelerator CPU"),
+    Bad("zero-memory", {"placement.memory": "0"}, "spec.placement.memory", "match"),
+    Bad("memory-in-words", {"placement.memory": "16 GB"}, "spec.placement.memory", "match"),
+    Bad("bad-label-value", {"placement.nodeSelector": {"pool": "a b"}}, "spec.placement.nodeSelector.pool", "match"),
+    Bad("bad-label-key", {"placement.nodeSelector": {"-pool": "a"}}, "spec.placement.nodeSelector", "match"),
+    Bad("toleration", {"placement.tolerations": [{}]}, "spec.placement.tolerations[0]", "Equal needs key"),
+    Bad(
+        "two-checkpoint-volumes",
+        {"checkpoint": {"volume": {"claimName": "c"}, "volumeClaimTemplate": {"size": "1Gi"}}},
+        "spec.checkpoint",
+        "at most one of volume, volumeClaimTemplate",
+    ),
+    Bad(
+        "claim-without-size", {"checkpoint.volumeClaimTemplate": {}}, "spec.checkpoint.volumeClaimTemplate", "Required"
+    ),
+    Bad(
+        "bad-claim-name",
+        {"checkpoint.volume": {"claimName": "My_Claim"}},
+        "spec.checkpoint.volume.claimName",
+        "match",
+    ),
+    Bad(
+        "sub-path-outside",
+        {"checkpoint.volume": {"claimName": "c", "subPath": "../x"}},
+        "spec.checkpoint.volume",
+        "inside the volume",
+    ),
+    Bad("value-and-secret", {"env": [{"name": "A", "value": "b", "secret": {"name": "s"}}]}, "spec.env[0]", "at most"),
+    Bad("reserved-variable", {"env": [{"name": "GRPO_PLAN", "value": "x"}]}, "spec.env[0]", "remove it"),
+    Bad("same-variable-twice", {"env": [{"name": "A"}, {"name": "A"}]}, "spec.env", "uplicate|more than one"),
+    Bad("bad-variable-name", {"env": [{"name": "A-B"}]}, "spec.env[0].name", "match"),
+    Bad("operators-label", {"podOverrides.labels": {"grpo.dev/attempt": "9"}}, "spec.podOverrides", "another prefix"),
+    Bad(
+        "mount-over-checkpoints",
+        {"podOverrides.volumes": [{"claimName": "c", "mountPath": "/checkpoints/x"}]},
+        "spec.podOverrides.volumes[0]",
+        "must lie outside",
+    ),
+    Bad("image-with-space", {"image": "my image"}, "spec.image", "match"),
+    Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
+    Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
+)
+"""Specs that must be refused."""

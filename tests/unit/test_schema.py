@@ -1,0 +1,185 @@
+"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no schema is refused.
+
+The API server's own judgement of the same samples is in tests/integration/test_bad_specs.py.
+"""
+
+import re
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from grpo_api.base import ATOMIC_LIST, Model, format_parameters, parameter_count, quantity_bytes
+from grpo_api.job import MAX_CARRIED_BYTES, GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.schema import NotStructural, Schema, fields, structural
+from grpo_operator import codegen
+from grpo_operator.generate.crd import definition, job_schema
+from tests.samples import BAD, GOOD, SPEC, Bad, changed
+
+
+def defaulted(value: Any, schema: Schema) -> Any:
+    """The value with the schema's defaults filled in, as the API server does it."""
+    if isinstance(value, dict) and "properties" in schema:
+        for name, child in schema["properties"].items():
+            if name not in value and "default" in child:
+                value[name] = yaml.safe_load(yaml.safe_dump(child["default"]))
+        return {name: defaulted(part, schema["properties"][name]) for name, part in value.items()}
+    if isinstance(value, list):
+        return [defaulted(part, schema["items"]) for part in value]
+    return value
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_models_accept_and_default_as_the_server_does(name: str) -> None:
+    spec = changed(GOOD[name])
+    served = defaulted(spec, job_schema()["properties"]["spec"])
+    parsed = parse_spec(served)
+    assert parsed.model_dump(mode="json", exclude_none=True) == served
+    assert parse_spec(changed(GOOD[name])) == parsed
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_models_refuse_what_the_server_refuses(bad: Bad) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        parse_spec(bad.spec)
+    assert any(problem.startswith(bad.path) for problem in caught.value.problems)
+
+
+def test_all_problems_are_told_at_once_with_path_and_value() -> None:
+    spec = changed({"training.beta": -1, "modell": {}, "placement.gpus": {"min": 4, "max": 2}})
+    with pytest.raises(SpecInvalid) as caught:
+        parse_spec(spec)
+    assert sorted(caught.value.problems) == [
+        "spec.modell: Extra inputs are not permitted (got {})",
+        "spec.placement.gpus: max must be at least min",
+        "spec.training.beta: Input should be greater than or equal to 0 (got -1)",
+    ]
+
+
+def test_a_spec_that_the_pods_annotations_cannot_carry_is_refused() -> None:
+    rewards = [{"format": {"pattern": "數" * 4096}}] * 32
+    with pytest.raises(SpecInvalid, match=f"at most {MAX_CARRIED_BYTES} fit"):
+        parse_spec(changed({"rewards": rewards}))
+
+
+def test_every_field_says_what_it_is() -> None:
+    silent = [path for path, schema in fields(job_schema()) if _is_named(path) and not schema.get("description")]
+    assert silent == ["metadata"]
+
+
+def test_every_optional_field_of_the_spec_says_what_happens_when_it_is_unset() -> None:
+    spec = GRPOJobSpec.model_json_schema()
+    silent = [
+        f"{model.get('title')}.{name}"
+        for model in (spec, *spec["$defs"].values())
+        for name, field in model.get("properties", {}).items()
+        if name not in model.get("required", ()) and not re.search(r"Unset|Auto:", field["description"])
+    ]
+    kinds = ["format", "accuracy", "python", "http", "model"]
+    assert silent == [f"RewardSpec.{kind}" for kind in kinds], "a reward's kinds are explained by its rule"
+
+
+def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without() -> None:
+    status = job_schema()["properties"]["status"]
+    assert [path for path, schema in fields(status) if "default" in schema] == []
+
+
+def test_columns_show_what_the_design_promises() -> None:
+    columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
+    always = [column["name"].upper() for column in columns if column["priority"] == 0]
+    assert always == ["PHASE", "MODEL", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
+    known = {f".{path}" for path, _ in fields(job_schema())}
+    for column in columns:
+        path = re.sub(r"\[\?.*?\]", "[]", column["jsonPath"])
+        assert path in known or path == ".metadata.creationTimestamp"
+
+
+def test_generated_files_are_fresh() -> None:
+    assert codegen.stale(codegen.ROOT) == []
+
+
+def test_check_fails_on_a_stale_file_and_writing_mends_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert codegen.main(["--root", str(tmp_path)]) == 0
+    assert codegen.main(["--root", str(tmp_path), "--check"]) == 0
+    (tmp_path / "crds/grpojob.yaml").write_text("stale")
+    assert codegen.main(["--root", str(tmp_path), "--check"]) == 1
+    assert "crds/grpojob.yaml is stale: run `make codegen`" in capsys.readouterr().err
+    assert codegen.write(tmp_path) == ["crds/grpojob.yaml"]
+
+
+class Unbounded(Model):
+    """A text without a length."""
+
+    text: str
+    """Any text."""
+
+
+class Alternatives(Model):
+    """A union."""
+
+    either: int | Annotated[str, Field(max_length=3)]
+    """One or the other."""
+
+
+class Untyped(Model):
+    """A list without a list type."""
+
+    items: Annotated[list[int], Field(max_length=3)]
+    """Some numbers."""
+
+
+class Tree(Model):
+    """A model that contains itself."""
+
+    below: Annotated[list["Tree"], Field(max_length=2, json_schema_extra=ATOMIC_LIST)] = []
+    """Smaller trees."""
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Unbounded, "Unbounded.text: a string without maxLength"),
+        (Alternatives, "Alternatives.either: a union"),
+        (Untyped, "Untyped.items: a list without x-kubernetes-list-type"),
+        (Tree, "recursive model"),
+    ],
+)
+def test_a_model_without_a_structural_schema_is_refused(model: type[Model], says: str) -> None:
+    with pytest.raises(NotStructural, match=re.escape(says)):
+        structural(model, defaults=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "shortest"),
+    [
+        ("77K", 77_000, "77K"),
+        ("1.24B", 1_240_000_000, "1.24B"),
+        ("1240000000", 1_240_000_000, "1.24B"),
+        ("12", 12, "12"),
+    ],
+)
+def test_parameter_counts(text: str, count: int, shortest: str) -> None:
+    assert parameter_count(text) == count
+    assert format_parameters(count) == shortest
+
+
+@pytest.mark.parametrize(("text", "size"), [("16Gi", 16 << 30), ("80G", 80 * 10**9), ("0.5k", 500), ("12", 12)])
+def test_quantities_of_bytes(text: str, size: int) -> None:
+    assert quantity_bytes(text) == size
+
+
+@pytest.mark.parametrize("read", [parameter_count, quantity_bytes])
+def test_nonsense_is_no_quantity(read: Any) -> None:
+    with pytest.raises(ValueError, match="write it as"):
+        read("a lot")
+
+
+def _is_named(path: str) -> bool:
+    return not path.endswith(("[]", ".*"))
+
+
+def test_the_sample_is_the_smallest_spec() -> None:
+    for name in SPEC:
+        with pytest.raises(SpecInvalid, match=f"spec.{name}: Field required"):
+            parse_spec({key: value for key, value in SPEC.items() if key != name})
