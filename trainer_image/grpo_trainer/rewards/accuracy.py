@@ -3,7 +3,7 @@
 Exists for datasets with one right answer, such as GSM8K. Built by reward_set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_api.rewards import AccuracyReward
@@ -25,7 +25,7 @@ class AccuracyFunction:
         self._extract = EXTRACTORS[spec.extract]
         self._same = _COMPARISONS[spec.compare]
 
-    def __call__(self, completions: list[Completion], **columns: Any) -> Scores:
+    def __call__(self, completions: Sequence[Completion], **columns: Any) -> Scores:
         """One score per completion.
 
         Raises:

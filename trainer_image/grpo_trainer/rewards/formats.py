@@ -4,6 +4,7 @@ Exists because a pattern and a completion together can take exponential time: ma
 which can be timed out and releases the GIL, so a bad pattern costs its budget and freezes nobody. Built by reward_set.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import regex
@@ -37,7 +38,7 @@ class FormatFunction:
         """The most time that one call can take."""
         return self._spec.batch_timeout_seconds
 
-    def __call__(self, completions: list[Completion], **_columns: Any) -> Scores:
+    def __call__(self, completions: Sequence[Completion], **_columns: Any) -> Scores:
         """One score per completion, all within the batch's budget."""
         deadline = Deadline(self._spec.batch_timeout_seconds)
         return [self._score(completion_text(completion).strip(), deadline) for completion in completions]
