@@ -14,10 +14,10 @@
   verbs: [create, get, list, watch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, delete]
+  verbs: [get, list, watch, delete, deletecollection]
 - apiGroups: [""]
   resources: [services]
-  verbs: [create, get, list]
+  verbs: [create, get, list, watch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims] # checkpoint.volumeClaimTemplate
   verbs: [create, get]
