@@ -1,0 +1,210 @@
+"""The node level of the cluster harness keeps its promises; every other end-to-end test stands on it."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.access import CommandError
+from tests.cluster.cluster import Cluster
+from tests.cluster.controlplane import ControlPlaneSettings
+from tests.cluster.images import CONTAINER_SITE_PACKAGES, Image, light_trainer_image, python_image
+from tests.cluster.processes import until
+from tests.cluster.settings import ClusterSettings, GpuSettings
+from tests.cluster.wheels import site_packages
+
+GANG = """
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: gang
+  labels: {pod-security.kubernetes.io/enforce: restricted}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: peers, namespace: gang}
+spec: {clusterIP: None, publishNotReadyAddresses: true, selector: {app: gang}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: pair, namespace: gang}
+spec:
+  completionMode: Indexed
+  completions: 2
+  parallelism: 2
+  backoffLimit: 0
+  template:
+    metadata: {labels: {app: gang}}
+    spec:
+      subdomain: peers
+      restartPolicy: Never
+      securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+      topologySpreadConstraints:
+      - maxSkew: 1
+        topologyKey: kubernetes.io/hostname
+        whenUnsatisfiable: DoNotSchedule
+        labelSelector: {matchLabels: {app: gang}}
+      containers:
+      - name: main
+        image: IMAGE
+        imagePullPolicy: Never
+        securityContext:
+          allowPrivilegeEscalation: false
+          capabilities: {drop: [ALL]}
+          readOnlyRootFilesystem: true
+        resources: {limits: {nvidia.com/gpu: 4}}
+        env:
+        - name: NODE
+          valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+        command: [python3, -c]
+        args:
+        - |
+          import os, socket, time
+          if os.environ["JOB_COMPLETION_INDEX"] == "0":
+              server = socket.create_server(("", 29500))
+              peer, address = server.accept()
+              print("from", os.environ["NODE"], "heard", peer.makefile().readline().strip(), address[0])
+          else:
+              end = time.monotonic() + 60
+              while True:
+                  try:
+                      rank0 = socket.create_connection(("pair-0.peers", 29500), timeout=5)
+                      break
+                  except OSError:
+                      if time.monotonic() > end:
+                          raise
+                      time.sleep(0.2)
+              rank0.sendall(os.environ["NODE"].encode() + b"\\n")
+              print("sent from", rank0.getsockname()[0])
+"""
+PAUSED = """
+apiVersion: v1
+kind: Pod
+metadata: {name: stays}
+spec:
+  nodeName: node-1
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {name: main, image: IMAGE, imagePullPolicy: Never, command: [sleep, infinity]}
+"""
+
+
+@pytest.fixture(scope="module")
+def image() -> Image:
+    """A small image with Python and a shell."""
+    return python_image()
+
+
+@pytest.fixture(scope="module")
+def cluster(image: Image) -> Iterator[Cluster]:
+    """A cluster of this module's own, whose nodes may be harmed and are quickly taken for lost."""
+    settings = ClusterSettings(2, gpus=GpuSettings(8), control_plane=ControlPlaneSettings(node_grace_seconds=10))
+    with Cluster.create(f"nodes-{os.getpid()}", settings) as own:
+        own.load(image.archive)
+        yield own
+
+
+def test_nodes_offer_gpus_with_the_labels_of_feature_discovery(cluster: Cluster) -> None:
+    ready = '{.items[*].status.conditions[?(@.type=="Ready")].status}'
+    assert cluster.kubectl("get", "nodes", "-o", f"jsonpath={ready}") == "True True"
+    gpus = "jsonpath={.items[*].status.allocatable.nvidia\\.com/gpu}"
+    assert cluster.kubectl("get", "nodes", "-l", "nvidia.com/gpu.product", "-o", gpus) == "8 8"
+    product = "jsonpath={.items[0].metadata.labels.nvidia\\.com/gpu\\.product}"
+    assert cluster.kubectl("get", "nodes", "-o", product) == GpuSettings().product
+
+
+def test_an_indexed_job_finds_its_peer_on_the_other_node(cluster: Cluster, image: Image) -> None:
+    cluster.kubectl("apply", "-f", "-", input=GANG.replace("IMAGE", image.name))
+    cluster.kubectl("wait", "-n", "gang", "--for=condition=Complete", "job/pair", "--timeout=120s")
+    pods = "jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP}{'\\n'}{end}"
+    places = dict(line.split() for line in cluster.kubectl("get", "pods", "-n", "gang", "-o", pods).splitlines())
+    assert sorted(places) == ["node-0", "node-1"]
+    heard = _logs(cluster, 0).split()
+    assert heard[0] == "from"
+    assert heard[3] == ({"node-0", "node-1"} - {heard[1]}).pop()
+    assert heard[4] == places[heard[3]]  # the peer's own address, not a translated one
+    assert _logs(cluster, 1) == f"sent from {heard[4]}\n"
+
+
+def _logs(cluster: Cluster, index: int) -> str:
+    return cluster.kubectl("logs", "-n", "gang", "-l", f"batch.kubernetes.io/job-completion-index={index}")
+
+
+def test_a_lost_node_is_noticed_and_comes_back(cluster: Cluster, image: Image) -> None:
+    cluster.kubectl("apply", "-f", "-", input=PAUSED.replace("IMAGE", image.name))
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/stays", "--timeout=60s")
+    assert cluster.kubectl("exec", "stays", "--", "hostname") == "stays\n"
+    cluster.kubelet("node-1", "stop")
+    ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+    cluster.wait("node-1", "get", "node", "node-1", "-o", ready, expect="Unknown")
+    cluster.kubelet("node-1", "start")
+    cluster.wait("node-1", "get", "node", "node-1", "-o", ready, expect="True")
+    assert cluster.kubectl("get", "node", "node-1", "-o", "jsonpath={.status.allocatable.nvidia\\.com/gpu}") == "8"
+    cluster.kubectl("delete", "pod", "stays", "--ignore-not-found", "--timeout=60s")
+
+
+def test_the_api_server_may_be_away_without_harm_to_pods(cluster: Cluster, image: Image) -> None:
+    cluster.kubectl("run", "survivor", f"--image={image.name}", "--image-pull-policy=Never", "--", "sleep", "600")
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/survivor", "--timeout=60s")
+    cluster.stop_apiserver()
+    with pytest.raises(CommandError, match="refused"):
+        cluster.kubectl("get", "pods")
+    cluster.start_apiserver()
+    restarts = "jsonpath={.status.containerStatuses[0].restartCount}"
+    assert cluster.kubectl("get", "pod", "survivor", "-o", restarts) == "0"
+    until("the kubelet to answer", lambda: cluster.kubectl("exec", "survivor", "--", "echo", "here") == "here\n")
+
+
+def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
+    before = _traces()
+    with Cluster.create(f"traces-{os.getpid()}", ClusterSettings(1)) as own:
+        own.load(image.archive)
+        own.kubectl("run", "busy", f"--image={image.name}", "--image-pull-policy=Never", "--", "sleep", "600")
+        own.kubectl("wait", "--for=condition=Ready", "pod/busy", "--timeout=60s")
+        during = _traces()
+    after = _traces()
+    assert own.processes.find() == []
+    assert not own.directory.exists()
+    assert {kind for kind in before if before[kind] != during[kind]} >= {"cgroups", "links", "routes", "namespaces"}
+    assert {kind: (before[kind], after[kind]) for kind in before if before[kind] != after[kind]} == {}
+
+
+def _traces() -> dict[str, list[str]]:
+    """Return all that a cluster could leave on the host, by kind."""
+    commands = {
+        "mounts": "cat /proc/mounts",
+        "links": "ip -oneline link | cut -d: -f2",
+        "addresses": "ip -oneline address | tr -s ' ' | cut -d' ' -f2-4",
+        "routes": "ip route show table all",
+        "firewall": "nft list ruleset",
+        "iptables": "iptables-save | grep '^-A' || true",
+        "cgroups": "find /sys/fs/cgroup -type d -name 'grpo-*'",
+        "namespaces": "lsns --noheadings --type net --output NS",
+        "kernel settings": "sysctl vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops",
+        "forwarding": "sysctl net.ipv4.ip_forward",
+        "folders": "ls -d /run/* /opt/* /etc/* /var/lib/* /var/log/* /usr/libexec/*",
+        "sleeping": "pgrep --exact --full 'sleep 600' || true",
+    }
+    return {kind: sorted(_output(command).splitlines()) for kind, command in commands.items()}
+
+
+def _output(command: str) -> str:
+    return subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout
+
+
+def test_the_light_trainer_image_runs_on_the_dependencies_that_nodes_show() -> None:
+    image = light_trainer_image()
+    shown = {str(site_packages()): CONTAINER_SITE_PACKAGES}
+    with Cluster.create(f"light-{os.getpid()}", ClusterSettings(1, shown=shown)) as own:
+        own.load(image.archive)
+        code = "import torch, trl, grpo_trainer; print(torch.__version__, torch.cuda.is_available(), trl.__file__)"
+        own.kubectl(
+            "run", "light", f"--image={image.name}", "--restart=Never", "--command", "--", "python3", "-c", code
+        )
+        own.wait("the pod", "get", "pod", "light", "-o", "jsonpath={.status.phase}", expect="Succeeded")
+        version, cuda, place = own.kubectl("logs", "light").split()
+    assert version.partition("+")[0] == Path(next(site_packages().glob("torch-*"))).name.split("-")[1].partition("+")[0]
+    assert cuda == "False"
+    assert place.startswith(CONTAINER_SITE_PACKAGES)
