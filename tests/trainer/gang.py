@@ -17,6 +17,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 540
+ISOLATED = {
+    "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "operator", "trainer_image")),
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What every rank runs with, whatever the caller's environment is."""
 
 
 def run_gang(scenario: str, folder: Path, world_size: int = 2, **arguments: Any) -> list[dict[str, Any]]:
@@ -28,7 +36,9 @@ def run_gang(scenario: str, folder: Path, world_size: int = 2, **arguments: Any)
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    processes = [_start(scenario, folder, arguments, rank, world_size, port) for rank in range(world_size)]
+    command = [sys.executable, "-m", "tests.trainer.gang", scenario, str(folder), json.dumps(arguments)]
+    placement = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [_start(command, folder, rank, placement) for rank in range(world_size)]
     try:
         codes = _codes(processes)
     finally:
@@ -52,22 +62,8 @@ def _codes(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
     return [process.poll() for process in processes]
 
 
-def _start(
-    scenario: str, folder: Path, arguments: dict[str, Any], rank: int, world_size: int, port: int
-) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "operator", "trainer_image")),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    command = [sys.executable, "-m", "tests.trainer.gang", scenario, str(folder), json.dumps(arguments)]
+def _start(command: list[str], folder: Path, rank: int, placement: dict[str, str]) -> subprocess.Popen[bytes]:
+    environment = os.environ | placement | ISOLATED | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     with _output(folder, rank).open("wb") as output:
         return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
 

@@ -23,12 +23,13 @@ from grpo_trainer.reference.base import unwrapped
 from tests.trainer import demo_model, runs
 
 CELLS = {
-    "1 process": (0, ("Clone", "Offload", "Adapter", "None")),
-    "DDP": (0, ("Clone", "Offload", "Adapter", "None")),
-    "ZeRO-2": (2, ("Clone", "Offload", "Adapter", "None")),
-    "ZeRO-3": (3, ("Sharded", "Sharded to host", "Adapter", "None")),
+    "1 process": ["Clone", "Offload", "Adapter", "None"],
+    "DDP": ["Clone", "Offload", "Adapter", "None"],
+    "ZeRO-2": ["Clone", "Offload", "Adapter", "None"],
+    "ZeRO-3": ["Sharded", "Sharded to host", "Adapter", "None"],
 }
-"""ZeRO stage and strategies by parallelism; other combinations are refused."""
+"""Strategies by parallelism; other combinations are refused."""
+STAGES = {"1 process": 0, "DDP": 0, "ZeRO-2": 2, "ZeRO-3": 3}
 SYNCED = ("Clone", "Offload", "Sharded", "Sharded to host")
 MIXUP = 0.3
 STEPS, SAVED = 6, 3
@@ -36,15 +37,15 @@ TOKENS = torch.tensor([[(7 * row + 3 * column) % 90 + 6 for column in range(14)]
 """One fixed batch: 8 rows of 6 prompt and 8 completion tokens."""
 
 
-def measure(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Facts by parallelism and strategy. Collective under a process group."""
+def measure(folder: Path, cells: dict[str, list[str]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Facts of the strategies in `cells`, by parallelism. Collective under a process group."""
     model = folder / "model"
     if ranks.rank() == 0:
         demo_model.save_policy(model)
     ranks.gather(0)
     facts: dict[str, dict[str, dict[str, Any]]] = {}
-    for parallelism in parallelisms:
-        stage, strategies = CELLS[parallelism]
+    for parallelism, strategies in cells.items():
+        stage = STAGES[parallelism]
         for strategy in strategies:
             cell = folder / f"{parallelism}-{strategy}".replace(" ", "-")
             facts.setdefault(parallelism, {})[strategy] = _cell(cell, model, stage, strategy)
@@ -61,11 +62,9 @@ def _cell(folder: Path, model: Path, stage: int, strategy: str) -> dict[str, Any
     facts: dict[str, Any] = {"proofs": [[p.what, p.parameters, p.across_ranks, p.seconds] for p in trainer.proofs]}
     facts |= probe.facts
     runs.reset()
-    facts["resumed"] = _resume(folder / "plain", job)
     if strategy in SYNCED:
         job["reference"] = job.get("reference", {}) | {"sync": {"everySteps": 2, "mixup": MIXUP}}
-        facts["resumed_synced"] = _resume(folder / "synced", job)
-    return facts
+    return facts | _resume(folder, job)
 
 
 def _arguments(strategy: str) -> dict[str, Any]:

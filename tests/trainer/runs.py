@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from grpo_api.plan import TrainingPlan
 from grpo_trainer import rendezvous
 from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.models import load_policy
+from grpo_trainer.models import LoadedModel, load_policy
 from grpo_trainer.reference import strategy_for
 from grpo_trainer.settings import config_arguments, uses_deepspeed
 
@@ -51,6 +51,7 @@ def plan(
     strategy: str = "Clone",
     zero: int = 0,
     world_size: int = 1,
+    *,
     reference: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     execution: dict[str, Any] | None = None,
@@ -102,21 +103,26 @@ def configuration(job: TrainingPlan, **overrides: Any) -> GRPOConfig:
     return GRPOConfig(**{**config_arguments(job), "log_level": "error", **overrides})
 
 
-def build(
-    job: TrainingPlan, *callbacks: TrainerCallback, rewards: Any = digits, **overrides: Any
-) -> ReferenceGRPOTrainer:
-    """A trainer for the plan."""
+def build(job: TrainingPlan, *callbacks: TrainerCallback, **overrides: Any) -> ReferenceGRPOTrainer:
+    """A trainer for the plan, with its model."""
     config = configuration(job, **overrides)
-    trainer = ReferenceGRPOTrainer(
-        loaded=load_policy(job),
+    return trainer(job, config, load_policy(job), *callbacks)
+
+
+def trainer(
+    job: TrainingPlan, config: GRPOConfig, loaded: LoadedModel, *callbacks: TrainerCallback, rewards: Any = digits
+) -> ReferenceGRPOTrainer:
+    """A trainer for the plan with a model that may differ from the plan's."""
+    built = ReferenceGRPOTrainer(
+        loaded=loaded,
         strategy=strategy_for(job),
         args=config,
         reward_funcs=rewards,
         train_dataset=Dataset.from_list(PROMPTS),
         callbacks=list(callbacks),
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    built.remove_callback(PrinterCallback)
+    return built
 
 
 def reset() -> None:

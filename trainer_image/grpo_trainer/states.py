@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .errors import TrainingError
+from .reference.base import unwrapped
 
 if TYPE_CHECKING:
     from .engine import ReferenceGRPOTrainer
@@ -36,12 +37,12 @@ def check_states(trainer: ReferenceGRPOTrainer) -> None:
 
 
 def frozen_models(trainer: ReferenceGRPOTrainer) -> Iterator[tuple[str, nn.Module]]:
-    """The reference and the reward models, with a name for messages."""
+    """The reference and the reward models, with a name for messages; without a DeepSpeed engine's own, unused, mode."""
     if trainer.ref_model is not None:
-        yield "reference", trainer.ref_model
+        yield "reference", unwrapped(trainer.ref_model)
     for number, reward in enumerate(trainer.reward_funcs):
         if isinstance(reward, nn.Module):
-            yield f"reward model {number}", reward
+            yield f"reward model {number}", unwrapped(reward)
 
 
 def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
