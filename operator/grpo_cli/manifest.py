@@ -13,9 +13,7 @@ import yaml
 
 from grpo_api.contract import API_VERSION, KIND
 
-
-class ManifestError(ValueError):
-    """A file that holds no GRPOJob, or is no YAML; the message says where."""
+from .errors import ManifestError
 
 
 class _Loader(yaml.SafeLoader):

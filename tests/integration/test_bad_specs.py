@@ -19,12 +19,10 @@ MEGABYTE = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def server(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
+def server(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
     """The API server with our CRD; in the end nothing that was refused is stored."""
-    api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
-    api_cluster.kubectl("wait", "--for=condition=Established", "crd/grpojobs.grpo.dev")
-    yield api_cluster
-    assert api_cluster.kubectl("get", "grpojobs", "-o", "name") == ""
+    yield crd_cluster
+    assert crd_cluster.kubectl("get", "grpojobs", "-o", "name") == ""
 
 
 def refusal(server: AnyCluster, verb: str, document: dict[str, Any]) -> str:

@@ -1,0 +1,58 @@
+"""The cluster as the user's kubectl sees it.
+
+Exists so that the base install needs no Kubernetes client: contexts, credentials and plug-ins are kubectl's business.
+Used by the commands that look at a cluster. The environment variable KUBECTL names another program, or one with flags.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from grpo_api.contract import GROUP, PLURAL
+from grpo_api.job import GRPOJob
+
+from .errors import KubectlError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags that say which cluster and which namespace."""
+    parser.add_argument("-n", "--namespace", help="namespace of the job; unset: the context's")
+    parser.add_argument("--context", help="context of the kubeconfig; unset: the current one")
+
+
+def command(options: Namespace, *arguments: str) -> list[str]:
+    """kubectl's command line."""
+    line = shlex.split(os.environ.get("KUBECTL", "kubectl"))
+    line += [f"--context={options.context}"] if options.context else []
+    line += [f"--namespace={options.namespace}"] if options.namespace else []
+    return [*line, *arguments]
+
+
+def get(options: Namespace, *arguments: str) -> dict[str, Any]:
+    """What `kubectl get … -o json` prints.
+
+    Raises:
+        KubectlError: kubectl is missing or refuses.
+    """
+    line = command(options, "get", *arguments, "--output=json")
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise KubectlError(f"{line[0]}: {error.strerror}; install kubectl or set KUBECTL to it") from error
+    if done.returncode:
+        raise KubectlError(done.stderr.strip())
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
+    """A GRPOJob's metadata and its typed form.
+
+    Raises:
+        KubectlError: no such job.
+    """
+    found = get(options, f"{PLURAL}.{GROUP}", name)
+    return found["metadata"], GRPOJob.model_validate(found)

@@ -1,0 +1,70 @@
+"""`grpo render`: the objects that the operator would create for a job.
+
+Exists so that a platform engineer can read, diff and policy-check them before anything runs. From a file it plans the
+job first; by name it takes the plan that the operator committed. Registered by __main__.
+"""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+import yaml
+
+from grpo_api.job import parse_spec
+from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
+from grpo_operator.names import Key
+from grpo_planner import Inventory, plan_job
+
+from . import kubectl
+from .errors import NotYet
+from .manifest import load_jobs
+
+UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
+
+
+def register(commands: Any) -> None:
+    """Adds the command to argparse's sub-commands."""
+    parser: ArgumentParser = commands.add_parser("render", help="print the objects that the operator would create")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt")
+    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    parser.add_argument("--trainer-image", default="grpo-trainer", help="image of jobs without spec.image")
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints YAML documents in the order in which the operator creates the objects."""
+    attempts = _planned(options) if options.filename else [_committed(options)]
+    objects = [item for attempt in attempts for item in _objects(attempt, options.trainer_image)]
+    print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
+    return 0
+
+
+def _planned(options: Namespace) -> list[Attempt]:
+    """The first attempt of each job in the file."""
+    attempts = []
+    for job in load_jobs(options.filename):
+        metadata, spec = job.get("metadata", {}), parse_spec(job["spec"])
+        result = plan_job(spec, Inventory())
+        if result.chosen is None:
+            raise NotYet(f"{metadata.get('name')}: {result.message}")
+        key = Key(options.namespace or metadata.get("namespace", "default"), metadata["name"])
+        attempts.append(Attempt(key, metadata.get("uid", UNKNOWN_UID), spec, result.chosen, 1))
+    return attempts
+
+
+def _committed(options: Namespace) -> Attempt:
+    """The last attempt of a job of the cluster."""
+    metadata, job = kubectl.get_job(options, options.name)
+    if job.status.plan is None:
+        said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
+        raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
+    key = Key(metadata["namespace"], metadata["name"])
+    return Attempt(key, metadata["uid"], job.spec, job.status.plan, max(1, job.status.attempt))
+
+
+def _objects(attempt: Attempt, image: str) -> list[dict[str, Any]]:
+    claim = checkpoint_volume_claim(attempt.key, attempt.uid, attempt.spec)
+    service = rendezvous_service(attempt.key.namespace)
+    job = indexed_job(attempt, attempt.spec.image or image)
+    return [item for item in (service, claim, job) if item is not None]

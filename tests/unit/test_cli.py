@@ -1,0 +1,129 @@
+"""The command line without a cluster: files are read as kubectl reads them, objects rendered, errors told in a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_api.contract import PLAN_ANNOTATION
+from grpo_api.plan import TrainingPlan
+from grpo_cli.__main__ import main
+from grpo_cli.errors import ManifestError, NotYet
+from grpo_cli.logs import choose
+from grpo_cli.manifest import load_documents, load_jobs
+from tests.samples import changed, job
+
+CPU = changed({"placement": {"accelerator": "CPU", "nodes": 2}, "model.parameters": "77K", "image": "trainer:1"})
+
+
+def write(folder: Path, *documents: dict[str, Any]) -> str:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump_all(documents))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-6", 5e-6),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        (".5e1", 5.0),
+        ("1.5", 1.5),
+        ("12", 12),
+        ("'5e-6'", "5e-6"),
+        ("1.24B", "1.24B"),
+        ("2026-01-31", "2026-01-31"),
+    ],
+)
+def test_scalars_are_read_as_kubectl_reads_them(text: str, value: object) -> None:
+    (document,) = load_documents(f"value: {text}")
+    assert document["value"] == value
+    assert type(document["value"]) is type(value)
+
+
+def test_only_the_jobs_of_a_file_are_taken(tmp_path: Path) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    assert [found["metadata"]["name"] for found in load_jobs(write(tmp_path, claim, job("a", CPU), job("b", CPU)))] == [
+        "a",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kind: ConfigMap", "holds no GRPOJob"),
+        ("kind: GRPOJob", "apiVersion is None; this version reads grpo.dev/v1alpha1"),
+        ("apiVersion: grpo.dev/v1alpha1\nkind: GRPOJob", "has no spec"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_a_file_without_a_job_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ManifestError, match=says):
+        load_jobs(str(path))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ManifestError, match=r"nowhere\.yaml"):
+        load_jobs("nowhere.yaml")
+
+
+def test_render_prints_what_the_operator_creates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = changed({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}}, CPU)
+    assert main(["render", "-f", write(tmp_path, job("first", spec)), "-n", "team"]) == 0
+    service, claim, gang = yaml.safe_load_all(capsys.readouterr().out)
+    assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
+    assert (claim["kind"], claim["metadata"]["name"]) == ("PersistentVolumeClaim", "first-checkpoints")
+    assert (gang["kind"], gang["metadata"]["name"], gang["metadata"]["namespace"]) == ("Job", "first-1", "team")
+    assert gang["spec"]["completions"] == 2
+    assert gang["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:1"
+    carried = json.loads(gang["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
+    assert TrainingPlan.model_validate(carried).job.name == "first"
+
+
+def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = changed({"training.beta": -1, "training.numGenerations": 1}, CPU)
+    assert main(["render", "-f", write(tmp_path, job("wrong", spec))]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert [line.split(" (got")[0] for line in shown.err.splitlines()] == [
+        "grpo: spec.training.beta: Input should be greater than or equal to 0",
+        "grpo: spec.training.numGenerations: Input should be greater than or equal to 2",
+    ]
+
+
+def test_without_kubectl_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECTL", "no-such-kubectl")
+    assert main(["status", "a"]) == 2
+    assert "install kubectl or set KUBECTL" in capsys.readouterr().err
+
+
+def pod(attempt: int, index: int) -> dict[str, Any]:
+    labels = {"grpo.dev/attempt": str(attempt), "batch.kubernetes.io/job-completion-index": str(index)}
+    return {"metadata": {"name": f"p-{attempt}-{index}", "labels": labels}}
+
+
+PODS = [pod(1, 0), pod(1, 1), pod(2, 0), {"metadata": {"name": "stranger"}}]
+
+
+@pytest.mark.parametrize(("attempt", "index", "name"), [(None, 0, "p-2-0"), (None, 1, "p-1-1"), (1, 0, "p-1-0")])
+def test_logs_come_from_the_rank_of_the_attempt(attempt: int | None, index: int, name: str) -> None:
+    assert choose(PODS, attempt, index) == name
+
+
+def test_logs_of_a_pod_that_is_not_there_say_which_are() -> None:
+    with pytest.raises(
+        NotYet, match=r"attempt 2 on node 1 .* there are: attempt 1 node 0, attempt 1 node 1, attempt 2"
+    ):
+        choose(PODS, 2, 1)
+    with pytest.raises(NotYet, match="there are: none"):
+        choose([], None, 0)
