@@ -28,6 +28,7 @@ from .metrics_server import Metrics, application
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, Key
 from .progress import ProgressPuller, Target, http_fetch
 from .reconcile import Caches, Reconciler
+from .snapshot import Snapshots
 from .watcher import Mirror
 from .workqueue import WorkQueue, work
 
@@ -64,11 +65,17 @@ class Operator:
         self._reconcile = Reconciler(
             cluster,
             caches,
-            Line(chosen.trainer_image),
+            Line(
+                lambda: caches.grpojobs,
+                Snapshots(cluster, chosen.namespaces),
+                limits=chosen.limits,
+                default_image=chosen.trainer_image,
+            ),
             self._recorder,
             limits=chosen.limits,
             image=chosen.trainer_image,
             progress=self._puller.of,
+            wake=self._add,
             status_interval=chosen.status_interval,
         )
 

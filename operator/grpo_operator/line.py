@@ -1,31 +1,76 @@
 """Who may start: the answer to a job that asks for an attempt.
 
-Exists so that a gang starts only when all of it fits, in order of priority, then age. Called by reconcile under its
-admission lock; the commit of an attempt and its plan to the status is the reservation, nothing here is remembered.
+Exists so that a gang starts only when all of it fits, in order of priority, then age. A smaller job may go first only
+on GPUs that those ahead don't wait for: what they wait for is held for them on the board. Called by reconcile under its
+admission lock; the commit of an attempt and its plan to the status is the reservation, nothing here is remembered but
+the last pass, for as long as its snapshot is fresh.
 """
 
-from dataclasses import replace
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, plan_job
+from grpo_planner import Inventory, PlanResult, plan_job
 
 from .admission import plan_problem, spec_problem
+from .board import Board, Snapshot, fits
 from .errors import Reason
-from .observe import Observation, queued_by_kueue
-from .policies import Action, Decision
+from .names import Key
+from .observe import Observation, queued_by_kueue, waiting_in_line
+from .policies import Action, Decision, Limits, pausing
 from .records import GRPOJobRecord
+from .snapshot import Snapshots
+
+DEPTH = 32
+"""Jobs of the line that a pass looks at; those behind wait for one of these to start."""
+LOOK_AGAIN, LOOK_AGAIN_FOR_NODES = 5.0, 30.0
+"""Seconds until a waiting job is looked at again: for GPUs to be freed, and for the cluster to grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a pass found for one job."""
+
+    generation: int
+    plan: ExecutionPlan | None
+    admitted: bool
+    reason: str
+    message: str
+
+
+Pass = dict[str, Verdict]
+"""Verdicts by uid."""
 
 
 class Line:
     """Answers ADMIT decisions."""
 
-    def __init__(self, default_image: str) -> None:
-        """`default_image` is for jobs without spec.image."""
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[GRPOJobRecord]],
+        snapshots: Snapshots,
+        *,
+        limits: Limits,
+        default_image: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`jobs` gives all GRPOJobs; `default_image` is for those without spec.image; `clock` gives unix seconds."""
+        self._jobs = jobs
+        self._snapshots = snapshots
+        self._limits = limits
         self._default_image = default_image
+        self._clock = clock
+        self._pass: tuple[Snapshot, Pass] | None = None
 
     def competes(self, job: GRPOJobRecord) -> bool:
         """Whether the job's GPUs are the operator's to hand out."""
         return job.spec is not None and job.spec.placement.accelerator == "GPU" and not queued_by_kueue(job)
+
+    def waiting(self) -> list[Key]:
+        """The jobs in the line, for a look when something was freed."""
+        return [job.parent for job in self._jobs() if waiting_in_line(job)]
 
     async def answer(self, seen: Observation, asked: Decision) -> Decision:
         """COMMIT with a plan, QUEUE with what the gang waits for, or REFUSE."""
@@ -34,17 +79,101 @@ class Line:
             return asked
         if problem := spec_problem(spec, self._default_image):
             return Decision(Action.REFUSE, *problem)
-        if plan := kept_plan(seen):
-            return replace(asked, action=Action.COMMIT, plan=plan)
-        result = plan_job(spec, Inventory())
-        if result.chosen is None:
-            return replace(asked, action=Action.QUEUE, reason=result.reason, message=result.message)
-        if problem := plan_problem(seen.job, result.chosen):
-            return Decision(Action.REFUSE, *problem)
-        return replace(asked, action=Action.COMMIT, reason=Reason.ADMITTED, plan=result.chosen)
+        verdict = await (self._in_line(seen) if self.competes(seen.job) else self._alone(seen))
+        if verdict.plan and (found := plan_problem(seen.job, verdict.plan)):
+            return Decision(Action.REFUSE, *found)
+        if verdict.admitted:
+            return replace(asked, action=Action.COMMIT, plan=verdict.plan)
+        pause = LOOK_AGAIN if verdict.plan else LOOK_AGAIN_FOR_NODES
+        return replace(
+            asked,
+            action=Action.QUEUE,
+            reason=verdict.reason,
+            message=verdict.message,
+            plan=verdict.plan,
+            look_again=pause,
+        )
+
+    async def _alone(self, seen: Observation) -> Verdict:
+        """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
+        job = seen.job
+        if plan := kept_plan(job):
+            return Verdict(job.generation, plan, True, Reason.ADMITTED, "")
+        inventory = Inventory()
+        if queued_by_kueue(job):
+            inventory = Board(await self._snapshots.take(), ()).inventory(job).emptied
+        return _verdict(job, _planned(job, inventory), admitted=True)
+
+    async def _in_line(self, seen: Observation) -> Verdict:
+        """The job's place in the line, from a pass over everybody ahead of it."""
+        snapshot = await self._snapshots.take()
+        known = self._pass[1].get(seen.job.uid) if self._pass and self._pass[0] is snapshot else None
+        if known and known.generation == seen.job.generation:
+            return known
+        # planning is pure but may take a while; watches and probes must not wait for it
+        jobs = list(self._jobs())
+        found = await asyncio.to_thread(judge, jobs, snapshot, self._clock(), self._limits)
+        self._pass = (snapshot, found)
+        return found.get(seen.job.uid) or _behind(seen.job, len(found))
 
 
-def kept_plan(seen: Observation) -> ExecutionPlan | None:
+def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Limits) -> Pass:
+    """Plays the line through: each job in turn is planned on what those ahead leave, and takes its place."""
+    waiting = [job for job in jobs if waiting_in_line(job) and not pausing(job, now, limits)]
+    board, alone = Board(snapshot, jobs), Board(snapshot, jobs)
+    found: Pass = {}
+    ahead = ""
+    for job in sorted(waiting, key=lambda job: place(job, snapshot))[:DEPTH]:
+        verdict = _judge_one(job, board, alone, ahead)
+        found[job.uid] = verdict
+        if verdict.plan:
+            board.hold(job, verdict.plan)
+            ahead = ahead if verdict.admitted or ahead else str(job.parent)
+    return found
+
+
+def place(job: GRPOJobRecord, snapshot: Snapshot) -> tuple[int, float, str]:
+    """Sorts the line: highest priority first, then oldest."""
+    name = (job.spec.placement.priority_class_name if job.spec else None) or ""
+    return -snapshot.priorities.get(name, 0), job.created, job.uid
+
+
+def _judge_one(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Verdict:
+    inventory, plan = board.inventory(job), kept_plan(job)
+    if plan is None:
+        result = _planned(job, inventory)
+        plan = result.chosen
+        if plan is None:
+            return _verdict(job, result, admitted=False)
+    if fits(inventory, plan):
+        return Verdict(job.generation, plan, True, Reason.ADMITTED, plan.reason)
+    return _wait(job, plan, alone, ahead)
+
+
+def _wait(job: GRPOJobRecord, plan: ExecutionPlan, alone: Board, ahead: str) -> Verdict:
+    shortage = alone.shortage(job, plan)
+    if ahead and fits(alone.inventory(job), plan):
+        message = f"{shortage}; {ahead} is ahead in the line and waits for them too"
+        return Verdict(job.generation, plan, False, Reason.WAITING_IN_LINE, message)
+    return Verdict(job.generation, plan, False, Reason.WAITING_FOR_GPUS, shortage)
+
+
+def _verdict(job: GRPOJobRecord, result: PlanResult, admitted: bool) -> Verdict:
+    return Verdict(job.generation, result.chosen, admitted and bool(result.chosen), result.reason, result.message)
+
+
+def _behind(job: GRPOJobRecord, ahead: int) -> Verdict:
+    message = f"{ahead} jobs are ahead in the line"
+    return Verdict(job.generation, None, False, Reason.WAITING_IN_LINE, message)
+
+
+def _planned(job: GRPOJobRecord, inventory: Inventory) -> PlanResult:
+    if job.spec is None:
+        raise ValueError(f"{job.parent} has no valid spec to plan")
+    return plan_job(job.spec, inventory)
+
+
+def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
     """The plan of a run that has made progress: it resumes as it began, whatever the cluster has become."""
-    progress = seen.job.status.progress
-    return seen.job.status.plan if progress and progress.step else None
+    progress = job.status.progress
+    return job.status.plan if progress and progress.step else None

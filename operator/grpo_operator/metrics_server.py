@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -74,6 +74,7 @@ class Metrics(Observer):
 
     def __init__(self, jobs: Callable[[], Iterable[GRPOJobRecord]], depth: Callable[[], int]) -> None:
         """`jobs` gives the cached GRPOJobs, `depth` the length of the work queue; both at scrape time."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.registry.register(JobCollector(jobs))
         self._reconciles = self._counter(RECONCILES)

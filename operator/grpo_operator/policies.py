@@ -5,7 +5,7 @@ Observation in, Decision out; the order of CHECKS is the policy. Called by recon
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from grpo_api.job import GRPOJobSpec
@@ -16,7 +16,7 @@ from grpo_api.status import ConditionType
 from .ends import PERMANENT
 from .errors import Reason
 from .observe import Observation, queued_by_kueue
-from .records import seconds
+from .records import GRPOJobRecord, seconds
 
 
 class Action(StrEnum):
@@ -133,12 +133,18 @@ def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
     """Without an attempt: ask for one; after a release, only when the pause is over."""
     if seen.job.active:
         return None
-    admitted = seen.job.condition(ConditionType.ADMITTED)
-    if admitted and admitted.reason == Reason.SCHEDULING_TIMEOUT:
-        left = limits.release_pause - seen.since(ConditionType.ADMITTED)
-        if left > 0:
-            return Decision(Action.WAIT, look_again=left)
+    if left := pausing(seen.job, seen.now, limits):
+        return Decision(Action.WAIT, look_again=left)
     return Decision(Action.ADMIT)
+
+
+def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
+    """Seconds that a released gang still stays out of the line; 0 when it is in."""
+    admitted = job.condition(ConditionType.ADMITTED)
+    if admitted is None or admitted.reason != Reason.SCHEDULING_TIMEOUT:
+        return 0.0
+    released = seconds(admitted.last_transition_time) or now
+    return max(0.0, released + limits.release_pause - now)
 
 
 def held_by_kueue(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -274,36 +280,3 @@ CHECKS: tuple[Check, ...] = (
 def decide(seen: Observation, limits: Limits) -> Decision:
     """The first check's answer."""
     return next(decision for check in CHECKS if (decision := check(seen, limits)))
-
-
-@dataclass(frozen=True, slots=True)
-class CleanUp:
-    """What is left over of attempts that are not to run: Jobs to delete, attempts whose live pods are to end."""
-
-    delete_jobs: tuple[str, ...] = ()
-    stop_attempts: tuple[int, ...] = field(default=())
-
-
-def clean_up(seen: Observation, limits: Limits) -> CleanUp:
-    """Keeps the current attempt, and the last failed one for its logs; ends everything else of this GRPOJob.
-
-    The Job controller itself ends the survivors of a Job with a failed pod, a second later, so those are left to it.
-    """
-    job = seen.job
-    jobs = [child.name for child in seen.earlier_jobs if child.attempt < job.status.attempt - 1]
-    if not job.active and not job.finished and seen.child and not seen.ends and not seen.child.ended:
-        jobs.append(seen.child.name)
-    stop = {pod.attempt for pod in seen.earlier_pods if pod.live and not _ends_by_itself(pod.attempt, seen)}
-    done = job.holds(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
-    if not job.active and not done and any(pod.live for pod in seen.pods):
-        stop.add(job.status.attempt)
-    return CleanUp(tuple(jobs), tuple(sorted(stop)))
-
-
-def _ends_by_itself(attempt: int, seen: Observation) -> bool:
-    return any(pod.attempt == attempt and pod.end and not pod.end.succeeded for pod in seen.earlier_pods)
-
-
-def queued(decision: Decision, reason: str, message: str, plan: ExecutionPlan | None, look_again: float) -> Decision:
-    """The answer to ADMIT when the gang must wait; the end that it answers is kept."""
-    return replace(decision, action=Action.QUEUE, reason=reason, message=message, plan=plan, look_again=look_again)

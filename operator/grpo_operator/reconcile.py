@@ -7,12 +7,13 @@ be called at any time, any number of times, by the workers of workqueue.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from grpo_api.status import GRPOJobStatus
 
 from .cache import Cache
+from .cleanup import clean_up
 from .cluster import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
 from .errors import AlreadyExists, Conflict, NotFound, Reason
 from .events import Recorder
@@ -20,7 +21,7 @@ from .line import Line
 from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
 from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, Key, child_job
 from .observe import Observation, Pull, observe
-from .policies import Action, Decision, Limits, clean_up, decide
+from .policies import Action, Decision, Limits, decide
 from .records import (
     GRPOJobRecord,
     JobRecord,
@@ -63,9 +64,13 @@ class Reconciler:
         image: str = "",
         status_interval: float = 1.0,
         progress: Callable[[Key], Pull | None] = lambda _: None,
+        wake: Callable[[Iterable[Key]], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`image` is for jobs without spec.image; `progress` gives the last pull; `clock` gives unix seconds."""
+        """`image` is for jobs without spec.image; `progress` gives the last pull; `clock` gives unix seconds.
+
+        `wake` gets the jobs that should be looked at because something was freed.
+        """
         self._cluster = cluster
         self._caches = caches
         self._line = line
@@ -74,6 +79,7 @@ class Reconciler:
         self._image = image
         self._status_interval = status_interval
         self._progress = progress
+        self._wake = wake
         self._clock = clock
         self._admission = asyncio.Lock()
         self._services = asyncio.Lock()
@@ -201,6 +207,8 @@ class Reconciler:
         self._written[job.parent] = seen.now
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.parent, new.phase, decision.reason, decision.message)
+        if job.active and new.attempt_start_time is None:
+            self._wake(self._line.waiting())
         self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
 
     async def _clear_up(self, key: Key) -> None:

@@ -120,16 +120,23 @@ def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
 
 def _progress(progress: Progress) -> ProgressStatus:
     step, total, last = progress.step, progress.total_steps, progress.last_step_time
-    left = max(0, total - step)
-    eta = None if progress.seconds_per_step is None or not total else int(progress.seconds_per_step * left)
+    eta = int(progress.seconds_per_step * max(0, total - step)) if progress.seconds_per_step and total else None
     return ProgressStatus(
         step=step,
         total_steps=total,
         percent=min(100, 100 * step // total) if total else 0,
         summary=f"{step}/{total}" if total else str(step),
         eta_seconds=eta,
+        eta=duration(eta) if eta is not None else "",
         last_step_time=timestamp(last) if last else None,
     )
+
+
+def duration(seconds: int) -> str:
+    """The two largest units, such as `1h12m` or `45s`."""
+    parts = ((seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
+    first = next((position for position, (value, _) in enumerate(parts) if value), len(parts) - 1)
+    return "".join(f"{value}{unit}" for value, unit in parts[first : first + 2] if value) or "0s"
 
 
 def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
@@ -144,6 +151,7 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
             "percent": 100 * step // total if total else 100,
             "summary": f"{step}/{total}",
             "eta_seconds": 0,
+            "eta": "",
         }
     )
 

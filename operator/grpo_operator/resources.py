@@ -1,0 +1,62 @@
+"""Kubernetes quantities, and what one pod takes of a node.
+
+Exists because a pod's requests are more than the sum of its containers'. Pure; used by inventory.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_SCALES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
+_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]i?|Ki)?")
+
+Amounts = dict[str, float]
+"""Amounts by resource name: cores for cpu, bytes for memory, pieces for GPUs."""
+
+
+def quantity(text: object) -> float:
+    """The number that a resource.Quantity such as `500m`, `16Gi` or `1e3` means; 0 for anything else."""
+    match = _QUANTITY.fullmatch(str(text))
+    return float(match[1]) * _SCALES[match[2] or ""] if match else 0.0
+
+
+def amounts(part: Mapping[str, Any] | None) -> Amounts:
+    """A resource list as numbers."""
+    return {name: quantity(value) for name, value in (part or {}).items()}
+
+
+def _sum(parts: Iterable[Amounts]) -> Amounts:
+    total: Amounts = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def _most(one: Amounts, other: Amounts) -> Amounts:
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
+
+
+def _requests(container: Mapping[str, Any]) -> Amounts:
+    return amounts((container.get("resources") or {}).get("requests"))
+
+
+def pod_requests(spec: Mapping[str, Any]) -> Amounts:
+    """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837).
+
+    Containers and sidecars run together; an init container runs with the sidecars started before it. Requests of the
+    pod as a whole replace the sums; its overhead comes on top.
+    """
+    sidecars: Amounts = {}
+    peak: Amounts = {}
+    for container in spec.get("initContainers") or ():
+        own = _requests(container)
+        if container.get("restartPolicy") == "Always":
+            sidecars = _sum((sidecars, own))
+            peak = _most(peak, sidecars)
+        else:
+            peak = _most(peak, _sum((sidecars, own)))
+    together = _sum((sidecars, *map(_requests, spec.get("containers") or ())))
+    whole = amounts((spec.get("resources") or {}).get("requests"))
+    return _sum((_most(peak, together) | whole, amounts(spec.get("overhead"))))

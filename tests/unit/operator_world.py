@@ -1,0 +1,210 @@
+"""A small world for the operator's unit tests: API objects as the server would send them, and what is seen of them.
+
+Exists so that a test states only what it is about. Everything goes through the real record parsers.
+"""
+
+from typing import Any
+
+from grpo_api.plan import ExecutionPlan
+from grpo_api.report import Outcome, Progress
+from grpo_api.status import GRPOJobStatus
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, Key
+from grpo_operator.observe import Observation, Pull, observe
+from grpo_operator.policies import Decision, Limits, decide
+from grpo_operator.records import (
+    GRPOJobRecord,
+    JobRecord,
+    PodRecord,
+    grpojob_record,
+    job_record,
+    pod_record,
+    seconds,
+    timestamp,
+)
+from grpo_operator.status import build, to_json
+
+NOW = seconds("2026-11-21T12:00:00Z") or 0.0
+KEY = Key("team-a", "run")
+UID = "uid-of-run"
+LIMITS = Limits()
+
+SPEC: dict[str, Any] = {
+    "model": {"name": "/models/tiny", "parameters": "77K"},
+    "dataset": {"name": "x/y"},
+    "rewards": [{"format": {"pattern": "a.*"}}],
+    "placement": {"accelerator": "CPU", "nodes": 2},
+}
+
+PLAN = ExecutionPlan(
+    strategy="Clone",
+    method="Full",
+    accelerator="CPU",
+    nodes=2,
+    micro_batch=1,
+    gradient_accumulation=1,
+    steps_per_generation=1,
+    dtype="float32",
+    save_every_steps=10,
+    reason="two nodes",
+)
+
+GPU_PLAN = PLAN.model_copy(
+    update={
+        "accelerator": "GPU",
+        "gpus": 8,
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "processes_per_node": 4,
+        "gpu_product": "NVIDIA-H100-80GB-HBM3",
+        "node_selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        "host_memory_bytes": 2**30,
+    }
+)
+
+
+def at(offset: float) -> str:
+    """The timestamp `offset` seconds after NOW."""
+    return timestamp(NOW + offset)
+
+
+def condition(kind: str, status: str = "True", reason: str = "Because", since: float = -60) -> dict[str, Any]:
+    """A condition of a GRPOJob, as stored."""
+    return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": at(since)}
+
+
+def make_job(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **meta: Any) -> GRPOJobRecord:
+    """A GRPOJob; `spec` is merged into SPEC one level deep, `meta` into its metadata."""
+    merged = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
+    for key, value in (spec or {}).items():
+        merged[key] = {**merged[key], **value} if isinstance(merged.get(key), dict) else value
+    metadata = {
+        "namespace": KEY.namespace,
+        "name": KEY.name,
+        "uid": UID,
+        "resourceVersion": "10",
+        "generation": 1,
+        "creationTimestamp": at(-3600),
+        **meta,
+    }
+    return grpojob_record({"metadata": metadata, "spec": merged, "status": status or {}})
+
+
+def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = True, **more: Any) -> dict[str, Any]:
+    """The status of a job whose attempt was admitted a minute ago and has its Job."""
+    return {
+        "attempt": attempt,
+        "plan": plan.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "attemptStartTime": at(-60),
+        "startTime": at(-60),
+        "jobUid": f"job-{attempt}",
+        "conditions": [condition("Admitted", reason="Admitted"), condition("Running", str(running))],
+        **more,
+    }
+
+
+def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
+    """The Indexed Job of an attempt; keywords: suspend, deleting, ended, uid, name."""
+    ended = more.get("ended")
+    status: dict[str, Any] = {"startTime": at(-50)}
+    if ended:
+        status["conditions"] = [{"type": ended, "status": "True", "reason": more.get("reason", "")}]
+    name = more.get("name", f"{KEY.name}-{attempt}")
+    meta: dict[str, Any] = {
+        "namespace": KEY.namespace,
+        "name": name,
+        "uid": more.get("uid", f"job-{attempt}"),
+        "resourceVersion": "11",
+        "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt)},
+        "ownerReferences": [{"controller": True, "uid": owner}],
+    }
+    if more.get("deleting"):
+        meta["deletionTimestamp"] = at(0)
+    return job_record({"metadata": meta, "spec": {"suspend": more.get("suspend", False)}, "status": status})
+
+
+def terminated(code: int, message: str = "", ago: float = 10, reason: str = "") -> dict[str, Any]:
+    """A container state: ended `ago` seconds before NOW."""
+    return {
+        "terminated": {
+            "exitCode": code,
+            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "message": message,
+            "finishedAt": at(-ago),
+        }
+    }
+
+
+def said(result: str, **more: Any) -> str:
+    """A termination message with an Outcome."""
+    return Outcome.model_validate({"result": result, **more}).model_dump_json()
+
+
+def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
+    """A pod; without `state` it runs. Keywords: phase, node, deleted (seconds ago), conditions, reason, owner."""
+    state = {"running": {}} if state is None else state
+    phase = more.get("phase")
+    if phase is None:
+        ended = state.get("terminated")
+        phase = "Running" if not ended else "Succeeded" if ended["exitCode"] == 0 else "Failed"
+    owner = more.get("owner", UID)
+    meta: dict[str, Any] = {
+        "namespace": KEY.namespace,
+        "name": f"{KEY.name}-{attempt}-{index}-abcde",
+        "uid": f"pod-{attempt}-{index}",
+        "resourceVersion": "12",
+        "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt), LABEL_INDEX: str(index)},
+        "ownerReferences": [{"controller": True, "uid": f"job-{attempt}"}],
+    }
+    if "deleted" in more:
+        meta |= {"deletionTimestamp": at(30 - more["deleted"]), "deletionGracePeriodSeconds": 30}
+    status: dict[str, Any] = {"phase": phase, "podIP": "10.0.0.7", "conditions": more.get("conditions", [])}
+    if state:
+        status["containerStatuses"] = [{"name": "trainer", "state": state}]
+    if "reason" in more:
+        status["reason"] = more["reason"]
+    node = more.get("node", f"node-{index}")
+    return pod_record({"metadata": meta, "spec": {"nodeName": node}, "status": status})
+
+
+def make_seen(
+    job: GRPOJobRecord, *things: JobRecord | PodRecord, pull: Pull | None = None, now: float = NOW
+) -> Observation:
+    """What the operator sees of a job and its children."""
+    children = [thing for thing in things if isinstance(thing, JobRecord)]
+    return observe(job, children, [thing for thing in things if isinstance(thing, PodRecord)], now, pull)
+
+
+def running(*things: JobRecord | PodRecord, **status: Any) -> Observation:
+    """What is seen of an active job of two pods; without further arguments both run."""
+    things = things or (make_pod(0), make_pod(1))
+    child = () if any(isinstance(thing, JobRecord) for thing in things) else (make_child(),)
+    return make_seen(make_job(status=active_status(**status)), *child, *things)
+
+
+def judged(seen: Observation, limits: Limits = LIMITS) -> Decision:
+    """What the policies decide."""
+    return decide(seen, limits)
+
+
+def make_pull(ago: float = 1, attempt: int = 1, step_ago: float | None = 1, **more: Any) -> Pull:
+    """An answer of rank 0, `ago` seconds old."""
+    last = None if step_ago is None else NOW - step_ago
+    return Pull(Progress(attempt=attempt, last_step_time=last, **more), NOW - ago)
+
+
+def after(seen: Observation, decision: Decision) -> GRPOJobStatus:
+    """The status that the decision leads to."""
+    return build(seen, decision)
+
+
+def stored(job: GRPOJobRecord, status: GRPOJobStatus) -> GRPOJobRecord:
+    """The job as it is after the status was written."""
+    spec = {} if job.spec is None else job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return make_job(spec, to_json(status), generation=job.generation)
+
+
+def of_type(status: GRPOJobStatus, kind: str) -> tuple[str, str, str]:
+    """Status, reason and message of a condition."""
+    found = next(c for c in status.conditions if c.type == kind)
+    return found.status, found.reason, found.message
+

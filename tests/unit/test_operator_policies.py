@@ -1,0 +1,362 @@
+"""What the operator answers to each end and state of a gang: one sentence per case, with reason and message.
+
+The order of the checks is the product's fault policy; docs/faults.md is its prose.
+"""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.observe import Observation
+from grpo_operator.policies import Action, Limits
+from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
+    active_status,
+    at,
+    condition,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+    running,
+    said,
+    terminated,
+)
+
+SUCCESS = said("Succeeded", step=12, message="done")
+TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+
+
+def pod_that(result: str, index: int = 0, code: int = 1, ago: float = 10, **more: Any) -> Any:
+    return make_pod(index, state=terminated(code, said(result, rank=index), ago), **more)
+
+
+CASES: dict[str, tuple[Observation, Action, str, bool]] = {
+    "a new job asks for admission": (make_seen(make_job()), Action.ADMIT, "", False),
+    "an admitted attempt without a Job is started": (
+        make_seen(make_job(status=active_status(jobUid=None))),
+        Action.START,
+        "",
+        False,
+    ),
+    "a running gang goes on": (running(), Action.WAIT, "", False),
+    "rank 0's outcome is success although its peer still runs": (
+        running(make_pod(0, state=terminated(0, SUCCESS)), make_pod(1)),
+        Action.SUCCEED,
+        "Succeeded",
+        False,
+    ),
+    "rank 0's outcome is success although the process aborted afterwards": (
+        running(make_pod(0, state=terminated(134, SUCCESS)), make_pod(1)),
+        Action.SUCCEED,
+        "Succeeded",
+        False,
+    ),
+    "another rank's outcome alone is no success": (
+        running(make_pod(0), make_pod(1, state=terminated(0, SUCCESS))),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "all ranks' outcomes together are success": (
+        running(make_pod(0, state=terminated(0, SUCCESS)), make_pod(1, state=terminated(0, SUCCESS))),
+        Action.SUCCEED,
+        "Succeeded",
+        False,
+    ),
+    "exit code 0 without an outcome is a counted failure": (
+        running(make_pod(0, state=terminated(0)), make_pod(1, state=terminated(0))),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "bad input is not tried again": (running(pod_that("BadInput"), make_pod(1)), Action.FAIL, "BadInput", False),
+    "a diverged KL is not tried again": (running(pod_that("DivergedKL"), make_pod(1)), Action.FAIL, "DivergedKL", False),
+    "differing weights are not tried again": (
+        running(pod_that("WeightsDiffer"), make_pod(1)),
+        Action.FAIL,
+        "WeightsDiffer",
+        False,
+    ),
+    "an exit code that only looks like bad input is tried again": (
+        running(make_pod(0, state=terminated(43)), make_pod(1)),
+        Action.ADMIT,
+        "BadInput",
+        True,
+    ),
+    "running out of memory counts": (running(pod_that("OutOfMemory"), make_pod(1)), Action.ADMIT, "OutOfMemory", True),
+    "the kernel's OOM kill counts, without an outcome": (
+        running(make_pod(0, state=terminated(137, reason="OOMKilled")), make_pod(1)),
+        Action.ADMIT,
+        "OutOfMemory",
+        True,
+    ),
+    "a hang that the trainer saw counts": (
+        running(pod_that("Hang"), pod_that("Hang", 1)),
+        Action.ADMIT,
+        "Hang",
+        True,
+    ),
+    "a crash without an outcome is answered at once and counts": (
+        running(make_pod(0, state=terminated(139, ago=0)), make_pod(1)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "an error that may be a symptom waits for its cause": (
+        running(pod_that("Error", ago=1), make_pod(1)),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "an error whose cause does not show up is answered": (
+        running(pod_that("Error", ago=3), make_pod(1)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "a peer's lost connection is not blamed when another rank ran out of memory": (
+        running(pod_that("Error", ago=4), pod_that("OutOfMemory", 1, ago=2)),
+        Action.ADMIT,
+        "OutOfMemory",
+        True,
+    ),
+    "a preempted pod does not count, whatever its peers said": (
+        running(pod_that("Error"), pod_that("Preempted", 1, code=143, conditions=[TARGET])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "an evicted pod that never ran does not count": (
+        running(make_pod(0), make_pod(1, state={}, phase="Failed", reason="Evicted")),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a pod that somebody deleted does not count": (
+        running(make_pod(0), make_pod(1, deleted=1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a pod that was deleted before its peer failed is the cause": (
+        running(pod_that("Error", ago=5), make_pod(1, deleted=8)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a survivor that the Job controller deleted is not the cause": (
+        running(pod_that("Error", ago=8), make_pod(1, deleted=5)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "a lost node explains its peer's error": (
+        running(pod_that("Error", ago=8), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a node that is away for a moment is no end": (
+        running(make_pod(0), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "a trainer told to end by its node does not count": (
+        running(pod_that("Preempted", code=143, ago=5), make_pod(1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a deleted Job gets a new attempt that does not count": (
+        make_seen(make_job(status=active_status()), make_pod(0), make_pod(1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a Job that is being deleted is as good as deleted": (
+        running(make_child(deleting=True), make_pod(0), make_pod(1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "another Job under the attempt's name is not this attempt": (
+        running(make_child(uid="another"), make_pod(0)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "pods without their Job mean that it was deleted, known uid or not": (
+        make_seen(make_job(status=active_status(jobUid=None)), make_pod(0)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a failed Job without pods to ask gets a new attempt that does not count": (
+        running(make_child(ended="Failed", reason="BackoffLimitExceeded")),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "pods of an earlier attempt say nothing about this one": (
+        running(make_pod(0, 2), make_pod(1, 2), make_child(2), pod_that("BadInput", attempt=1), attempt=2),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "children of an earlier GRPOJob of the same name are not its own": (
+        make_seen(
+            make_job(status=active_status(jobUid=None)),
+            make_child(owner="old"),
+            make_pod(0, state=terminated(0, SUCCESS), owner="old"),
+        ),
+        Action.START,
+        "",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_answer_to(case: tuple[Observation, Action, str, bool]) -> None:
+    seen, action, reason, counted = case
+    decision = judged(seen)
+    assert (decision.action, decision.reason, decision.counted) == (action, reason, counted)
+
+
+def test_the_restart_limit_fails_the_job_with_the_last_end() -> None:
+    seen = running(pod_that("OutOfMemory"), make_pod(1), attempt=4, restarts=3)
+    seen = make_seen(
+        make_job(status=active_status(attempt=4, restarts=3)),
+        make_child(4),
+        make_pod(0, 4, terminated(40, said("OutOfMemory", message="CUDA out of memory"))),
+        make_pod(1, 4),
+    )
+    decision = judged(seen)
+    assert (decision.action, decision.reason) == (Action.FAIL, "RestartLimit")
+    assert decision.message == "OutOfMemory after 3 of 3 restarts: CUDA out of memory"
+
+
+def test_disruptions_restart_beyond_the_limit() -> None:
+    seen = make_seen(
+        make_job(status=active_status(attempt=9, restarts=3)), make_child(9), make_pod(0, 9, deleted=1), make_pod(1, 9)
+    )
+    assert judged(seen).action is Action.ADMIT
+
+
+def test_attempts_that_end_at_once_are_spaced_after_the_third() -> None:
+    began = active_status(attempt=4, attemptStartTime=at(-2))
+    seen = make_seen(make_job(status=began), make_child(4), make_pod(0, 4, deleted=1), make_pod(1, 4))
+    decision = judged(seen)
+    assert (decision.action, decision.look_again) == (Action.WAIT, pytest.approx(8.0))
+
+
+def test_the_deadline_counts_earlier_attempts_and_not_the_time_between() -> None:
+    spec = {"activeDeadlineSeconds": 100}
+    status = active_status(activeSeconds=30)
+    early = make_seen(make_job(spec, status), make_child(), make_pod(0), make_pod(1))
+    assert judged(early).look_again == pytest.approx(10.0)
+    late = make_seen(make_job(spec, active_status(activeSeconds=41)), make_child(), make_pod(0), make_pod(1))
+    decision = judged(late)
+    assert (decision.action, decision.reason) == (Action.FAIL, "DeadlineExceeded")
+    assert decision.message == "ran for 101 s; spec.activeDeadlineSeconds allows 100 s"
+
+
+def test_success_at_the_deadline_is_success() -> None:
+    job = make_job({"activeDeadlineSeconds": 1}, active_status())
+    assert judged(make_seen(job, make_child(), make_pod(0, state=terminated(0, SUCCESS)))).action is Action.SUCCEED
+
+
+def test_a_suspended_job_is_suspended_whether_it_runs_or_waits() -> None:
+    for status in ({}, active_status()):
+        decision = judged(make_seen(make_job({"suspend": True}, status), make_child(), make_pod(0)))
+        assert (decision.action, decision.reason) == (Action.SUSPEND, "Suspended")
+
+
+def test_an_invalid_spec_is_refused_with_every_problem() -> None:
+    job = make_job({"rewards": [], "training": {"beta": -1}})
+    decision = judged(make_seen(job))
+    assert (decision.action, decision.reason) == (Action.REFUSE, "InvalidSpec")
+    assert "spec.rewards" in decision.message
+    assert "spec.training.beta" in decision.message
+
+
+def test_a_spec_that_became_invalid_leaves_a_running_attempt_alone() -> None:
+    job = make_job({"rewards": []}, active_status())
+    assert judged(make_seen(job, make_child(), make_pod(0), make_pod(1))).action is Action.WAIT
+
+
+def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
+    status = active_status(running=False, attemptStartTime=at(-301))
+    unbound = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]
+    pods = (make_pod(0), make_pod(1, state={}, phase="Pending", node="", conditions=unbound))
+    decision = judged(make_seen(make_job(status=status), make_child(), *pods))
+    assert (decision.action, decision.reason) == (Action.RELEASE, "SchedulingTimeout")
+    assert decision.message == "1 of 2 pods were bound within 300 s: 0/2 nodes are available"
+
+
+def test_a_released_gang_pauses_before_it_asks_again() -> None:
+    released = [condition("Admitted", "False", "SchedulingTimeout", since=-10)]
+    decision = judged(make_seen(make_job(status={"attempt": 1, "conditions": released})))
+    assert (decision.action, decision.look_again) == (Action.WAIT, pytest.approx(20.0))
+    later = make_seen(make_job(status={"attempt": 1, "conditions": released}), now=NOW + 21)
+    assert judged(later).action is Action.ADMIT
+
+
+@pytest.mark.parametrize(
+    ("pull", "action"),
+    [
+        (make_pull(step_ago=4000), Action.ADMIT),
+        (make_pull(step_ago=3000), Action.WAIT),
+        (make_pull(ago=61, step_ago=4000), Action.WAIT),
+        (make_pull(step_ago=None), Action.WAIT),
+        (make_pull(step_ago=4000, attempt=7), Action.WAIT),
+        (None, Action.WAIT),
+    ],
+    ids=[
+        "no step for twice the trainer's own limit and the grace is a hang",
+        "up to there the trainer's own watchdog comes first",
+        "an answer that is old proves nothing",
+        "before the first step nothing is judged",
+        "another attempt's answer proves nothing",
+        "no answer proves nothing",
+    ],
+)
+def test_the_second_line_against_hangs(pull: Any, action: Action) -> None:
+    seen = make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull)
+    decision = judged(seen)
+    assert decision.action is action
+    assert decision.counted is (action is Action.ADMIT)
+
+
+def test_what_kueue_holds_or_takes_back_is_no_failure() -> None:
+    job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
+    held = make_seen(job, make_child(suspend=True), make_pod(0, deleted=5), make_pod(1, deleted=5))
+    decision = judged(held)
+    assert (decision.action, decision.reason) == (Action.WAIT, "WaitingInQueue")
+
+
+def test_deletions_of_a_kueue_job_wait_for_the_word_that_it_was_suspended() -> None:
+    job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
+    fresh = make_seen(job, make_child(), make_pod(0, deleted=1), make_pod(1, deleted=1))
+    assert judged(fresh).action is Action.WAIT
+    settled = make_seen(job, make_child(), make_pod(0, deleted=5), make_pod(1, deleted=5))
+    assert judged(settled).action is Action.ADMIT
+
+
+def test_a_finished_job_stays_until_its_time_to_live_is_over() -> None:
+    done = {"attempt": 1, "completionTime": at(-100), "conditions": [condition("Succeeded")]}
+    assert judged(make_seen(make_job(status=done))).action is Action.WAIT
+    kept = make_seen(make_job({"ttlSecondsAfterFinished": 130}, done))
+    assert judged(kept).look_again == pytest.approx(30.0)
+    assert judged(make_seen(make_job({"ttlSecondsAfterFinished": 99}, done))).action is Action.DELETE
+
+
+def test_limits_are_settings() -> None:
+    seen = running(pod_that("Error", ago=3), make_pod(1))
+    assert judged(seen, LIMITS).action is Action.ADMIT
+    assert judged(seen, Limits(settle=5)).action is Action.WAIT
