@@ -33,6 +33,7 @@ from grpo_api.training import AdapterSpec
 
 from . import ranks
 from .errors import BadInput, TrainingError, WeightsDiffer
+from .proof import prove
 from .weights import open_weights
 
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
@@ -87,11 +88,11 @@ def load_policy(plan: TrainingPlan) -> LoadedModel:
 
 
 def load_reward_model(reward: ModelReward) -> LoadedModel:
-    """A reward model with one label, frozen and in eval mode. A collective, after GRPOConfig was made.
+    """A reward model with one label, frozen, in eval mode and proven. A collective, after GRPOConfig was made.
 
     Raises:
         BadInput: missing, damaged, incomplete or with another number of labels.
-        WeightsDiffer: ranks found different revisions.
+        WeightsDiffer: ranks found different revisions, or a rank holds other weights than its file.
     """
     source = locate(reward.name, reward.revision, reward.dtype)
     model = _load(AutoModelForSequenceClassification, source, remote_code=False)
@@ -99,7 +100,10 @@ def load_reward_model(reward: ModelReward) -> LoadedModel:
         raise BadInput(f"reward model {source.name} has {model.config.num_labels} labels; a reward model has one")
     tokenizer = load_tokenizer(source, remote_code=False)
     model.config.pad_token_id = tokenizer.pad_token_id
-    return LoadedModel(freeze(model), tokenizer, source)
+    freeze(model)
+    with open_weights(source.folder) as files:
+        prove(model, files, f"reward model {source.name}")
+    return LoadedModel(model, tokenizer, source)
 
 
 def load_causal(source: Source, remote_code: bool) -> PreTrainedModel:

@@ -1,0 +1,75 @@
+"""The three KL divergences against values worked out by hand, and how they relate.
+
+Exists because a wrong direction or normalisation looks plausible. Covers grpo_trainer/kl.py and overflow.py's
+arithmetic.
+"""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from grpo_trainer import kl, overflow
+from grpo_trainer.errors import DivergedKL
+
+
+def test_k3_by_hand() -> None:
+    policy = torch.tensor([[math.log(0.5), math.log(0.2), math.log(0.4)]], dtype=torch.float64)
+    reference = torch.tensor([[math.log(0.25), math.log(0.2), math.log(0.8)]], dtype=torch.float64)
+    # ratios reference/policy are 1/2, 1 and 2: r - ln r - 1
+    expected = [0.5 + math.log(2) - 1, 0.0, 2 - math.log(2) - 1]
+    assert kl.k3(policy, reference)[0].tolist() == pytest.approx(expected, abs=1e-15)
+
+
+def test_full_by_hand_and_its_direction() -> None:
+    policy = torch.tensor([0.75, 0.25], dtype=torch.float64).log()
+    reference = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    assert kl.full(policy, reference).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert kl.full(reference, policy).item() == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+
+
+def test_full_is_the_mean_of_k3_over_the_policys_own_tokens() -> None:
+    torch.manual_seed(0)
+    policy, reference = (torch.randn(11, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    expectation = (policy.exp() * kl.k3(policy, reference)).sum()
+    assert kl.full(policy, reference).item() == pytest.approx(expectation.item(), rel=1e-12)
+
+
+def test_the_seeds_kl_div_is_the_other_direction_per_sequence() -> None:
+    torch.manual_seed(0)
+    policy, reference = torch.randn(3, 4, 7), torch.randn(3, 4, 7)
+    batchmean = functional.kl_div(policy.log_softmax(-1), reference.softmax(-1), reduction="batchmean")
+    assert batchmean.item() == pytest.approx(kl.full(reference, policy).sum().item() / 3, rel=1e-5)
+
+
+def test_logged_weighs_by_the_importance_ratio_and_ignores_masked_tokens() -> None:
+    policy = torch.tensor([[math.log(0.5), math.log(0.5)], [math.log(0.2), 5.0]], dtype=torch.float64)
+    reference = torch.tensor([[math.log(0.25), math.log(0.5)], [math.log(0.1), math.inf]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1], [1, 0]])
+    half = 0.5 + math.log(2) - 1
+    reference = reference.masked_fill(mask == 0, 0.0)
+    assert kl.logged(policy, reference, policy, mask).item() == pytest.approx(2 * half / 3)
+    sampling = policy - math.log(3)  # every token is three times as likely as when it was sampled
+    assert kl.logged(policy, reference, sampling, mask).item() == pytest.approx(3 * 2 * half / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_limiting_keeps_bits_within_and_makes_the_rest_finite(dtype: torch.dtype) -> None:
+    policy = torch.tensor([[-1.5, -150.0, -0.25, -200.0]], dtype=dtype)
+    reference = torch.tensor([[-2.75, -1.0, -math.inf, -190.0]], dtype=dtype)
+    mask = torch.tensor([[1, 1, 1, 1]])
+    limited = overflow.limited(policy, reference)
+    assert limited[0, 0] == reference[0, 0]
+    assert limited[0, 3] == reference[0, 3]
+    assert limited[0, 1].item() == pytest.approx(-130.0, rel=1e-2)
+    assert torch.isfinite(kl.k3(policy, limited)).all()
+    assert overflow.beyond(policy, reference, mask).item() == 2
+    assert overflow.beyond(policy, reference, torch.tensor([[1, 0, 1, 1]])).item() == 1
+
+
+def test_a_policy_that_is_not_finite_ends_the_run() -> None:
+    policy, reference = torch.tensor([[math.nan]]), torch.tensor([[-1.0]])
+    assert not torch.isfinite(kl.k3(policy, overflow.limited(policy, reference))).all()
+    with pytest.raises(DivergedKL, match="step 7"):
+        overflow.require_finite(math.nan, 7)
