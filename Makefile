@@ -22,7 +22,7 @@ venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
 	@echo "installing the virtual environment (the training stack is 6 GB; a minute or two)"
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
 	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
 	@touch $@
