@@ -44,28 +44,37 @@ class AccuracyReward(Model):
     Exact."""
     score: Score = 1.0
     """Reward of a right answer; anything else gets 0. Unset: 1."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """Time for one comparison by math-verify; past it the completion gets no reward and is counted. Unset: 5 s."""
+    batch_timeout_seconds: BatchTimeout = 60.0
+    """Time for all comparisons of one process and generation; past it the rest gets no reward and is counted. Unset:
+    60 s."""
 
 
 class PythonReward(Model):
     """Calls a Python function with TRL's reward signature."""
 
     function: Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")]
-    """`module:function`, found in `configMap` or in the image; sync or async."""
+    """`module:function`, found in `configMap` or in the image; sync or async. It runs in a process of its own."""
     config_map: ConfigMapFiles | None = None
     """ConfigMap whose keys are Python files, put first on the import path. Unset: the image's modules only."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
-    """Time for one batch; past it the batch gets no reward and is counted. Unset: 60 s."""
+    """Time for all completions of one process and generation; past it the function's process is ended and started
+    again, and they get no reward and are counted. Unset: 60 s."""
 
 
 class HTTPReward(Model):
-    """POSTs prompts and completions to a service that answers `{"rewards": [...]}`."""
+    """POSTs `{"prompts", "completions", "columns"}` to a service that answers `{"rewards": [...]}`."""
 
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
     """Address of the service."""
     token_secret: SecretKey | None = None
     """Bearer token. Unset: no Authorization header."""
     timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """Time for one request. Unset: 30 s."""
+    """Time for one try of one request. Unset: 30 s."""
+    batch_timeout_seconds: BatchTimeout = 300.0
+    """Time for all requests of one process and generation, further tries included; past it the rest gets no reward and
+    is counted. Unset: 300 s."""
     retries: Annotated[int, Field(ge=0, le=20)] = 3
     """Further tries of a failed request, with growing, jittered pauses. Unset: 3."""
     max_concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
@@ -73,7 +82,8 @@ class HTTPReward(Model):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     """Completions per request. Unset: 32."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of a step's completions that may get no reward; beyond it the run fails. Unset: 0.1."""
+    """Share of the completions of one process and generation that may get no reward because requests failed; beyond it
+    the run fails. 1: never. Unset: 0.1."""
 
 
 class ModelReward(Model):
@@ -84,7 +94,9 @@ class ModelReward(Model):
     revision: Revision | None = None
     """Commit, tag or branch on the hub. Unset: the default branch."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Dtype of the weights. Unset: bfloat16."""
+    """Dtype of the weights, whatever the policy's. Unset: bfloat16."""
+    batch_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Completions per forward pass. Unset: 8."""
     parameters: ParameterCount | None = None
     """Size, for planning memory. Unset: the catalogue's by name; an unknown model is refused."""
     volume: VolumeClaim | None = None

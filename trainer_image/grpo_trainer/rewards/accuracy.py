@@ -1,6 +1,7 @@
 """The `accuracy` reward: does the completion's answer equal the dataset's?
 
-Exists for datasets with one right answer, such as GSM8K. Built by reward_set.
+Exists for datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer like
+`9^{9^{9^9}}` would else keep the training busy for ever. Built by reward_set.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +10,11 @@ from typing import Any
 from grpo_api.rewards import AccuracyReward
 
 from .answers import EXTRACTORS, expected_answer, same_number, same_text
-from .base import Completion, RewardCounters, Scores, completion_text, current_step, reward_error
+from .base import Completion, Deadline, RewardCounters, Scores, completion_text, current_step, reward_error
+from .child_process import START_SECONDS, FunctionFailed, FunctionProcess
 
-_COMPARISONS: dict[str, Callable[[str, str], bool]] = {"Exact": same_text, "Numeric": same_number}
+Comparison = Callable[[str, str, Deadline], bool | None]
+"""From the given and the expected answer to whether they are the same; None when time was up."""
 
 
 class AccuracyFunction:
@@ -23,22 +26,62 @@ class AccuracyFunction:
         self._spec = spec
         self._counters = counters
         self._extract = EXTRACTORS[spec.extract]
-        self._same = _COMPARISONS[spec.compare]
+        self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare") if spec.compare == "Math" else None
+
+    @property
+    def answer_column(self) -> str:
+        """Column that the dataset must have."""
+        return self._spec.answer_column
+
+    @property
+    def longest_seconds(self) -> float:
+        """The most time that one call can take."""
+        return START_SECONDS + self._spec.batch_timeout_seconds if self._math else 0.0
+
+    def close(self) -> None:
+        """End math-verify's process."""
+        if self._math:
+            self._math.close()
 
     def __call__(self, completions: Sequence[Completion], **columns: Any) -> Scores:
-        """One score per completion.
+        """One score per completion; None where comparing took too long.
 
         Raises:
-            RewardError: the dataset has no answer column.
+            RewardError: a right answer is missing in the dataset, or math-verify's process ended.
         """
         step = current_step(columns)
-        if self._spec.answer_column not in columns:
-            problem = f"the dataset has no column {self._spec.answer_column!r}; set accuracy.answerColumn"
-            raise reward_error(self.__name__, step, problem)
-        pairs = zip(completions, columns[self._spec.answer_column], strict=True)
-        return [self._score(completion_text(completion), answer) for completion, answer in pairs]
+        deadline = Deadline(self._spec.batch_timeout_seconds)
+        answers = columns[self._spec.answer_column]
+        scores: Scores = []
+        for sample, (completion, answer) in enumerate(zip(completions, answers, strict=True)):
+            try:
+                scores.append(self._score(completion_text(completion), answer, deadline))
+            except FunctionFailed as failure:
+                raise reward_error(self.__name__, step, f"math-verify failed: {failure}", sample) from failure
+        return scores
 
-    def _score(self, text: str, answer: str | float) -> float:
-        given = self._extract(text)
-        right = given is not None and self._same(given, expected_answer(answer))
-        return self._spec.score if right else 0.0
+    def _score(self, text: str, answer: str | float, deadline: Deadline) -> float | None:
+        given, expected = self._extract(text), expected_answer(answer)
+        if given is None:
+            return 0.0
+        same = self._same(given, expected, deadline)
+        if same is None:
+            self._counters.timeouts += 1
+            return None
+        return self._spec.score if same else 0.0
+
+    def _same(self, given: str, expected: str, deadline: Deadline) -> bool | None:
+        if self._spec.compare == "Numeric":
+            return same_number(given, expected)
+        return same_text(given, expected) or (self._same_math(given, expected, deadline) if self._math else False)
+
+    def _same_math(self, given: str, expected: str, deadline: Deadline) -> bool | None:
+        assert self._math is not None, "only called when comparing by math-verify"
+        seconds = min(self._spec.timeout_seconds, deadline.left())
+        if seconds <= 0:
+            return None
+        try:
+            answer = self._math.call({"completions": [given], "expected": [expected], "trainer_state": {}}, seconds)
+        except TimeoutError:
+            return None
+        return bool(answer["scores"][0])

@@ -14,6 +14,7 @@ Message = dict[str, Any]
 Completion = str | list[Message]
 Scores = list[float | None]
 """One number per completion; None where the reward has nothing to say (TRL leaves those out of the sum)."""
+FLOAT32_MAX = 3.4028234663852886e38
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ def checked_scores(scores: Sequence[object], *, name: str, step: int, expected: 
 def _checked_score(score: object, name: str, step: int, sample: int) -> float | None:
     if score is None:
         return None
-    if not isinstance(score, int | float) or score != score or abs(score) == float("inf"):  # noqa: PLR0124
+    # the comparison is false for NaN too; TRL keeps rewards in float32
+    if not isinstance(score, int | float) or not abs(score) <= FLOAT32_MAX:
         raise reward_error(name, step, f"returned {score!r:.80}; return a finite number, or None for no reward", sample)
     return float(score)

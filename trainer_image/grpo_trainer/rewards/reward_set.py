@@ -3,15 +3,26 @@
 Exists as the one place where a declared reward becomes a callable. Built by the worker before the trainer.
 """
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import datasets
+import torch
+
+from grpo_api.contract import REWARD_MOUNT, reward_token_env
 from grpo_api.rewards import RewardSpec, reward_names
 
+from ..errors import BadInput
 from .accuracy import AccuracyFunction
+from .answers import expected_answer, number
 from .base import RewardCounters
 from .formats import FormatFunction
+from .http_service import HTTPFunction
+from .python_function import python_function
+from .reward_model import RewardModel, reward_model
 
 RewardFunction = Callable[..., Any]
 
@@ -20,42 +31,104 @@ RewardFunction = Callable[..., Any]
 class RewardSet:
     """The rewards of a run; positions agree in all lists."""
 
+    specs: list[RewardSpec]
+    """What was declared."""
     names: list[str]
     """Distinct names, as metrics show them; each function's `__name__`."""
-    weights: list[float]
-    """Factor of each reward in the sum."""
     functions: list[RewardFunction]
-    """Callables with TRL's reward signature."""
-    counters: dict[str, RewardCounters] = field(default_factory=dict)
+    """TRL's `reward_funcs`: callables with its signature, and reward models."""
+    counters: dict[str, RewardCounters]
     """Live counters of this process, by name."""
 
     @property
+    def weights(self) -> list[float]:
+        """TRL's `reward_weights`: factor of each reward in the sum."""
+        return [spec.weight for spec in self.specs]
+
+    @property
+    def processing_classes(self) -> list[Any]:
+        """TRL's `reward_processing_classes`: the tokenizer of each reward model, None for functions."""
+        return [getattr(function, "tokenizer", None) for function in self.functions]
+
+    @property
+    def models(self) -> list[RewardModel]:
+        """The reward models."""
+        return [function for function in self.functions if isinstance(function, RewardModel)]
+
+    @property
     def longest_seconds(self) -> float:
-        """The most time that scoring one batch can take: the process group must wait longer than this."""
-        return max((getattr(function, "longest_seconds", 0.0) for function in self.functions), default=0.0)
+        """The most time that scoring one batch can take, forward passes of reward models left out.
+
+        Sync rewards run one after the other, async ones together; a sum is never too short. The process group must
+        wait longer than this.
+        """
+        return sum(getattr(function, "longest_seconds", 0.0) for function in self.functions)
+
+    def check(self, rows: datasets.Dataset) -> None:
+        """Whether the dataset has what the rewards need, before anything is trained.
+
+        Raises:
+            BadInput: an answer column is missing, or one of its cells holds no answer; names the row.
+        """
+        for spec, name in zip(self.specs, self.names, strict=True):
+            if spec.accuracy:
+                where = f"reward {name!r}: column {spec.accuracy.answer_column!r}"
+                _check_answers(rows, spec.accuracy.answer_column, where, numeric=spec.accuracy.compare == "Numeric")
 
     def close(self) -> None:
-        """Ends what the rewards started. Harmless when called twice."""
+        """Ends the processes that the rewards started. Harmless when called twice."""
         for function in self.functions:
             if hasattr(function, "close"):
                 function.close()
 
 
-def build_rewards(rewards: list[RewardSpec]) -> RewardSet:
-    """The functions of `spec.rewards`.
+def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: bool) -> None:
+    if column not in rows.column_names:
+        raise BadInput(f"{where} is not in the dataset; set accuracy.answerColumn to one of {rows.column_names}")
+    for index, cell in enumerate(rows[column]):
+        if not isinstance(cell, str | int | float):
+            raise BadInput(f"{where}, row {index + 1} of those that are trained on: {cell!r:.80} is no text or number")
+        if not expected_answer(cell):
+            raise BadInput(f"{where}, row {index + 1} of those that are trained on: the answer is empty")
+        if numeric and number(expected_answer(cell)) is None:
+            problem = f"{expected_answer(cell)!r:.80} is no number; set accuracy.compare to Exact or Math"
+            raise BadInput(f"{where}, row {index + 1} of those that are trained on: {problem}")
+
+
+def build_rewards(
+    rewards: list[RewardSpec], *, root: Path = Path(REWARD_MOUNT), device: torch.device | str = "cpu"
+) -> RewardSet:
+    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i.
+
+    A collective where a reward is a model, and to be called before GRPOConfig is made (see reward_model.py).
 
     Raises:
-        BadInput: a pattern is no regular expression.
+        BadInput: a pattern, function or model can't be used.
+        WeightsDiffer: ranks found different revisions of a reward model.
     """
     names = reward_names(rewards)
-    counters = {name: RewardCounters() for name in names}
-    functions = [_build(reward, name, counters[name]) for reward, name in zip(rewards, names, strict=True)]
-    return RewardSet(names, [reward.weight for reward in rewards], functions, counters)
+    built = RewardSet(list(rewards), names, [], {name: RewardCounters() for name in names})
+    try:
+        for position, (reward, name) in enumerate(zip(rewards, names, strict=True)):
+            built.functions.append(
+                _build(reward, name, built.counters[name], position=position, root=root, device=torch.device(device))
+            )
+    except BaseException:
+        built.close()
+        raise
+    return built
 
 
-def _build(reward: RewardSpec, name: str, counters: RewardCounters) -> RewardFunction:
+def _build(
+    reward: RewardSpec, name: str, counters: RewardCounters, *, position: int, root: Path, device: torch.device
+) -> RewardFunction:
     if reward.format:
         return FormatFunction(name, reward.format, counters)
     if reward.accuracy:
         return AccuracyFunction(name, reward.accuracy, counters)
-    raise NotImplementedError(reward.kind)
+    if reward.python:
+        return python_function(name, reward.python, counters, root / str(position))
+    if reward.http:
+        return HTTPFunction(name, reward.http, counters, os.environ.get(reward_token_env(position)))
+    assert reward.model is not None, "the API refuses a reward without a kind"
+    return reward_model(name, reward.model, device)

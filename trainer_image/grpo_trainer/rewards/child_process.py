@@ -1,0 +1,129 @@
+"""FunctionProcess: a function that runs in a process of its own, so that a time-out can end it.
+
+Exists for `python` rewards and for math-verify, whose run time nobody knows. The program at the other end is
+reward_child.py. Not `multiprocessing`: fork copies the locks of torch's threads, spawn imports the trainer again.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .. import reward_child
+from ..errors import BadInput
+
+START_SECONDS = 120.0
+"""Time for a function's module to be imported."""
+LOCATE_SECONDS = 10.0
+"""Time to find the completion on which a function failed."""
+_STOP_SECONDS = 5.0
+
+
+class FunctionFailed(Exception):
+    """The function raised, or its process ended; `sample` is the completion on which it failed, if that was found."""
+
+    def __init__(self, problem: str, sample: int | None = None) -> None:
+        super().__init__(problem)
+        self.sample = sample
+
+
+class FunctionProcess:
+    """`module:function`, imported in a process of its own from `folder` first."""
+
+    def __init__(self, function: str, folder: Path | None = None) -> None:
+        """Starts the process and imports the function.
+
+        Raises:
+            BadInput: the function can't be imported, with Python's reason.
+        """
+        self._function = function
+        self._path = [*([str(folder)] if folder else []), *sys.path]
+        self._start()
+        self.is_async = self._finish_start()
+
+    def call(self, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """What the function returned: `scores`, and what it logged as `metrics` and `extra`.
+
+        Raises:
+            TimeoutError: no answer within `seconds`; the process was ended and a new one is starting.
+            FunctionFailed: the function raised, or its process ended.
+        """
+        if self._starting:
+            self._finish_start()
+        try:
+            self._connection.send(arguments)
+            answer = self._receive(seconds)
+            if "problem" in answer:
+                raise FunctionFailed(answer["problem"], self._sample())
+        except TimeoutError:
+            self._restart()
+            raise
+        except (EOFError, ConnectionError) as error:
+            status = self._process.wait(_STOP_SECONDS)
+            raise FunctionFailed(f"the function's process ended with status {status}") from error
+        return answer
+
+    def close(self) -> None:
+        """End the process and everything that it started. Harmless when called twice."""
+        self._connection.close()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # a session of its own: one kill ends the function's own children too; prints go to the log, on fd 2
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", reward_child.__file__, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+            )
+        self._connection = Connection(ours.detach())
+        self._connection.send({"path": self._path, "function": self._function})
+        self._starting = True
+
+    def _finish_start(self) -> bool:
+        """Waits until the function is imported; returns whether it is async."""
+        try:
+            answer = self._receive(START_SECONDS)
+            problem = answer.get("problem")
+        except TimeoutError:
+            problem = f"the import took more than {START_SECONDS:.0f} s"
+        except (EOFError, ConnectionError):
+            problem = f"the process ended with status {self._process.wait(_STOP_SECONDS)} during the import"
+        if problem is not None:
+            self.close()
+            raise BadInput(f"{self._function} can't be imported: {problem}")
+        self._starting = False
+        return bool(answer["async"])
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came.
+            EOFError, ConnectionError: the process ended.
+        """
+        if not self._connection.poll(seconds):
+            raise TimeoutError
+        answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        return answer
+
+    def _sample(self) -> int | None:
+        """The completion on which the function failed; None if that took too long to find."""
+        try:
+            return self._receive(LOCATE_SECONDS).get("sample")
+        except (TimeoutError, EOFError, ConnectionError):
+            return None

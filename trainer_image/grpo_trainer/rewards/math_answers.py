@@ -1,0 +1,26 @@
+"""Compares answers as mathematics, by math-verify (LaTeX and plain expressions, sets, intervals, fractions, percent).
+
+Exists as a module of its own because it is imported only in the process that accuracy.py starts for it: math-verify's
+own time-outs use SIGALRM, which a run-away multiplication of integers never looks at.
+"""
+
+import logging
+from typing import Any
+
+from math_verify import parse, verify
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off: ours is the process's
+
+
+def compare(completions: list[str], expected: list[str], **_: Any) -> list[float]:
+    """1 for each completion (an answer, without the words around it) that equals the expected one, else 0."""
+    return [float(_same(given, right)) for given, right in zip(completions, expected, strict=True)]
+
+
+def _same(given: str, expected: str) -> bool:
+    return bool(verify(_parsed(expected), _parsed(given), timeout_seconds=None))
+
+
+def _parsed(answer: str) -> Any:
+    """The expression of an answer; the dollar signs tell math-verify that all of it is one."""
+    return parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)

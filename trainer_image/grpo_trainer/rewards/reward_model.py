@@ -1,0 +1,57 @@
+"""The `model` reward: a frozen sequence-classification model with one label, as TRL takes it.
+
+Exists because TRL loads a reward model with the policy's settings and prepares one like the policy: under DeepSpeed it
+would be cast to the policy's dtype, or refused for having another. Handed over as a plain module it keeps its own
+dtype, is whole on every GPU, and scores in batches of bounded memory. Built by reward_set.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+from grpo_api.rewards import ModelReward
+
+from ..errors import TrainingError
+from ..models import LoadedModel, load_reward_model
+
+
+class RewardModel(nn.Module):
+    """Scores tokenized conversations; TRL reads `config._name_or_path` for the metric's name and `.logits[:, 0]`."""
+
+    def __init__(self, name: str, loaded: LoadedModel, batch_size: int, device: torch.device) -> None:
+        """Moves the frozen model to the device."""
+        super().__init__()
+        self.__name__ = name
+        self.loaded = loaded
+        self.model: nn.Module = loaded.model.to(device)
+        self.config = SimpleNamespace(_name_or_path=name)
+        self._batch_size = batch_size
+        self.eval()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """For TRL's `reward_processing_classes`."""
+        return self.loaded.tokenizer
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> Any:
+        """`.logits` of shape (completions, 1) in float32, from token ids and mask of shape (completions, tokens)."""
+        size = self._batch_size
+        batches = zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
+        logits = [self.model(input_ids=ids, attention_mask=mask).logits.float() for ids, mask in batches]
+        return SimpleNamespace(logits=torch.cat(logits))
+
+
+def reward_model(name: str, spec: ModelReward, device: torch.device) -> RewardModel:
+    """The reward model of a spec on a device. A collective: all ranks must call it.
+
+    Raises:
+        BadInput: the model is missing, incomplete or has more than one label.
+        WeightsDiffer: ranks found different revisions.
+    """
+    if is_deepspeed_zero3_enabled():
+        raise TrainingError("build the rewards before GRPOConfig: under its ZeRO-3 config models load partitioned")
+    return RewardModel(name, load_reward_model(spec), spec.batch_size, device)
