@@ -1,0 +1,170 @@
+"""The Helm chart without a cluster: what it renders for every switch, and which values it refuses.
+
+Exists because Helm tells of a mistake only when the release is made. An installed release is in
+test_chart_installed.py.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_api import metrics
+from grpo_cli.manifest import load_documents
+from grpo_operator import names
+from grpo_operator.generate.crd import definition
+from tests.cluster.build import toolchain
+
+CHART = Path("charts/grpo-operator")
+NAMESPACE, RELEASE = "grpo-chart-test", "chart"
+EVERYTHING = (
+    "monitoring.podMonitor.enabled=true",
+    "monitoring.serviceMonitor.enabled=true",
+    "monitoring.prometheusRule.enabled=true",
+    "monitoring.dashboard.enabled=true",
+    "image.pullSecrets[0].name=registry",
+    "priorityClassName=system-cluster-critical",
+    "nodeSelector.pool=system",
+    "tolerations[0].operator=Exists",
+    "podLabels.team=ml",
+    "podAnnotations.note=here",
+    "serviceAccount.annotations.role=arn",
+    "metrics.service.annotations.scrape=yes",
+    "monitoring.dashboard.annotations.folder=GRPO",
+    "monitoring.podMonitor.labels.release=prometheus",
+    "extraArgs[0]=--workers=4",
+    "extraEnv[0].name=TZ",
+)
+VALUES: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "everything": EVERYTHING,
+    "two namespaces": ("watchNamespaces={team-a,team-b}",),
+    "nothing optional": (
+        "crds.enabled=false",
+        "rbac.create=false",
+        "rbac.aggregate=false",
+        "serviceAccount.create=false",
+        "serviceAccount.name=mine",
+        "metrics.service.enabled=false",
+    ),
+    "crd that goes with the release": ("crds.keep=false",),
+    "own pods only": ("rbac.foreignPods=false", "fullnameOverride=trainer"),
+}
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = str(toolchain(("helm",)).program("helm"))
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def flags(values: tuple[str, ...]) -> list[str]:
+    return [part for value in values for part in ("--set", value)]
+
+
+def rendered(*values: str) -> list[dict[str, Any]]:
+    done = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *flags(values))
+    assert done.returncode == 0, done.stderr
+    return load_documents(done.stdout)
+
+
+def only(documents: list[dict[str, Any]], kind: str, suffix: str = "") -> dict[str, Any]:
+    (found,) = [d for d in documents if d["kind"] == kind and d["metadata"]["name"].endswith(suffix)]
+    return found
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
+    done = helm("lint", "--strict", str(CHART), *flags(values))
+    assert done.returncode == 0, done.stdout
+    assert not re.search(r"\[(ERROR|WARNING)\]", done.stdout)
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_roles_name_every_right(values: tuple[str, ...]) -> None:
+    for document in rendered(*values):
+        for rule in document.get("rules", []) if document["kind"] in ("Role", "ClusterRole") else []:
+            assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert "secrets" not in rule["resources"]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("imagee.tag=1", "additional properties 'imagee' not allowed"),
+        ("image.tagg=1", "additional properties 'tagg' not allowed"),
+        ("metrics.port=80", "minimum"),
+        ("logFormat=xml", "must be one of"),
+        ("watchNamespaces={Bad_Name}", "does not match pattern"),
+        ("crds.keep=maybe", "boolean"),
+        ("image.repository=a b", "does not match pattern"),
+    ],
+)
+def test_wrong_values_are_refused(value: str, says: str) -> None:
+    done = helm("template", RELEASE, str(CHART), "--set", value)
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def test_every_value_has_a_comment_and_a_schema() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values.keys() == schema.keys() - {"global"}
+    uncommented = re.findall(r"\n\n(?!#)(\w+):", (CHART / "values.yaml").read_text())
+    assert uncommented == ["podLabels", "serviceAccount", "rbac", "crds", "metrics"], "their fields are commented"
+
+
+def test_the_crd_is_the_committed_one_and_is_kept() -> None:
+    crd = only(rendered(), "CustomResourceDefinition")
+    assert crd["spec"] == definition()["spec"]
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in only(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+    assert not [d for d in rendered("crds.enabled=false") if d["kind"] == "CustomResourceDefinition"]
+
+
+def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
+    documents = rendered("watchNamespaces={team-a,team-b}", "rbac.foreignPods=false")
+    assert {d["metadata"]["namespace"] for d in documents if d["kind"] in ("Role", "RoleBinding")} == {
+        "team-a",
+        "team-b",
+    }
+    inventory = only(documents, "ClusterRole", "-inventory")
+    assert [(rule["resources"], rule["verbs"]) for rule in inventory["rules"]] == [
+        (["nodes"], ["list"]),
+        (["priorityclasses"], ["list"]),
+    ]
+    names_ = {d["metadata"]["name"] for d in documents if d["kind"] == "ClusterRole"}
+    assert names_ == {f"{RELEASE}-grpo-operator-{part}" for part in ("inventory", "view", "edit")}
+    arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[-2:] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_monitors_select_what_the_operator_labels() -> None:
+    documents = rendered(*EVERYTHING)
+    training = only(documents, "PodMonitor", "-training")["spec"]
+    assert training["selector"]["matchLabels"] == {names.LABEL_MANAGED_BY: names.MANAGER}
+    sources = {relabel["sourceLabels"][0] for relabel in training["podMetricsEndpoints"][0]["relabelings"]}
+    labels = (names.LABEL_INDEX, names.LABEL_JOB, names.LABEL_ATTEMPT)
+    assert sources == {f"__meta_kubernetes_pod_label_{re.sub('[^a-z]', '_', label)}" for label in labels}
+    pod = only(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    selector = only(documents, "Service")["spec"]["selector"]
+    assert selector.items() <= pod.items()
+    assert only(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"] == selector
+
+
+def test_alerts_and_panels_name_only_metrics_that_exist() -> None:
+    documents = rendered(*EVERYTHING)
+    alerts = [rule for group in only(documents, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    board = json.loads(only(documents, "ConfigMap")["data"]["grpo.json"])
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    expressions = [rule["expr"] for rule in alerts] + [panel["targets"][0]["expr"] for panel in panels]
+    known = {metric.name: metric.kind for metric in (*metrics.TRAINER, *metrics.OPERATOR)}
+    for expression in expressions:
+        used = set(re.findall(r"\bgrpo_\w+", expression))
+        assert {re.sub(r"_(sum|count)$", "", name) if name not in known else name for name in used} <= known.keys()
+    assert {alert["alert"] for alert in alerts} >= {"GRPOKLExplosion", "GRPOTrainingStalled", "GRPORewardCollapse"}
+    assert {panel["title"] for panel in panels} <= known.keys()
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

@@ -1,0 +1,148 @@
+"""The Helm chart on a real API server: pod security, rights, upgrade, rollback and uninstall with live jobs.
+
+Exists because platform teams own upgrades and RBAC. The operator itself runs here under the release's own service
+account, so that a missing verb fails a test.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.access import Access, CommandError
+from tests.cluster.fixtures import AnyCluster
+from tests.samples import changed, job
+
+CHART = Path("charts/grpo-operator")
+NAMESPACE, RELEASE = "grpo-chart-test", "chart"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-grpo-operator"
+
+
+@pytest.fixture(scope="module")
+def release(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
+    """The chart, installed by Helm into a namespace that enforces the restricted pod security standard."""
+    api_cluster.kubectl("delete", "crd", "grpojobs.grpo.dev", "--ignore-not-found")
+    api_cluster.kubectl("create", "namespace", NAMESPACE)
+    restricted = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
+    api_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
+    api_cluster.helm("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait=false")
+    yield api_cluster
+    api_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
+    api_cluster.kubectl("delete", "namespace", NAMESPACE)
+
+
+def test_the_operators_pod_meets_the_restricted_standard(release: AnyCluster) -> None:
+    selector = ("--selector=app.kubernetes.io/component=operator", "--namespace", NAMESPACE)
+    release.wait("the pod", "get", "pods", *selector, "-o", "jsonpath={.items[*].status.phase}", expect="Pending")
+
+
+def test_the_operators_account_has_no_wildcard(release: AnyCluster) -> None:
+    listed = release.kubectl("auth", "can-i", "--list", f"--as={ACCOUNT}", "--namespace", "default")
+    rights = [line for line in listed.splitlines() if "grpo.dev" in line]
+    assert len(rights) == 3
+    assert "[*]" not in listed
+    assert "*.*" not in listed
+
+
+@pytest.mark.parametrize(
+    ("verb", "what"),
+    [
+        ("update", "grpojobs.grpo.dev"),
+        ("create", "grpojobs.grpo.dev"),
+        ("patch", "jobs.batch"),
+        ("create", "pods"),
+        ("create", "pods/exec"),
+        ("get", "secrets"),
+        ("get", "configmaps"),
+        ("delete", "persistentvolumeclaims"),
+        ("patch", "nodes"),
+        ("escalate", "clusterroles.rbac.authorization.k8s.io"),
+    ],
+)
+def test_the_operator_may_not(release: AnyCluster, verb: str, what: str) -> None:
+    with pytest.raises(CommandError):
+        release.kubectl("auth", "can-i", verb, what, f"--as={ACCOUNT}", "--all-namespaces")
+
+
+def test_the_clusters_own_roles_cover_grpojobs(release: AnyCluster) -> None:
+    group = ("--as=somebody", "--as-group=team", "--namespace", NAMESPACE)
+    for role, allowed in (("view", ["get"]), ("edit", ["get", "create", "delete"])):
+        release.kubectl(
+            "create", "rolebinding", f"team-{role}", f"--clusterrole={role}", "--group=team", "-n", NAMESPACE
+        )
+        for verb in allowed:
+            release.wait(role, "auth", "can-i", verb, "grpojobs.grpo.dev", *group, expect="yes")
+
+
+@pytest.fixture
+def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
+    """The operator's log; it runs under the release's service account."""
+    config = yaml.safe_load(release.kubeconfig.read_text())
+    token = release.kubectl("create", "token", f"{RELEASE}-grpo-operator", "--namespace", NAMESPACE).strip()
+    config["users"][0]["user"] = {"token": token}
+    kubeconfig, log = tmp_path / "operator.kubeconfig", tmp_path / "operator.log"
+    kubeconfig.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(kubeconfig), "--metrics-address", "127.0.0.1"]
+    command += ["--metrics-port", "0", "--log-format", "text", "--trainer-image", "trainer:1"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        yield log
+        process.terminate()
+        process.wait(30)
+
+
+def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator: Path) -> None:
+    spec = changed(
+        {
+            "model.parameters": "77K",
+            "placement": {"accelerator": "CPU", "nodes": 1, "priorityClassName": "system-node-critical"},
+            "checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}},
+        }
+    )
+    release.kubectl("create", "--namespace", NAMESPACE, "-f", "-", input=json.dumps(job("rights", spec)))
+    conditions = ("get", "grpojob", "rights", "--namespace", NAMESPACE, "-o", "jsonpath={.status.phase}")
+    deadline = time.monotonic() + 60
+    while not (phase := release.kubectl(*conditions)):
+        assert time.monotonic() < deadline, operator.read_text()
+        time.sleep(0.2)
+    assert phase in ("Queued", "Pending", "Starting")
+    assert "forbidden" not in operator.read_text().lower()
+
+
+def old_chart(folder: Path) -> Path:
+    """The chart of an earlier version, whose GRPOJob has one column."""
+    chart = Path(shutil.copytree(CHART, folder / "grpo-operator"))
+    crd = yaml.safe_load((chart / "files/grpojob.yaml").read_text())
+    del crd["spec"]["versions"][0]["additionalPrinterColumns"][1:]
+    (chart / "files/grpojob.yaml").write_text(yaml.safe_dump(crd))
+    (chart / "Chart.yaml").write_text((chart / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.0.9"))
+    return chart
+
+
+def columns(cluster: Access) -> int:
+    path = "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}"
+    return len(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", path).split())
+
+
+def test_upgrade_brings_the_new_crd_and_uninstall_keeps_the_jobs(release: AnyCluster, tmp_path: Path) -> None:
+    namespace = ("--namespace", NAMESPACE)
+    release.kubectl("create", *namespace, "-f", "-", input=json.dumps(job("survivor", changed({}))))
+    new = columns(release)
+    release.helm("upgrade", RELEASE, str(old_chart(tmp_path)), *namespace)
+    assert columns(release) == 1
+    release.helm("upgrade", RELEASE, str(CHART), *namespace)
+    assert columns(release) == new
+    release.helm("rollback", RELEASE, "2", *namespace)
+    assert columns(release) == 1
+    release.helm("upgrade", RELEASE, str(CHART), *namespace)
+    release.helm("uninstall", RELEASE, *namespace)
+    assert columns(release) == new
+    assert "survivor" in release.kubectl("get", "grpojobs", *namespace, "-o", "name")
+    assert "deployment" not in release.kubectl("get", "deployments", *namespace, "-o", "name")
+    release.helm("install", RELEASE, str(CHART), *namespace, "--wait=false")
