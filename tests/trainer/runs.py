@@ -110,7 +110,12 @@ def build(job: TrainingPlan, *callbacks: TrainerCallback, **overrides: Any) -> R
 
 
 def trainer(
-    job: TrainingPlan, config: GRPOConfig, loaded: LoadedModel, *callbacks: TrainerCallback, rewards: Any = digits
+    job: TrainingPlan,
+    config: GRPOConfig,
+    loaded: LoadedModel,
+    *callbacks: TrainerCallback,
+    rewards: Any = digits,
+    reward_tokenizers: Any = None,
 ) -> ReferenceGRPOTrainer:
     """A trainer for the plan with a model that may differ from the plan's."""
     built = ReferenceGRPOTrainer(
@@ -118,6 +123,7 @@ def trainer(
         strategy=strategy_for(job),
         args=config,
         reward_funcs=rewards,
+        reward_processing_classes=reward_tokenizers,
         train_dataset=Dataset.from_list(PROMPTS),
         callbacks=list(callbacks),
     )

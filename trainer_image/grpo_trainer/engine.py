@@ -45,7 +45,10 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         self.proofs: list[Proof] = []
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
-        strategy.check(zero_stage(args), loaded.peft_config is not None, args.beta)
+        adapter = loaded.peft_config is not None
+        strategy.check(zero_stage(args), adapter, args.beta)
+        if not adapter:
+            self.prove("policy", loaded.model)
         with _own_reference(self):
             super().__init__(
                 model=loaded.model,
@@ -56,7 +59,8 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             )
         if self.ref_model is not None:
             strategy.attach(self)
-        self.prove("policy", self.model)
+        if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
+            self.prove("policy", self.model)
         self.add_callback(Bootstrap(self))
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:

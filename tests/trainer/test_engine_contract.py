@@ -1,0 +1,86 @@
+"""What engine.py takes for granted about TRL's private names; fails when a new TRL changes any of it.
+
+Exists because private names may change in any release. TRL is pinned, so this fails at the moment of an upgrade, not
+in production. One test per name of the list in engine.py.
+"""
+
+import inspect
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import trl
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+
+import grpo_trainer as package
+from grpo_trainer import engine
+
+SOURCE = inspect.getsource(GRPOTrainer)
+PRIVATE = {"_get_per_token_logps_and_entropies", "_compute_loss", "_save_checkpoint", "_metrics"}
+
+
+def calls(name: str, source: str = SOURCE) -> list[str]:
+    """Lines that call a name."""
+    return [line.strip() for line in source.splitlines() if re.search(rf"(?<!def )\b{name}\(", line)]
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def test_trl_is_the_pinned_version() -> None:
+    root = Path(__file__).resolve().parents[2]
+    assert f'"trl=={version("trl")}"' in (root / "pyproject.toml").read_text()
+    assert trl.__version__ == "1.16.0"
+
+
+def test_the_reference_is_the_only_model_loaded_for_a_policy_that_is_an_instance() -> None:
+    assert len(calls("create_model_from_path")) == 2
+    constructor = inspect.getsource(GRPOTrainer.__init__)
+    first, second = (constructor.index(line) for line in calls("create_model_from_path", constructor))
+    assert "isinstance(model, str)" in constructor[:first]
+    assert "self.ref_model = create_model_from_path(" in constructor[second - 20 :]
+    assert constructor.index("super().__init__(") < second < constructor.index("add_fused_lm_head(")
+
+
+def test_deepspeed_wraps_the_reference_and_reward_models_through_one_function() -> None:
+    assert len(calls("prepare_deepspeed")) == 2
+    assert "self.ref_model = prepare_deepspeed(self.ref_model, self.accelerator)" in SOURCE
+    assert parameters(grpo_trainer.prepare_deepspeed) == ["model", "accelerator"]
+
+
+def test_every_log_probability_comes_from_one_method() -> None:
+    assert len(calls("self._get_per_token_logps_and_entropies")) == 4  # old, reference, adapter's reference, policy
+    names = parameters(GRPOTrainer._get_per_token_logps_and_entropies)
+    assert names[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
+
+
+def test_the_loss_reads_the_reference_from_its_inputs_and_logs_the_kl_over_all_ranks() -> None:
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert parameters(GRPOTrainer._compute_loss) == ["self", "model", "inputs"]
+    assert 'inputs["ref_per_token_logps"]' in source
+    assert 'self._metrics[mode]["kl"].append(global_masked_mean(per_token_kl))' in source
+    assert 'self.accelerator.reduce(torch.stack([local_sum, local_count]), reduction="sum")' in source
+    assert calls("self._compute_loss") == ["return self._compute_loss(model, inputs)"]
+
+
+def test_metrics_are_lists_by_mode() -> None:
+    assert 'self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}' in SOURCE
+
+
+def test_checkpoints_are_saved_by_one_method() -> None:
+    assert parameters(GRPOTrainer._save_checkpoint) == ["self", "model", "trial"]
+    assert "super()._save_checkpoint(model, trial)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+
+
+def test_engine_is_the_only_file_with_trls_private_names() -> None:
+    folder = Path(inspect.getfile(package)).parent
+    used = {
+        path: [name for name in PRIVATE if re.search(rf"\b{name}\b", path.read_text())] for path in folder.rglob("*.py")
+    }
+    assert {path.name for path, names in used.items() if names} == {"engine.py"}
+    assert set(used[folder / "engine.py"]) == PRIVATE
+    imported = [path.name for path in folder.rglob("*.py") if "from trl.trainer" in path.read_text()]
+    assert imported == ["engine.py"]
+    assert engine.grpo_trainer is grpo_trainer

@@ -1,0 +1,300 @@
+"""The reference strategies in one process: what each builds, leaves alone, refuses and restores.
+
+Exists beside test_reference_gang.py, which compares them under several parallelisms. Covers grpo_trainer/reference/,
+sync.py, states.py and engine.py's part in them; every trainer is TRL's own, on a tiny model.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+from trl.trainer.utils import use_adapter
+
+from grpo_trainer import partition, sync
+from grpo_trainer.engine import ReferenceGRPOTrainer
+from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
+from grpo_trainer.models import load_policy
+from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded, store, strategy_for
+from grpo_trainer.reference.adapter import adapter_is_off, evaluating
+from grpo_trainer.reference.offload import on_device
+from grpo_trainer.states import check_states
+from tests.trainer import demo_model, runs
+from tests.trainer.reference_facts import disturb, score, whole
+
+SYNC = {"sync": {"everySteps": 2, "mixup": 0.25}}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    runs.reset()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return demo_model.save_policy(tmp_path / "model")
+
+
+def build(model: Path, strategy: str = "Clone", *callbacks: Any, **arguments: Any) -> ReferenceGRPOTrainer:
+    job = runs.plan(model, strategy, **arguments)
+    return runs.build(job, *callbacks, output_dir=str(model.parent / "output"), save_strategy="no")
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("strategy", ["Clone", "Offload"])
+def test_the_copy_is_the_start_weights_frozen_in_eval_and_apart(model: Path, strategy: str) -> None:
+    trainer = build(model, strategy)
+    start = whole(trainer.model)
+    reference = trainer.ref_model
+    assert equal(whole(reference), start)
+    assert not any(module.training for module in reference.modules())
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+    pointers = {parameter.data_ptr() for parameter in trainer.model.parameters()}
+    assert pointers.isdisjoint(parameter.data_ptr() for parameter in reference.parameters())
+    disturb(trainer.model)
+    assert equal(whole(reference), start)
+    assert score(trainer, reference) != score(trainer, trainer.model)
+
+
+@pytest.mark.parametrize("strategy", ["Clone", "Offload"])
+def test_a_tied_embedding_stays_tied_in_the_copy(model: Path, strategy: str) -> None:
+    reference = build(model, strategy).ref_model
+    assert reference.lm_head.weight is reference.model.embed_tokens.weight
+
+
+def test_the_copy_does_not_drop_out(tmp_path: Path) -> None:
+    trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5))
+    trainer.model.train()
+    assert score(trainer, trainer.ref_model) == score(trainer, trainer.ref_model)
+    assert score(trainer, trainer.model) != score(trainer, trainer.model)
+
+
+def test_offload_brings_the_copy_in_for_its_own_passes_only(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(model, "Offload")
+    home = [parameter.data_ptr() for parameter in trainer.ref_model.parameters()]
+    moved: list[str] = []
+    real = torch.Tensor.to
+
+    def spying(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("non_blocking") and tensor.data_ptr() in home:
+            moved.append(str(args[0]))
+        return real(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", spying)
+    score(trainer, trainer.model)
+    assert moved == []
+    score(trainer, trainer.ref_model)
+    assert len(moved) == len(home)
+    assert [parameter.data_ptr() for parameter in trainer.ref_model.parameters()] == home
+
+
+def test_offload_returns_home_after_an_exception() -> None:
+    layer = nn.Linear(2, 2)
+    home = [parameter.data_ptr() for parameter in layer.parameters()]
+    with pytest.raises(RuntimeError, match="inside"), on_device(layer, torch.device("meta")):
+        assert layer.weight.device.type == "meta"
+        raise RuntimeError("inside")
+    assert [parameter.data_ptr() for parameter in layer.parameters()] == home
+
+
+def test_adapter_has_no_second_model_and_scores_with_the_base(model: Path) -> None:
+    trainer = build(model, "Adapter")
+    assert trainer.ref_model is None
+    assert isinstance(trainer.model, PeftModel)
+    base = sum(parameter.numel() for parameter in load_policy(runs.plan(model)).model.parameters())
+    adapters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora_" in name)
+    assert sum(parameter.numel() for parameter in trainer.model.parameters()) == base + adapters
+    disturb(trainer.model)
+    with use_adapter(trainer.model, None):
+        reference = score(trainer, trainer.model)
+    runs.reset()
+    clone = build(model, "Clone")
+    assert reference == score(clone, clone.ref_model)
+
+
+def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path) -> None:
+    trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5), "Adapter")
+    model = trainer.model
+    model.train()
+    model.get_base_model().model.layers[0].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        use_adapter(model, None),
+        trainer.strategy.scoring(trainer, model),
+    ):
+        with use_adapter(model, None), evaluating(model):
+            assert adapter_is_off(model)
+        assert adapter_is_off(model)
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError("inside")
+    assert not adapter_is_off(model)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    with use_adapter(model, None):
+        assert score(trainer, model) == score(trainer, model)  # no dropout in the reference
+    assert score(trainer, model) != score(trainer, model)  # dropout in the policy
+
+
+def test_none_trains_without_a_reference(model: Path) -> None:
+    logs = runs.Logs()
+    trainer = build(model, "None", logs, training={"beta": 0.0, "maxSteps": 2})
+    trainer.train()
+    assert trainer.ref_model is None
+    assert all("kl" not in row for row in logs.rows.values())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "message"),
+    [
+        (Clone(), (3, False, 0.1), "use Sharded"),
+        (Offload(), (3, False, 0.1), "use Sharded"),
+        (Sharded(), (0, False, 0.1), "nothing is partitioned"),
+        (Clone(), (0, True, 0.1), "LoRA's reference is Adapter"),
+        (Adapter(), (0, False, 0.1), "needs LoRA"),
+        (Clone(), (0, False, 0.0), "beta 0 needs None"),
+        (NoReference(), (0, False, 0.1), "beta 0 needs None"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(strategy: Any, arguments: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        strategy.check(*arguments)
+
+
+@pytest.mark.parametrize("strategy", ["Adapter", "None"])
+def test_sync_without_a_reference_of_its_own_is_refused(model: Path, strategy: str) -> None:
+    with pytest.raises(BadInput, match="no reference model of its own"):
+        strategy_for(runs.plan(model, strategy, reference=SYNC, training={"beta": 0.0}))
+
+
+def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:
+    for strategy in (Adapter(), NoReference()):
+        with pytest.raises(TrainingError, match="TRL asked for"):
+            strategy.build(build(model))
+
+
+def test_sharded_offload_reaches_deepspeeds_config() -> None:
+    policy = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}
+    job = runs.plan(Path("/m"), "Sharded", 3, reference={"offload": {"target": "NVMe", "path": "/disk"}})
+    strategy = strategy_for(job)
+    assert isinstance(strategy, Sharded)
+    zero = strategy.config(policy)["zero_optimization"]
+    assert zero["offload_param"] == {"device": "nvme", "nvme_path": "/disk", "pin_memory": True}
+    assert Sharded().config(policy)["zero_optimization"] == {"stage": 3}
+    assert policy["zero_optimization"]["offload_param"] == {"device": "nvme"}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sync_mixes_every_parameter_once(tmp_path: Path, tied: bool) -> None:
+    trainer = build(demo_model.save_policy(tmp_path / "model", tied=tied), reference=SYNC)
+    before = whole(trainer.ref_model)
+    disturb(trainer.model)
+    trainer.strategy.move(trainer)
+    policy = whole(trainer.model)
+    expected = {name: before[name].mul(0.75).add(policy[name], alpha=0.25) for name in before}
+    assert equal(whole(trainer.ref_model), expected)
+
+
+def test_sync_refuses_models_that_do_not_match() -> None:
+    with pytest.raises(TrainingError, match="bias"):
+        sync.mix(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
+    with pytest.raises(TrainingError, match="partitioned differently"):
+        sync.mix(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
+
+
+def test_full_mixup_at_every_step_keeps_the_kl_at_zero(model: Path) -> None:
+    logs = runs.Logs()
+    build(model, "Clone", logs, reference={"sync": {"everySteps": 1, "mixup": 1.0}}).train()
+    assert [logs.rows[step]["kl"] for step in range(1, 7)] == [0.0] * 6
+
+
+def test_only_a_moved_reference_is_saved(model: Path, tmp_path: Path) -> None:
+    trainer = build(model)
+    trainer.strategy.save(trainer, tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -> None:
+    trainer = build(model, reference=SYNC)
+    disturb(trainer.ref_model.requires_grad_(True))
+    moved = whole(trainer.ref_model.requires_grad_(False))
+    trainer.strategy.save(trainer, tmp_path)
+    disturb(trainer.ref_model.requires_grad_(True))
+    trainer.strategy.restore(trainer, tmp_path)
+    assert equal(whole(trainer.ref_model), moved)
+    with pytest.raises(BadInput, match="another model, not Offload"):
+        store.restore(trainer.ref_model, tmp_path, "Offload")
+    path = next(tmp_path.rglob("reference.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsDiffer, match="saved was"):
+        trainer.strategy.restore(trainer, tmp_path)
+    path.unlink()
+    with pytest.raises(BadInput, match=r"has no reference\.safetensors"):
+        trainer.strategy.restore(trainer, tmp_path)
+
+
+def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
+    reward = demo_model.save_reward_model(tmp_path / "reward")
+    from grpo_api.rewards import ModelReward
+    from grpo_trainer.models import load_reward_model
+
+    job = runs.plan(model, training={"maxSteps": 1})
+    config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
+    judge = load_reward_model(ModelReward(name=str(reward), dtype="float32"))
+    rewards = [runs.digits, judge.model]
+    trainer = runs.trainer(job, config, load_policy(job), rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
+    trainer.train()
+    check_states(trainer)
+    layer = trainer.ref_model.model.layers[0]
+    score_head = trainer.reward_funcs[1].score.weight
+    norm = trainer.model.model.norm.weight
+    group = trainer.optimizer.param_groups[0]["params"]
+
+    def wrong(message: str, do: Any, undo: Any) -> None:
+        do()
+        with pytest.raises(TrainingError, match=message):
+            check_states(trainer)
+        undo()
+        check_states(trainer)
+
+    wrong(r"layers\.0.* reference is in train mode", layer.train, layer.eval)
+    wrong(
+        r"layers\.0.* reference requires a gradient",
+        lambda: layer.requires_grad_(True),
+        lambda: layer.requires_grad_(False),
+    )
+    wrong(
+        r"score\.weight of the reward model 1 has a gradient",
+        lambda: setattr(score_head, "grad", torch.zeros_like(score_head)),
+        lambda: setattr(score_head, "grad", None),
+    )
+    wrong(r"of the reward model 1 is in the optimizer", lambda: group.append(score_head), group.pop)
+    wrong(
+        "no parameter of the policy",
+        lambda: trainer.model.requires_grad_(False),
+        lambda: trainer.model.requires_grad_(True),
+    )
+    kept = trainer.optimizer.param_groups
+    without = [[p for p in g["params"] if p is not norm] for g in kept]
+    lists = [g["params"] for g in kept]
+    wrong(
+        r"norm\.weight requires a gradient, but the optimizer",
+        lambda: [g.update(params=p) for g, p in zip(kept, without, strict=True)],
+        lambda: [g.update(params=p) for g, p in zip(kept, lists, strict=True)],
+    )
+
+
+def test_a_share_is_the_parameters_own_memory() -> None:
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    with partition.held(parameter, change=True) as share:
+        share.tensor.fill_(2.0)
+        assert (share.start, share.stop, share.shape, share.whole) == (0, 6, (2, 3), True)
+    assert parameter.detach().eq(2.0).all()
