@@ -1,0 +1,81 @@
+"""The wheel: it installs in a clean environment, brings the CLI and the planner, and shadows nothing.
+
+Exists because an editable install hides what a wheel lacks: data files, packages, entry points.
+"""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UV = Path(sys.executable).with_name("uv")
+HEAVY = {"torch", "transformers", "kopf", "kubernetes", "aiohttp"}
+
+
+def run(*command: object, folder: Path) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the sources so that the checkout stays as it is."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("operator", "trainer_image"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", folder=source)
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with nothing but the wheel and its base dependencies."""
+    folder = tmp_path_factory.mktemp("clean")
+    run(UV, "venv", "--python", sys.executable, folder / "venv", folder=folder)
+    python = folder / "venv/bin/python"
+    run(UV, "pip", "install", "--python", python, "--constraint", ROOT / "constraints.txt", wheel, folder=folder)
+    return folder / "venv/bin"
+
+
+def test_the_wheel_holds_our_packages_and_nothing_called_operator(wheel: Path) -> None:
+    inside = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
+    assert inside == {"grpo_api", "grpo_planner", "grpo_operator", "grpo_cli", "grpo_trainer"}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "grpo_planner/catalogue.yaml" in names
+
+
+def test_the_base_install_is_light(clean: Path) -> None:
+    listed = run(UV, "pip", "list", "--python", clean / "python", folder=clean)
+    installed = {line.split()[0] for line in listed.splitlines()[2:]}
+    assert "grpo-operator" in installed
+    assert not installed & HEAVY
+    assert len(installed) < 20, "pydantic, PyYAML, rich, prometheus-client and what they need"
+
+
+@pytest.mark.parametrize("program", ["grpo", "kubectl-grpo"])
+def test_the_command_line_is_there(clean: Path, program: str) -> None:
+    shown = run(clean / program, "--help", folder=clean)
+    for command in ("plan", "render", "status", "logs"):
+        assert f"    {command} " in shown
+
+
+def test_a_job_is_planned_without_a_cluster(clean: Path) -> None:
+    example = ROOT / "examples/01-first-job.yaml"
+    shown = run(clean / "grpo", "plan", "--filename", example, folder=clean)
+    assert "Clone" in shown
+    assert "Job" in run(clean / "grpo", "render", "--filename", example, folder=clean)
+
+
+def test_the_standard_librarys_operator_stays(clean: Path) -> None:
+    code = "import grpo_cli, operator; print(operator.itemgetter(1)('ab'), operator.__file__)"
+    value, place = run(clean / "python", "-c", code, folder=clean).split()
+    assert value == "b"
+    assert "site-packages" not in place

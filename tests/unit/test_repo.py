@@ -1,0 +1,145 @@
+"""The repository keeps its own rules: layers, sizes, docstrings, examples that parse, links that lead somewhere.
+
+Exists so that the rules of docs/architecture.md are checked and not remembered.
+"""
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_api.contract import KIND
+from grpo_api.job import parse_spec
+from grpo_cli.manifest import load_documents
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("operator", "trainer_image", "tests", "examples", "benchmarks")
+TEXTS = (*SOURCES, "docs", "charts", "crds", ".ci")
+SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".tpl", ".sh", ".go", ""}
+MAX_LINES, MAX_FUNCTION_LINES, MEDIAN_FUNCTION_LINES = 300, 60, 12
+
+
+def files(folders: tuple[str, ...], *suffixes: str) -> Iterator[Path]:
+    """Files of the repository's own below the folders and at its root."""
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
+    found += [path for path in sorted(ROOT.iterdir()) if not path.name.startswith(".")]
+    for path in found:
+        if path.is_file() and path.suffix in suffixes and not re.search(r"__pycache__|egg-info", str(path)):
+            yield path
+
+
+def relative(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def run(code: str, folder: Path = ROOT) -> str:
+    """What a fresh interpreter prints when started in the folder."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
+    assert not (ROOT / "operator/__init__.py").exists()
+    assert [path.name for path in (ROOT / "operator").glob("*.py")] == []
+    for folder in (ROOT, ROOT / "tests"):
+        assert "site-packages" not in run("import operator; print(operator.__file__)", folder)
+        assert run("import operator; print(operator.itemgetter(0)('ok'))", folder) == "o"
+
+
+@pytest.mark.parametrize(
+    ("packages", "absent"),
+    [
+        (("grpo_api", "grpo_planner", "grpo_cli"), ("kopf", "kubernetes", "torch", "transformers", "aiohttp")),
+        (("grpo_operator",), ("torch", "transformers", "trl", "deepspeed", "peft", "datasets")),
+    ],
+)
+def test_packages_load_without_what_they_must_not_need(packages: tuple[str, ...], absent: tuple[str, ...]) -> None:
+    code = f"""
+import importlib, pkgutil, sys
+for name in {packages!r}:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, name + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+print(sorted(set({absent!r}) & set(sys.modules)))
+"""
+    assert run(code) == "[]"
+
+
+def test_import_layers_hold() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [path for path in files(SOURCES, ".py") if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert relative(silent) == []
+
+
+def test_files_are_short() -> None:
+    long = [path for path in files(SOURCES, ".py", ".go") if len(path.read_text().splitlines()) > MAX_LINES]
+    assert relative(long) == []
+
+
+def test_functions_are_short() -> None:
+    sizes = {
+        f"{path.relative_to(ROOT)}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for path in files(SOURCES, ".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: size for name, size in sizes.items() if size >= MAX_FUNCTION_LINES} == {}
+    assert statistics.median(sizes.values()) <= MEDIAN_FUNCTION_LINES
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        r"/(work|root|home)/\w",
+        r"\b(docker\.io|ghcr\.io|quay\.io|nvcr\.io|gcr\.io)\b",
+        r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b",
+        r"pytest\.mark\.(skip|xfail|flaky)",
+        r"\bpytest\.(skip|xfail)\(",
+    ],
+)
+def test_no_file_names_a_machine_or_leaves_work_undone(forbidden: str) -> None:
+    found = [path for path in files(TEXTS, *SUFFIXES) if re.search(forbidden, path.read_text(errors="replace"))]
+    assert [name for name in relative(found) if name != "tests/unit/test_repo.py"] == []
+
+
+def documents() -> list[tuple[str, str]]:
+    """Every YAML text with a GRPOJob that we show: the examples, and the blocks of README and docs."""
+    found = [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted(ROOT.glob("examples/*.yaml"))]
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+        blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+        found += [(f"{page.name}-{n}", block) for n, block in enumerate(blocks) if f"kind: {KIND}" in block]
+    return found
+
+
+@pytest.mark.parametrize(("place", "text"), documents(), ids=[place for place, _ in documents()])
+def test_every_job_that_we_show_is_valid(place: str, text: str) -> None:
+    jobs = [document for document in load_documents(text) if document["kind"] == KIND]
+    assert jobs, f"{place} shows no {KIND}"
+    for job in jobs:
+        parse_spec(job["spec"])
+
+
+def test_readme_and_examples_are_among_them() -> None:
+    places = {place.partition("-")[0] for place, _ in documents()}
+    assert {"README.md", "examples/01"} <= places
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    dead = [
+        f"{page.relative_to(ROOT)} -> {target}"
+        for page in files(TEXTS, ".md")
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert dead == []
