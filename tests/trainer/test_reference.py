@@ -14,10 +14,11 @@ from peft import PeftModel
 from torch import nn
 from trl.trainer.utils import use_adapter
 
+from grpo_api.rewards import ModelReward
 from grpo_trainer import partition, sync
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
-from grpo_trainer.models import load_policy
+from grpo_trainer.models import load_policy, load_reward_model
 from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded, store, strategy_for
 from grpo_trainer.reference.adapter import adapter_is_off, evaluating
 from grpo_trainer.reference.offload import on_device
@@ -48,6 +49,10 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def pointers(module: nn.Module) -> list[int]:
+    return [parameter.data_ptr() for parameter in module.parameters()]
+
+
 @pytest.mark.parametrize("strategy", ["Clone", "Offload"])
 def test_the_copy_is_the_start_weights_frozen_in_eval_and_apart(model: Path, strategy: str) -> None:
     trainer = build(model, strategy)
@@ -56,8 +61,7 @@ def test_the_copy_is_the_start_weights_frozen_in_eval_and_apart(model: Path, str
     assert equal(whole(reference), start)
     assert not any(module.training for module in reference.modules())
     assert not any(parameter.requires_grad for parameter in reference.parameters())
-    pointers = {parameter.data_ptr() for parameter in trainer.model.parameters()}
-    assert pointers.isdisjoint(parameter.data_ptr() for parameter in reference.parameters())
+    assert set(pointers(trainer.model)).isdisjoint(pointers(reference))
     disturb(trainer.model)
     assert equal(whole(reference), start)
     assert score(trainer, reference) != score(trainer, trainer.model)
@@ -76,32 +80,45 @@ def test_the_copy_does_not_drop_out(tmp_path: Path) -> None:
     assert score(trainer, trainer.model) != score(trainer, trainer.model)
 
 
-def test_offload_brings_the_copy_in_for_its_own_passes_only(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = build(model, "Offload")
-    home = [parameter.data_ptr() for parameter in trainer.ref_model.parameters()]
-    moved: list[str] = []
+@pytest.fixture
+def other_device(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """There is no second device here: moves to one with non_blocking become clones, and are recorded."""
+    moves: list[torch.device] = []
     real = torch.Tensor.to
 
-    def spying(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs.get("non_blocking") and tensor.data_ptr() in home:
-            moved.append(str(args[0]))
-        return real(tensor, *args, **kwargs)
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not kwargs.get("non_blocking"):
+            return real(tensor, *args, **kwargs)
+        moves.append(args[0])
+        return tensor.clone()
 
-    monkeypatch.setattr(torch.Tensor, "to", spying)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    return moves
+
+
+def test_offload_brings_the_copy_in_for_its_own_passes_only(model: Path, other_device: list[torch.device]) -> None:
+    trainer = build(model, "Offload")
+    home = pointers(trainer.ref_model)
     score(trainer, trainer.model)
-    assert moved == []
+    assert other_device == []
     score(trainer, trainer.ref_model)
-    assert len(moved) == len(home)
-    assert [parameter.data_ptr() for parameter in trainer.ref_model.parameters()] == home
+    assert other_device == [trainer.accelerator.device] * len(home)
+    assert pointers(trainer.ref_model) == home
 
 
-def test_offload_returns_home_after_an_exception() -> None:
+def test_offload_returns_home_after_an_exception(other_device: list[torch.device]) -> None:
     layer = nn.Linear(2, 2)
-    home = [parameter.data_ptr() for parameter in layer.parameters()]
-    with pytest.raises(RuntimeError, match="inside"), on_device(layer, torch.device("meta")):
-        assert layer.weight.device.type == "meta"
-        raise RuntimeError("inside")
-    assert [parameter.data_ptr() for parameter in layer.parameters()] == home
+    home = pointers(layer)
+
+    def failing() -> None:
+        with on_device(layer, torch.device("cuda")):
+            assert set(pointers(layer)).isdisjoint(home)
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        failing()
+    assert other_device == [torch.device("cuda")] * 2
+    assert pointers(layer) == home
 
 
 def test_adapter_has_no_second_model_and_scores_with_the_base(model: Path) -> None:
@@ -125,16 +142,17 @@ def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path
     model.train()
     model.get_base_model().model.layers[0].eval()
     modes = {name: module.training for name, module in model.named_modules()}
-    with (
-        pytest.raises(RuntimeError, match="inside"),
-        use_adapter(model, None),
-        trainer.strategy.scoring(trainer, model),
-    ):
-        with use_adapter(model, None), evaluating(model):
+
+    def failing() -> None:
+        with use_adapter(model, None), trainer.strategy.scoring(trainer, model):
+            with use_adapter(model, None), evaluating(model):
+                assert adapter_is_off(model)
             assert adapter_is_off(model)
-        assert adapter_is_off(model)
-        assert not any(module.training for module in model.modules())
-        raise RuntimeError("inside")
+            assert not any(module.training for module in model.modules())
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        failing()
     assert not adapter_is_off(model)
     assert {name: module.training for name, module in model.named_modules()} == modes
     with use_adapter(model, None):
@@ -168,9 +186,10 @@ def test_what_does_not_fit_is_refused_with_the_reason(strategy: Any, arguments: 
 
 
 @pytest.mark.parametrize("strategy", ["Adapter", "None"])
-def test_sync_without_a_reference_of_its_own_is_refused(model: Path, strategy: str) -> None:
+def test_sync_without_a_reference_of_its_own_is_refused(strategy: str) -> None:
+    job = runs.plan(Path("/m"), strategy, reference={"strategy": "Auto"} | SYNC)
     with pytest.raises(BadInput, match="no reference model of its own"):
-        strategy_for(runs.plan(model, strategy, reference=SYNC, training={"beta": 0.0}))
+        strategy_for(job)
 
 
 def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:
@@ -243,9 +262,6 @@ def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -
 
 def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     reward = demo_model.save_reward_model(tmp_path / "reward")
-    from grpo_api.rewards import ModelReward
-    from grpo_trainer.models import load_reward_model
-
     job = runs.plan(model, training={"maxSteps": 1})
     config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
     judge = load_reward_model(ModelReward(name=str(reward), dtype="float32"))
