@@ -99,11 +99,26 @@ def _read(path: Path, root: Path, declared: str) -> FileTable:
 
 def _read_parquet(path: Path, name: str) -> FileTable:
     try:
-        table = pq.read_table(path)
-        table.validate(full=True)
+        file = FileTable(name, pq.read_table(path))
     except (pa.ArrowInvalid, OSError) as error:
         raise BadInput(f"{name} can't be read as Parquet: {error}") from error
-    return FileTable(name, table)
+    for column in file.table.column_names:
+        try:
+            file.table[column].validate(full=True)
+        except pa.ArrowInvalid as error:
+            place = file.place(_first_undecodable(file.table[column]))
+            raise BadInput(f"{place}, column {column!r} is not valid ({error}); write the file anew") from error
+    return file
+
+
+def _first_undecodable(column: pa.ChunkedArray) -> int:
+    """Index of the first cell that has no Python value; 0 if every cell has one."""
+    for index, cell in enumerate(column):
+        try:
+            cell.as_py()
+        except UnicodeDecodeError:
+            return index
+    return 0
 
 
 def _table(name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], path: Path) -> FileTable:
@@ -193,9 +208,20 @@ def _first_repeated(names: list[str]) -> str | None:
 
 def _check_text(name: str, line: int, row: Row) -> None:
     """Refuses text that is not UTF-8, naming the column."""
+    if _bad_text(row) is None:
+        return
     for column, value in row.items():
-        try:
-            json.dumps([column, value], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            bad = error.object[error.start : error.end].encode("utf-8", "surrogatepass")
-            raise BadInput(f"{name} line {line}, column {column!r} is not UTF-8 ({bad!r}); convert the file") from error
+        bad = _bad_text([column, value])
+        if bad is not None:
+            raise BadInput(f"{name} line {line}, column {column!r} is not UTF-8 ({bad}); convert the file")
+
+
+def _bad_text(value: Any) -> str | None:
+    """The characters of a value that no UTF-8 file can hold: undecodable bytes, or halves of escaped pairs."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        characters = error.object[error.start : error.end]
+        undecoded = all("\udc80" <= character <= "\udcff" for character in characters)
+        return repr(characters.encode(errors="surrogateescape") if undecoded else characters)
+    return None

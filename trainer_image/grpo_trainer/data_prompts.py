@@ -41,9 +41,7 @@ def _message(message: Any, place: str) -> Message:
     # a table fills keys that other rows have with None
     given = {key: value for key, value in message.items() if value is not None}
     if given.keys() != {"role", "content"}:
-        raise BadInput(
-            f"{place} has the keys {sorted(given)}; only role and content are supported, and both are needed"
-        )
+        raise BadInput(f"{place} has the keys {sorted(given)}; both role and content are needed, and nothing else")
     if given["role"] not in ROLES:
         raise BadInput(f"{place}: role {given['role']!r:.40} is none of {', '.join(ROLES)}")
     if not isinstance(given["content"], str):

@@ -22,7 +22,7 @@ from ..models import LoadedModel, load_reward_model
 class RewardModel(nn.Module):
     """Scores tokenized conversations; TRL reads `config._name_or_path` for the metric's name and `.logits[:, 0]`."""
 
-    def __init__(self, name: str, loaded: LoadedModel, batch_size: int, device: torch.device) -> None:
+    def __init__(self, name: str, loaded: LoadedModel, batch_size: int, device: torch.device | str) -> None:
         """Moves the frozen model to the device."""
         super().__init__()
         self.__name__ = name
@@ -45,7 +45,7 @@ class RewardModel(nn.Module):
         return SimpleNamespace(logits=torch.cat(logits))
 
 
-def reward_model(name: str, spec: ModelReward, device: torch.device) -> RewardModel:
+def reward_model(name: str, spec: ModelReward, device: torch.device | str) -> RewardModel:
     """The reward model of a spec on a device. A collective: all ranks must call it.
 
     Raises:

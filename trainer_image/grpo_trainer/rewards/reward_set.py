@@ -1,16 +1,16 @@
 """RewardSet: `spec.rewards` as the functions, weights and names that TRL's trainer takes.
 
-Exists as the one place where a declared reward becomes a callable. Built by the worker before the trainer.
+Exists as the one place where a declared reward becomes a callable. Built by the worker before the trainer. Torch and
+transformers are imported where a reward is a model, and only then.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import datasets
-import torch
+from typing import TYPE_CHECKING, Any
 
 from grpo_api.contract import REWARD_MOUNT, reward_token_env
 from grpo_api.rewards import RewardSpec, reward_names
@@ -22,7 +22,10 @@ from .base import RewardCounters
 from .formats import FormatFunction
 from .http_service import HTTPFunction
 from .python_function import python_function
-from .reward_model import RewardModel, reward_model
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
 
 RewardFunction = Callable[..., Any]
 
@@ -49,11 +52,6 @@ class RewardSet:
     def processing_classes(self) -> list[Any]:
         """TRL's `reward_processing_classes`: the tokenizer of each reward model, None for functions."""
         return [getattr(function, "tokenizer", None) for function in self.functions]
-
-    @property
-    def models(self) -> list[RewardModel]:
-        """The reward models."""
-        return [function for function in self.functions if isinstance(function, RewardModel)]
 
     @property
     def longest_seconds(self) -> float:
@@ -111,7 +109,7 @@ def build_rewards(
     try:
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True)):
             built.functions.append(
-                _build(reward, name, built.counters[name], position=position, root=root, device=torch.device(device))
+                _build(reward, name, built.counters[name], position=position, root=root, device=device)
             )
     except BaseException:
         built.close()
@@ -120,7 +118,7 @@ def build_rewards(
 
 
 def _build(
-    reward: RewardSpec, name: str, counters: RewardCounters, *, position: int, root: Path, device: torch.device
+    reward: RewardSpec, name: str, counters: RewardCounters, *, position: int, root: Path, device: torch.device | str
 ) -> RewardFunction:
     if reward.format:
         return FormatFunction(name, reward.format, counters)
@@ -131,4 +129,6 @@ def _build(
     if reward.http:
         return HTTPFunction(name, reward.http, counters, os.environ.get(reward_token_env(position)))
     assert reward.model is not None, "the API refuses a reward without a kind"
+    from .reward_model import reward_model
+
     return reward_model(name, reward.model, device)

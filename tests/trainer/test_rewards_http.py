@@ -1,0 +1,168 @@
+"""The `http` reward against a real service that fails in every way.
+
+Exists because a service's bad minutes must cost rewards, not the run, and silence must never be taken for a zero.
+"""
+
+import random
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_api.rewards import HTTPReward
+from grpo_trainer.errors import RewardError
+from grpo_trainer.rewards import http_service
+from grpo_trainer.rewards.base import RewardCounters
+from grpo_trainer.rewards.http_service import HTTPFunction
+from tests.trainer.faulty_service import Body, Service, lengths, serving
+
+TEXTS = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "_FIRST_PAUSE", 0.01)
+
+
+def http_function(service: Service, token: str | None = None, **fields: Any) -> tuple[HTTPFunction, RewardCounters]:
+    counters = RewardCounters()
+    spec = HTTPReward.model_validate({"url": service.url, "timeoutSeconds": 30, "retries": 2, **fields})
+    return HTTPFunction("judge", spec, counters, token), counters
+
+
+async def score(function: HTTPFunction, texts: list[str] = TEXTS) -> list[float | None]:
+    columns = {"answer": [f"answer {text}" for text in texts], "completion_ids": [[1]] * len(texts)}
+    state = SimpleNamespace(global_step=4)
+    return await function(
+        prompts=[f"p {text}" for text in texts], completions=list(texts), trainer_state=state, **columns
+    )
+
+
+async def test_batches_go_out_with_prompts_and_columns_and_come_back_in_order() -> None:
+    with serving(lambda _, body: lengths(body)) as service:
+        function, counters = http_function(service, batchSize=2, token="s3cret")
+        assert await score(function) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert sorted(len(body["completions"]) for body in service.bodies) == [1, 2, 2]
+    first = next(body for body in service.bodies if body["completions"] == ["a", "bb"])
+    assert first == {
+        "prompts": ["p a", "p bb"],
+        "completions": ["a", "bb"],
+        "columns": {"answer": ["answer a", "answer bb"]},
+    }
+    assert {headers["Authorization"] for headers in service.headers} == {"Bearer s3cret"}
+    assert counters == RewardCounters()
+
+
+async def test_no_more_requests_at_once_than_declared() -> None:
+    both = threading.Barrier(2)
+
+    def script(_: int, body: Body) -> tuple[int, bytes]:
+        both.wait(30)
+        return lengths(body)
+
+    with serving(script) as service:
+        function, _ = http_function(service, batchSize=1, maxConcurrency=2)
+        await score(function, ["a", "bb", "ccc", "dddd"])
+    assert service.most_at_once == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (500, b"oops"),
+        (503, b""),
+        (429, b"slow down"),
+        (200, b"<html>"),
+        (200, b"[1, 2]"),
+        (200, b'{"rewards": [1.0]}'),
+        (200, b'{"rewards": ["1", "2"]}'),
+        (200, b'{"rewards": [NaN, 2]}'),
+        (200, b'{"rewards": 3}'),
+    ],
+)
+async def test_a_fault_that_passes_costs_another_try_and_nothing_else(fault: tuple[int, bytes]) -> None:
+    with serving(lambda number, body: fault if number == 1 else lengths(body)) as service:
+        function, counters = http_function(service)
+        assert await score(function, ["a", "bb"]) == [1.0, 2.0]
+    assert len(service.bodies) == 2
+    assert counters == RewardCounters()
+
+
+async def test_a_service_may_have_no_reward_for_a_completion() -> None:
+    with serving(lambda *_: (200, b'{"rewards": [1, null]}')) as service:
+        function, counters = http_function(service, maxFailureShare=0)
+        assert await score(function, ["a", "bb"]) == [1.0, None]
+    assert counters == RewardCounters()
+
+
+async def test_a_lasting_fault_costs_only_its_own_completions_within_the_share() -> None:
+    def script(_: int, body: Body) -> tuple[int, bytes]:
+        return (500, b"oops") if "ccc" in body["completions"] else lengths(body)
+
+    with serving(script) as service:
+        function, counters = http_function(service, batchSize=2, maxFailureShare=0.4)
+        assert await score(function) == [1.0, 2.0, None, None, 5.0]
+        assert sum("ccc" in body["completions"] for body in service.bodies) == 3
+        assert counters == RewardCounters(timeouts=0, failures=2)
+        function, _ = http_function(service, batchSize=2, maxFailureShare=0.39)
+        with pytest.raises(
+            RewardError, match=r"'judge', step 5: 2 of 5 completions got no reward .*40%.*39%.*HTTP 500: b'oops'"
+        ):
+            await score(function)
+
+
+async def test_silence_ends_with_the_request_s_time() -> None:
+    with serving(lambda number, body: None if number == 1 else lengths(body)) as service:
+        function, counters = http_function(service, timeoutSeconds=0.5)
+        assert await score(function) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert len(service.bodies) == 2
+    assert counters == RewardCounters()
+
+
+async def test_all_tries_together_end_with_the_batch_s_time() -> None:
+    with serving(lambda _, body: None if "a" in body["completions"] else lengths(body)) as service:
+        function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=2, maxFailureShare=0.2)
+        assert await score(function) == [None, 2.0, 3.0, 4.0, 5.0]
+    assert counters == RewardCounters(timeouts=1, failures=0)
+    assert function.longest_seconds == 2
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 404])
+async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
+    with serving(lambda *_: (status, b"no")) as service:
+        function, _ = http_function(service)
+        with pytest.raises(RewardError, match=rf"HTTP {status}: b'no'"):
+            await score(function)
+    assert len(service.bodies) == 1
+
+
+async def test_a_service_that_is_not_there() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        absent = Service(f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
+        function, counters = http_function(absent, maxFailureShare=1)
+        assert await score(function) == [None] * 5
+        assert counters == RewardCounters(failures=5)
+        function, _ = http_function(absent)
+        with pytest.raises(RewardError, match=r"5 of 5 completions.*ClientConnectorError") as caught:
+            await score(function)
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "_LONGEST_ANSWER", 1 << 10)
+    with serving(lambda *_: (200, b'{"rewards": [' + b"1," * 4096)) as service:
+        function, _ = http_function(service)
+        with pytest.raises(RewardError, match="an answer of more than"):
+            await score(function)
+
+
+async def test_the_training_s_random_numbers_are_left_alone() -> None:
+    random.seed(1)
+    expected = random.Random(1).random()
+    with serving(lambda number, body: (500, b"") if number < 3 else lengths(body)) as service:
+        function, _ = http_function(service)
+        await score(function)
+    assert random.random() == expected
