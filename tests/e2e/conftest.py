@@ -1,10 +1,23 @@
-"""Fixtures of the end-to-end tests: real kubelets that run real pods, shared by the whole session."""
+"""Fixtures of the end-to-end tests: real kubelets that run real pods, with the product installed, once per session.
+
+The cluster, the images and the demo's content are made once; each test works with jobs of its own names.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
+from examples.demo.__main__ import EXAMPLE
+from examples.demo.prepare import prepare
+from tests.cluster import images, stack
 from tests.cluster.fixtures import AnyCluster, node_level
+
+from .jobs import Jobs
+
+NAMESPACE = "team"
+CLAIM = "first-job"
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +25,32 @@ def node_cluster() -> Iterator[AnyCluster]:
     """A node level cluster: `.kubeconfig`, `.kubectl(…)`, `.helm(…)`, `.load(image)`, `.stop_apiserver()`."""
     with node_level() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def trainer_image(node_cluster: AnyCluster) -> images.Image:
+    """The training image, on every node."""
+    image = images.light_trainer_image()
+    node_cluster.load(image.archive)
+    return image
+
+
+@pytest.fixture(scope="session")
+def installed(node_cluster: AnyCluster, trainer_image: images.Image) -> AnyCluster:
+    """The cluster with the operator installed by Helm, in a namespace of the restricted standard."""
+    operator = images.operator_image()
+    node_cluster.load(operator.archive)
+    stack.install_operator(node_cluster, operator, trainer_image)
+    return node_cluster
+
+
+@pytest.fixture(scope="session")
+def jobs(installed: AnyCluster, trainer_image: images.Image, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """The first example's jobs, in a restricted namespace with its model, its problems and a volume for checkpoints."""
+    stack.create_namespace(installed, NAMESPACE)
+    volume: Path = tmp_path_factory.mktemp("volume")
+    for folder in (volume.parent.parent, volume.parent, volume):
+        folder.chmod(0o755)  # pytest's folders are private, training pods are not root
+    stack.host_volume(installed, NAMESPACE, CLAIM, volume)
+    prepare(installed, NAMESPACE, trainer_image.name, CLAIM)
+    return Jobs(installed, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), volume / "checkpoints")

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.fixtures import AnyCluster
 from tests.cluster.stack import SYSTEM_NAMESPACE
 
 from .jobs import Jobs, Object, attempt, condition, progress
 
 EVERY = 5
 STEPS = {"maxSteps": 40}
-SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "checkpoints"}}
+SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
 
 
 @pytest.fixture
@@ -44,7 +44,8 @@ def resumed_from(jobs: Jobs, job: Object) -> list[int]:
 
 def check_fencing(jobs: Jobs, job: Object) -> None:
     """Every checkpoint folder of the job was written by one attempt only: the one that its name carries."""
-    manifests = sorted((jobs.checkpoints / job["metadata"]["uid"]).rglob("manifest.json"))
+    folder = jobs.checkpoints / f"{job['metadata']['name']}-{job['metadata']['uid']}"
+    manifests = sorted(folder.rglob("manifest.json"))
     assert manifests
     for manifest in manifests:
         written = json.loads(manifest.read_text())
@@ -93,7 +94,7 @@ def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
 
 
 @pytest.mark.usefixtures("quiet_operator")
-def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: Cluster) -> None:
+def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: AnyCluster) -> None:
     jobs.create("blackout", STEPS, checkpoint=SAVING)
     jobs.wait_step("blackout", 3)
     node_cluster.stop_apiserver()
