@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -52,12 +53,14 @@ class Operator:
         session: aiohttp.ClientSession,
     ) -> None:
         """Puts the parts together; nothing runs yet."""
-        self._chosen = chosen
+        self.settings = chosen
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
         self._recorder = Recorder(cluster)
         self.mirrors = self._mirrors(cluster)
+        self.working = asyncio.Event()
+        """Set once the caches are full and the workers run."""
         self.kopf_ready = asyncio.Event()
         self._puller = ProgressPuller(
             self._targets, http_fetch(session), queue.add, chosen.progress_interval, metrics.pulled
@@ -90,9 +93,9 @@ class Operator:
         )
         return {
             f"{resource.plural}/{namespace or '*'}": Mirror(
-                cluster, Selection(resource, namespace, labels), cache, changed, self._chosen.resync
+                cluster, Selection(resource, namespace, labels), cache, changed, self.settings.resync
             )
-            for namespace in self._chosen.namespaces or (None,)
+            for namespace in self.settings.namespaces or (None,)
             for resource, labels, cache, changed in kinds
         }
 
@@ -124,8 +127,9 @@ class Operator:
                 await mirror.synced.wait()
             tasks.create_task(self._recorder.run(), name="events")
             tasks.create_task(self._puller.run(), name="progress")
-            for number in range(self._chosen.workers):
+            for number in range(self.settings.workers):
                 tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
+            self.working.set()
 
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
@@ -136,7 +140,7 @@ class Operator:
 
     def unhealthy(self) -> str:
         """Which watch has gone deaf; a list that is still being tried is no reason to restart."""
-        now, limit = time.monotonic(), max(DEAF_SECONDS, 2 * self._chosen.resync)
+        now, limit = time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync)
         deaf = [name for name, mirror in self.mirrors.items() if mirror.heard_at and now - mirror.heard_at > limit]
         return f"nothing heard for {limit:.0f} s from: {', '.join(deaf)}" if deaf else ""
 
@@ -159,30 +163,35 @@ async def served(pages: web.Application, chosen: settings.Settings) -> AsyncIter
         await runner.cleanup()
 
 
-async def run(chosen: settings.Settings) -> None:
-    """The whole process, from login to SIGTERM."""
+async def run(chosen: settings.Settings, stop: threading.Event | None = None) -> None:
+    """The whole process, from login to SIGTERM, or until `stop` is set by another thread."""
     configuration = await credentials.load(chosen.kubeconfig)
     caches, queue = Caches(), WorkQueue()
     metrics = Metrics(lambda: caches.grpojobs, lambda: len(queue))
     async with HttpCluster(configuration, metrics.requested) as cluster, aiohttp.ClientSession() as session:
         operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
         async with served(application(metrics.registry, operator.unhealthy, operator.unready), chosen):
-            rest = asyncio.create_task(operator.run(), name="operator")
-            watching = asyncio.create_task(
-                kopf.operator(
-                    registry=handlers.registry(caches.grpojobs, queue, configuration),
-                    settings=handlers.settings(),
-                    standalone=True,
-                    clusterwide=not chosen.namespaces,
-                    namespaces=chosen.namespaces,
-                    ready_flag=operator.kopf_ready,
-                ),
-                name="kopf",
-            )
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
-            await _until_one_ends(watching, rest)
+            ours = asyncio.create_task(operator.run(), name="operator")
+            kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches.grpojobs, queue, configuration), stop))
+            await _until_one_ends(kopfs, ours)
             queue.close()
     log.info("stopped")
+
+
+async def _kopf(operator: Operator, registry: kopf.OperatorRegistry, stop: threading.Event | None) -> None:
+    """Runs kopf once everything of ours runs: at its end it waits for all tasks that are younger than itself."""
+    await operator.working.wait()
+    namespaces = operator.settings.namespaces
+    await kopf.operator(
+        registry=registry,
+        settings=handlers.settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        ready_flag=operator.kopf_ready,
+        stop_flag=stop,
+    )
 
 
 async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import AnyCluster, api_level
+from tests.cluster.processes import ClusterError
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +22,12 @@ def crd_cluster(api_cluster: AnyCluster) -> AnyCluster:
     api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
     api_cluster.kubectl("wait", "--for=condition=Established", "crd/grpojobs.grpo.dev")
     return api_cluster
+
+
+@pytest.fixture(scope="session")
+def grpo_cluster(crd_cluster: AnyCluster) -> Cluster:
+    """The same cluster with nodes whose pods only pretend to run: kwok can't be put beside a lent cluster."""
+    if not isinstance(crd_cluster, Cluster):
+        raise ClusterError("the operator's integration tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG")
+    crd_cluster.add_kwok_nodes(0, 8)
+    return crd_cluster

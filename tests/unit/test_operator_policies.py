@@ -74,7 +74,12 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         True,
     ),
     "bad input is not tried again": (running(pod_that("BadInput"), make_pod(1)), Action.FAIL, "BadInput", False),
-    "a diverged KL is not tried again": (running(pod_that("DivergedKL"), make_pod(1)), Action.FAIL, "DivergedKL", False),
+    "a diverged KL is not tried again": (
+        running(pod_that("DivergedKL"), make_pod(1)),
+        Action.FAIL,
+        "DivergedKL",
+        False,
+    ),
     "differing weights are not tried again": (
         running(pod_that("WeightsDiffer"), make_pod(1)),
         Action.FAIL,
@@ -252,7 +257,8 @@ def test_attempts_that_end_at_once_are_spaced_after_the_third() -> None:
     began = active_status(attempt=4, attemptStartTime=at(-2))
     seen = make_seen(make_job(status=began), make_child(4), make_pod(0, 4, deleted=1), make_pod(1, 4))
     decision = judged(seen)
-    assert (decision.action, decision.look_again) == (Action.WAIT, pytest.approx(8.0))
+    assert decision.action is Action.WAIT
+    assert decision.look_again == pytest.approx(8.0)
 
 
 def test_the_deadline_counts_earlier_attempts_and_not_the_time_between() -> None:
@@ -302,7 +308,8 @@ def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
 def test_a_released_gang_pauses_before_it_asks_again() -> None:
     released = [condition("Admitted", "False", "SchedulingTimeout", since=-10)]
     decision = judged(make_seen(make_job(status={"attempt": 1, "conditions": released})))
-    assert (decision.action, decision.look_again) == (Action.WAIT, pytest.approx(20.0))
+    assert decision.action is Action.WAIT
+    assert decision.look_again == pytest.approx(20.0)
     later = make_seen(make_job(status={"attempt": 1, "conditions": released}), now=NOW + 21)
     assert judged(later).action is Action.ADMIT
 

@@ -1,0 +1,230 @@
+"""What the operator's integration tests stand on: an operator in a thread, and a namespace with pods that only pretend.
+
+Exists because the API server, the Job controller and the scheduler are real while training is not: kwok moves the pods,
+and a test ends them with the exit code and the termination message that it wants. The operator runs in this process, so
+that its coverage is measured; it has only its kubeconfig, as any other.
+"""
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from grpo_api.contract import API_VERSION, KIND
+from grpo_operator.__main__ import run
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB
+from grpo_operator.settings import Settings
+from tests.cluster.client import ApiClient, ApiStatusError
+from tests.cluster.controlplane import free_port
+from tests.cluster.fixtures import AnyCluster
+from tests.cluster.processes import until
+
+T = TypeVar("T")
+Object = dict[str, Any]
+MERGE = "application/merge-patch+json"
+JOBS = "/apis/batch/v1/namespaces/{}/jobs"
+GRPOJOBS = f"/apis/{API_VERSION}/namespaces/{{}}/grpojobs"
+PODS = "/api/v1/namespaces/{}/pods"
+SECONDS = 60.0
+
+SPEC: Object = {
+    "model": {"name": "/models/tiny", "parameters": "77K"},
+    "dataset": {"name": "x/y"},
+    "rewards": [{"format": {"pattern": "a.*"}}],
+    "placement": {"accelerator": "CPU", "nodes": 2},
+}
+
+
+def outcome(result: str, **more: Any) -> str:
+    """A termination message."""
+    return json.dumps({"result": result, **more})
+
+
+class OperatorThread:
+    """An operator in a thread of this process."""
+
+    def __init__(self, cluster: AnyCluster, **chosen: Any) -> None:
+        """Keywords are fields of Settings."""
+        defaults = Settings(
+            kubeconfig=str(cluster.kubeconfig),
+            trainer_image="example/trainer:1",
+            metrics_address="127.0.0.1",
+            metrics_port=free_port(),
+            log_format="text",
+        )
+        self.settings = replace(defaults, **chosen)
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(run(self.settings, self._stop))
+        except BaseException as error:
+            self.error = error
+
+    def start(self) -> "OperatorThread":
+        """Starts it and waits until it is ready."""
+        self._thread.start()
+        until("the operator to be ready", lambda: self.page("readyz")[0] == 200, SECONDS)
+        return self
+
+    def stop(self) -> None:
+        """Ends it as SIGTERM would, and raises what it failed with."""
+        self._stop.set()
+        self._thread.join(SECONDS)
+        if self.error:
+            raise self.error
+
+    def page(self, name: str) -> tuple[int, str]:
+        """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
+        url = f"http://127.0.0.1:{self.settings.metrics_port}/{name}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def requests(self) -> dict[tuple[str, str], int]:
+        """Requests to the API server so far, by verb and resource."""
+        counts: dict[tuple[str, str], int] = {}
+        for line in self.page("metrics")[1].splitlines():
+            if line.startswith("grpo_operator_api_requests_total{"):
+                labels, value = line.split("{")[1].split("} ")
+                parts = dict(pair.split("=") for pair in labels.replace('"', "").split(","))
+                key = (parts["verb"], parts["resource"])
+                counts[key] = counts.get(key, 0) + int(float(value))
+        return counts
+
+    def writes(self) -> int:
+        """Requests that change something, so far."""
+        return sum(count for (verb, _), count in self.requests().items() if verb in ("POST", "PATCH", "DELETE"))
+
+
+class Bench:
+    """A namespace of its own, and what tests do in it."""
+
+    def __init__(self, cluster: AnyCluster, client: ApiClient) -> None:
+        """Creates the namespace."""
+        self.cluster = cluster
+        self.client = client
+        self.namespace = f"test-{uuid.uuid4().hex[:8]}"
+        client.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+        until("the service account", lambda: self.get("/api/v1/namespaces/{}/serviceaccounts", "default"), SECONDS)
+
+    def get(self, path: str, name: str = "") -> Object:
+        """An object, or a list; `{}` in the path is the namespace."""
+        found: Object = self.client.get(path.format(self.namespace) + (f"/{name}" if name else ""))
+        return found
+
+    def exists(self, path: str, name: str) -> bool:
+        """Whether the object is there."""
+        try:
+            self.get(path, name)
+        except ApiStatusError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def post(self, path: str, body: Object) -> Object:
+        """Creates an object."""
+        found: Object = self.client.request("POST", path.format(self.namespace), body)
+        return found
+
+    def patch(self, path: str, name: str, body: Object) -> Object:
+        """Merge-patches an object."""
+        found: Object = self.client.request("PATCH", f"{path.format(self.namespace)}/{name}", body, MERGE)
+        return found
+
+    def delete(self, path: str, name: str, **options: Any) -> None:
+        """Deletes an object in the background."""
+        body = {"propagationPolicy": "Background", **options}
+        self.client.request("DELETE", f"{path.format(self.namespace)}/{name}", body)
+
+    def submit(self, name: str = "run", **spec: Any) -> Object:
+        """Creates a GRPOJob; keywords are fields of its spec."""
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": {**SPEC, **spec}}
+        return self.post(GRPOJOBS, body)
+
+    def job(self, name: str = "run") -> Object:
+        """The GRPOJob."""
+        return self.get(GRPOJOBS, name)
+
+    def status(self, name: str = "run") -> Object:
+        """Its status; empty before the operator wrote it."""
+        found: Object = self.job(name).get("status", {})
+        return found
+
+    def condition(self, kind: str, name: str = "run") -> tuple[str, str, str]:
+        """Status, reason and message of a condition; empty before it was written."""
+        for found in self.status(name).get("conditions", []):
+            if found["type"] == kind:
+                return found["status"], found["reason"], found["message"]
+        return "", "", ""
+
+    def children(self, name: str = "run") -> list[str]:
+        """Names of its Jobs."""
+        found = self.get(f"{JOBS}?labelSelector={LABEL_JOB}={name}")["items"]
+        return sorted(item["metadata"]["name"] for item in found)
+
+    def pods(self, name: str = "run", attempt: int = 1) -> list[Object]:
+        """The pods of an attempt by index."""
+        query = f"{PODS}?labelSelector={LABEL_JOB}={name},{LABEL_ATTEMPT}={attempt}"
+        index = "batch.kubernetes.io/job-completion-index"
+        found: list[Object] = self.get(query)["items"]
+        return sorted(found, key=lambda pod: pod["metadata"]["labels"][index])
+
+    def end(self, pod: Object, code: int = 0, message: str = "", reason: str = "") -> None:
+        """Ends a running pod with an exit code and a termination message."""
+        notes = {"kwok.test/after": "0s", "kwok.test/exit-code": str(code), "kwok.test/message": message}
+        if reason:
+            notes["kwok.test/reason"] = reason
+        self.patch(PODS, pod["metadata"]["name"], {"metadata": {"annotations": notes}})
+
+    def wait(self, what: str, probe: Callable[[], T], seconds: float = SECONDS) -> T:
+        """Waits until the probe returns something true, and returns it."""
+        found: T = until(f"{what} in {self.namespace}", probe, seconds)
+        return found
+
+    def wait_phase(self, phase: str, name: str = "run") -> Object:
+        """Waits for a phase and returns the status."""
+        self.wait(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase)
+        return self.status(name)
+
+    def wait_running(self, name: str = "run", attempt: int = 1) -> list[Object]:
+        """Waits until an attempt runs, and returns its pods."""
+
+        def runs() -> bool:
+            status = self.status(name)
+            return status.get("phase") == "Running" and status.get("attempt") == attempt
+
+        self.wait(f"attempt {attempt} of {name} to run", runs)
+        return self.pods(name, attempt)
+
+
+@contextmanager
+def operating(cluster: AnyCluster, **chosen: Any) -> Iterator[OperatorThread]:
+    """An operator for the length of the block."""
+    operator = OperatorThread(cluster, **chosen).start()
+    try:
+        yield operator
+    finally:
+        operator.stop()
+
+
+def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str], int]:
+    """Requests that the operator makes in that time."""
+    before = operator.requests()
+    time.sleep(seconds)
+    after = operator.requests()
+    return {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
