@@ -1,0 +1,188 @@
+"""What may go wrong around the operator: it dies between two steps, misses events, loses the API server.
+
+The claim of the design is that nothing is lost and nothing happens twice. A crash between commit and start is made by
+an API that swallows the start; everything else is real.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_operator.cluster import JOBS as JOB_RESOURCE
+from grpo_operator.cluster import HttpCluster, Object, Resource
+from tests.cluster.cluster import Cluster
+from tests.cluster.controlplane import free_port
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, operating, outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bench(grpo_cluster: Cluster) -> Bench:
+    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
+
+
+class Swallowed(threading.Event):
+    """Makes the operator hang at the moment when it would POST a Job, as if it died there."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        create = HttpCluster.create
+
+        async def hang(cluster: HttpCluster, resource: Resource, namespace: str, body: Object) -> Object:
+            if resource is JOB_RESOURCE:
+                self.set()
+                await asyncio.Event().wait()
+            return await create(cluster, resource, namespace, body)
+
+        monkeypatch.setattr(HttpCluster, "create", hang)
+
+
+def test_an_operator_that_dies_between_commit_and_start_starts_once(
+    bench: Bench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swallowed = Swallowed()
+    with monkeypatch.context() as patched:
+        swallowed.patch(patched)
+        with operating(grpo_cluster, namespaces=(bench.namespace,)):
+            bench.submit()
+            assert swallowed.wait(30)
+    assert bench.status()["attempt"] == 1
+    assert bench.children() == []
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.wait_running()
+    assert bench.children() == ["run-1"]
+
+
+def test_an_operator_that_dies_after_the_start_takes_its_job_up_again(bench: Bench, grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,), status_interval=3600.0):
+        bench.submit()
+        bench.wait("the Job", lambda: bench.children() == ["run-1"])
+    uid = bench.get(JOBS, "run-1")["metadata"]["uid"]
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.wait_running()
+        bench.wait("the Job's uid", lambda: bench.status().get("jobUid") == uid)
+    assert bench.status()["attempt"] == 1
+
+
+def test_what_happened_while_the_operator_was_away_is_answered_when_it_is_back(
+    bench: Bench, grpo_cluster: Cluster
+) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        for name in ("ends", "fails", "loses", "goes"):
+            bench.submit(name)
+        pods = {name: bench.wait_running(name) for name in ("ends", "fails", "loses", "goes")}
+    bench.end(pods["ends"][0], message=outcome("Succeeded", step=3))
+    bench.end(pods["fails"][1], 137, reason="OOMKilled")
+    bench.delete(JOBS, "loses-1")
+    bench.delete(GRPOJOBS, "goes")
+    bench.wait("the failure", lambda: bench.get(JOBS, "fails-1")["status"].get("failed"))
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.wait_phase("Succeeded", "ends")
+        bench.wait_running("fails", 2)
+        bench.wait_running("loses", 2)
+        bench.wait("no child of the deleted job", lambda: not bench.children("goes"))
+    assert bench.status("fails")["restarts"] == 1
+    assert bench.status("loses")["restarts"] == 0
+
+
+def test_a_list_heals_what_the_watch_did_not_tell(
+    bench: Bench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: Any) -> Any:
+        await asyncio.sleep(1)
+        nothing: tuple[str, Object]
+        for nothing in ():
+            yield nothing
+
+    monkeypatch.setattr(HttpCluster, "watch", silent)
+    with operating(grpo_cluster, namespaces=(bench.namespace,), resync=1.5):
+        bench.submit()
+        bench.wait_running()
+        bench.delete(JOBS, "run-1")
+        bench.wait_running(attempt=2)
+        bench.end(bench.pods(attempt=2)[0], message=outcome("Succeeded"))
+        bench.wait_phase("Succeeded")
+
+
+def test_the_api_server_may_go_away_for_a_while(
+    bench: Bench, grpo_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+        bench.submit()
+        bench.wait_running()
+        grpo_cluster.stop_apiserver()
+        time.sleep(6)
+        assert operator.page("healthz")[0] == 200
+        grpo_cluster.start_apiserver()
+        pods = bench.wait("the pods", bench.pods)
+        bench.end(pods[1], 137, reason="OOMKilled")
+        bench.wait_running(attempt=2)
+        assert operator.error is None
+    assert bench.children() == ["run-1", "run-2"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_status_that_somebody_else_changed_is_read_again(bench: Bench, grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        for name in ("a", "b", "c"):
+            bench.submit(name)
+            for number in range(5):
+                bench.patch(GRPOJOBS, name, {"metadata": {"annotations": {"touched": str(number)}}})
+        for name in ("a", "b", "c"):
+            bench.wait_running(name)
+            assert bench.children(name) == [f"{name}-1"]
+
+
+@pytest.mark.parametrize("scope", ["namespace", "cluster"])
+def test_the_process_watches_what_it_is_told_to_and_ends_cleanly_on_sigterm(
+    bench: Bench, grpo_cluster: Cluster, scope: str
+) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(grpo_cluster.kubeconfig)]
+    command += ["--trainer-image", "example/trainer:1", "--metrics-address", "127.0.0.1", "--metrics-port", str(port)]
+    command += ["--namespace", bench.namespace] if scope == "namespace" else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        bench.submit()
+        bench.wait_running()
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert '"message": "stopped"' in log
+    assert "Traceback" not in log
+    assert all(line.startswith("{") for line in log.splitlines())
+
+
+def test_a_taken_port_ends_the_process_with_a_sentence(grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster, namespaces=("default",)) as operator:
+        port = str(operator.settings.metrics_port)
+        command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(grpo_cluster.kubeconfig)]
+        command += ["--metrics-address", "127.0.0.1", "--metrics-port", port, "--namespace", "default"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"--metrics-port {port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_lost_node_moves_the_gang_without_counting(bench: Bench, grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        pod = bench.wait_running()[1]
+        target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        bench.patch(f"{PODS}", f"{pod['metadata']['name']}/status", {"status": {"conditions": [target]}})
+        bench.delete(PODS, pod["metadata"]["name"])
+        bench.wait_running(attempt=2)
+    assert bench.status()["restarts"] == 0
