@@ -49,6 +49,12 @@ TRAINING = (
     _training("completion_length_max", "completions/max_length", "tokens", "Longest completion."),
     _training("completion_clipped_ratio", "completions/clipped_ratio", "1", "Share of completions cut at the limit."),
     _training("zero_variance_groups", "frac_reward_zero_std", "1", "Share of groups whose rewards are all equal."),
+    _training(
+        "kl_overflow_tokens",
+        "kl_overflow_tokens",
+        "tokens",
+        "Tokens per micro-batch whose KL overflowed and was limited.",
+    ),
     _training("tokens", "num_tokens", "tokens", "Tokens processed so far by all ranks."),
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
 )

@@ -17,7 +17,7 @@ from grpo_trainer.errors import TrainingError
 from grpo_trainer.models import load_policy
 from tests.trainer import demo_model, runs
 
-STAGES = {"DDP": (0, "Clone"), "ZeRO-2": (2, "Clone"), "ZeRO-3": (3, "Sharded")}
+STAGES = {"1 process": (0, "Clone"), "DDP": (0, "Clone"), "ZeRO-2": (2, "Clone"), "ZeRO-3": (3, "Sharded")}
 PARAMETER = "model.layers.1.mlp.down_proj.weight"
 """The parameter that single-bit faults hit, in its last element, which under ZeRO-3 is rank 1's."""
 

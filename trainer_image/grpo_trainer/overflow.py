@@ -6,9 +6,10 @@ the loss is logged as 0.0 (huggingface/trl issue 3015).
 
 The rule here: in a micro-batch whose KL is not finite on any rank, log-ratios beyond +-20 are limited to +-20 on all
 ranks and the loss is computed again; the tokens are counted. 20 is also verl's limit for this estimator: exp(20) is
-5e8, far above any KL that leaves the model usable, far below overflow in bfloat16, and gradient clipping bounds the
-step. Other micro-batches are not touched, so a run without overflows trains on TRL's exact loss. If the loss is still
-not finite, the policy itself is broken, and the run ends as DivergedKL before the optimizer can spread it.
+5e8, far above any KL that leaves the model usable, far below overflow in bfloat16. With TRL's importance ratio the
+gradient of the term is the log-ratio itself (d/dx of k3 * exp(x - const) at ratio 1), so the step stays of normal size.
+Other micro-batches are not touched: a run without overflows trains on TRL's exact loss. If the loss is still not
+finite, the policy or the reference is broken, and the run ends as DivergedKL before the optimizer can spread it.
 Called by engine.py.
 """
 
@@ -46,7 +47,7 @@ def require_finite(kl: float, step: int) -> None:
     """
     if not math.isfinite(kl):
         raise DivergedKL(
-            f"the KL is {kl} at step {step} even with log-ratios limited to {LOG_RATIO_LIMIT:g}: the policy's own "
-            "log-probabilities are not finite. Lower spec.training.learningRate or raise beta; the last checkpoint is "
-            "not affected"
+            f"the KL is {kl} at step {step} even with log-ratios limited to {LOG_RATIO_LIMIT:g}: log-probabilities of "
+            "the policy or the reference are not finite. Lower spec.training.learningRate or raise beta; the last "
+            "checkpoint is not affected"
         )

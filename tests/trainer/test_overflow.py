@@ -1,0 +1,67 @@
+"""A KL that overflows does not poison the run, in one process; test_reference_gang.py has the same on two ranks.
+
+Exists for TRL issue 3015: one such step makes every parameter NaN and is logged as loss 0.0. Covers the guard in
+grpo_trainer/engine.py and the rule in overflow.py.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from grpo_api.metrics import TRAINING
+from grpo_trainer import overflow
+from grpo_trainer.errors import DivergedKL
+from tests.trainer import runs
+from tests.trainer.reference_facts import whole
+from tests.trainer.step_facts import overflowed, poison, saved_model
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    runs.reset()
+
+
+def test_an_overflow_is_limited_counted_and_does_not_spread(tmp_path: Path) -> None:
+    facts = overflowed(tmp_path, ["1 process"])["1 process"]
+    rows = facts["rows"]
+    assert [row[overflow.METRIC] for row in rows] == [0.0, 1.0, 0.0, 0.0]
+    assert all(row["finite"] for row in rows)
+    assert rows[1]["kl"] > 1e6  # exp(20) over 64 tokens, logged as it is
+    assert rows[1]["grad_norm"] < 10  # the gradient of the corrected term is the log-ratio, now 20 at most
+    assert "step 1" in facts["ended"]
+
+
+def test_without_the_guard_trl_makes_every_parameter_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_trainer.engine.ReferenceGRPOTrainer._compute_loss", GRPOTrainer._compute_loss)
+    trainer = runs.build(
+        runs.plan(saved_model(tmp_path), training={"maxSteps": 2}), output_dir=str(tmp_path / "output")
+    )
+    poison(trainer, 120.0)
+    trainer.train()
+    assert all(torch.isnan(tensor).all() for tensor in whole(trainer.model).values())
+
+
+def test_other_steps_are_trls_to_every_digit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = runs.plan(saved_model(tmp_path))
+    ours, trls = runs.Logs(), runs.Logs()
+    runs.build(job, ours, output_dir=str(tmp_path / "output")).train()
+    runs.reset()
+    monkeypatch.setattr("grpo_trainer.engine.ReferenceGRPOTrainer._compute_loss", GRPOTrainer._compute_loss)
+    runs.build(job, trls, output_dir=str(tmp_path / "output")).train()
+    assert ours.numbers(1, 6) == trls.numbers(1, 6)
+
+
+def test_a_kl_that_cannot_be_limited_ends_the_run_before_the_optimizer_steps(tmp_path: Path) -> None:
+    trainer = runs.build(runs.plan(saved_model(tmp_path)), output_dir=str(tmp_path / "output"))
+    poison(trainer, float("nan"))
+    with pytest.raises(DivergedKL, match="not finite"):
+        trainer.train()
+    assert all(torch.isfinite(tensor).all() for tensor in whole(trainer.model).values())
+
+
+def test_the_count_is_a_declared_metric() -> None:
+    assert overflow.METRIC in [metric.trl for metric in TRAINING]
