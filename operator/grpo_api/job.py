@@ -18,9 +18,6 @@ from .running import CheckpointSpec, EnvVar, GuardSpec, PlacementSpec, PodOverri
 from .status import GRPOJobStatus
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
-MAX_CARRIED_BYTES = 240 * 1024
-"""Of the 256 KiB that Kubernetes allows for annotations; the rest is the plan's own."""
-
 MUTABLE_AFTER_START = ("suspend", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 """Fields of the spec that may change once an attempt has started; they don't change what is trained."""
 
@@ -178,23 +175,9 @@ def parse_spec(spec: dict[str, Any]) -> GRPOJobSpec:
         SpecInvalid: with every wrong field at once, by its path.
     """
     try:
-        parsed = GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False)
+        return GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise SpecInvalid([_sentence(problem) for problem in error.errors()]) from error
-    _require_room(parsed)
-    return parsed
-
-
-def _require_room(spec: GRPOJobSpec) -> None:
-    """Refuse a spec that the pods' annotations can't carry: Kubernetes allows 256 KiB for all of them together."""
-    carried = spec.model_dump_json(exclude={"env"}).encode()
-    if len(carried) > MAX_CARRIED_BYTES:
-        raise SpecInvalid(
-            [
-                f"spec: {len(carried)} bytes of JSON without env; at most {MAX_CARRIED_BYTES} fit into the annotations "
-                "of the pods: shorten rewards[].format.pattern, dataset.files.paths or podOverrides.annotations"
-            ]
-        )
 
 
 def _sentence(problem: ErrorDetails) -> str:

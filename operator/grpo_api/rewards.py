@@ -3,9 +3,10 @@
 Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
 """
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .base import Model, ParameterCount, Repository, Revision, Rule
 from .dataset import Column
@@ -16,10 +17,19 @@ BatchTimeout = Annotated[float, Field(gt=0, le=86400)]
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
+def _compiled(pattern: str) -> str:
+    """Refuse what is no regular expression before anything is started; the API server can't, it knows only RE2."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return pattern
+
+
 class FormatReward(Model):
     """Scores completions whose whole text matches a regular expression."""
 
-    pattern: Annotated[str, Field(min_length=1, max_length=4096)]
+    pattern: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_compiled)]
     """Python regular expression; it must match the whole completion, surrounding white space ignored. `.` does not
     match a line break: write `[\\s\\S]`."""
     score: Score = 1.0

@@ -34,8 +34,9 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
             f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteOnce can't be shared by {plan.nodes} nodes; "
         )
         return Reason.NOT_SUPPORTED, sentence + "set ReadWriteMany, or placement.nodes to 1"
-    size = len(plan_json(training_plan(Attempt(job.parent, job.uid, spec, plan, job.status.attempt + 1))).encode())
+    carried = plan_json(training_plan(Attempt(job.parent, job.uid, spec, plan, job.status.attempt + 1)))
+    size = len((carried + "".join(spec.pod_overrides.annotations.values())).encode())
     if size > MAX_PLAN_BYTES:
-        sentence = f"spec: {size} bytes of settings; the pods' annotation holds {MAX_PLAN_BYTES}; "
+        sentence = f"spec: {size} bytes of settings and annotations; the pods' annotations hold {MAX_PLAN_BYTES}; "
         return Reason.NOT_SUPPORTED, sentence + "move long patterns into a reward function of a ConfigMap"
     return None

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field
 
 from grpo_api.base import ATOMIC_LIST, Model, format_parameters, parameter_count, quantity_bytes
-from grpo_api.job import MAX_CARRIED_BYTES, GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.schema import NotStructural, Schema, fields, structural
 from grpo_operator import codegen
 from grpo_operator.generate.crd import definition, job_schema
@@ -57,10 +57,10 @@ def test_all_problems_are_told_at_once_with_path_and_value() -> None:
     ]
 
 
-def test_a_spec_that_the_pods_annotations_cannot_carry_is_refused() -> None:
-    rewards = [{"format": {"pattern": "數" * 4096}}] * 32
-    with pytest.raises(SpecInvalid, match=f"at most {MAX_CARRIED_BYTES} fit"):
-        parse_spec(changed({"rewards": rewards}))
+@pytest.mark.parametrize("pattern", ["<answer>(", "a{99999999999}", "(" * 4000])
+def test_what_is_no_regular_expression_is_refused_before_anything_starts(pattern: str) -> None:
+    with pytest.raises(SpecInvalid, match=r"spec\.rewards\[0\]\.format\.pattern: .*no regular expression"):
+        parse_spec(changed({"rewards.0.format.pattern": pattern}))
 
 
 def test_every_field_says_what_it_is() -> None:
