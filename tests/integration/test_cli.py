@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from grpo_cli.__main__ import main
-from tests.cluster.build import toolchain
+from tests.cluster.build import component
 from tests.cluster.fixtures import AnyCluster
 from tests.samples import changed, job
 
@@ -55,7 +55,7 @@ STATUS: dict[str, Any] = {
 @pytest.fixture
 def new_job(crd_cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnyCluster]:
     """A GRPOJob that no operator has seen, and kubectl for the commands."""
-    monkeypatch.setenv("KUBECTL", shlex.join(map(str, toolchain(("kube",)).component("kubectl"))))
+    monkeypatch.setenv("KUBECTL", shlex.join(map(str, component("kubectl"))))
     monkeypatch.setenv("KUBECONFIG", str(crd_cluster.kubeconfig))
     crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(NAME, SPEC)))
     yield crd_cluster

@@ -1,0 +1,140 @@
+"""What kubectl users expect of a kind: columns, short name, category, explain, describe, wait.
+
+Exists because these come from the CRD alone and no other test looks at them. The whole life of a job is in tests/e2e.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.access import CommandError
+from tests.cluster.fixtures import AnyCluster
+from tests.samples import changed, job
+
+NAME = "gsm8k-llama"
+SINCE = "2026-01-31T12:00:00Z"
+
+
+def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": f"{kind}: {status}",
+        "lastTransitionTime": SINCE,
+    }
+
+
+STATUS: dict[str, Any] = {
+    "phase": "Running",
+    "attempt": 1,
+    "restarts": 0,
+    "conditions": [condition("Admitted", "True", "Admitted"), condition("Succeeded", "False", "Running")],
+    "plan": {
+        "strategy": "Clone",
+        "method": "Full",
+        "zeroStage": 2,
+        "gpus": 2,
+        "nodes": 1,
+        "microBatch": 4,
+        "gradientAccumulation": 4,
+        "stepsPerGeneration": 4,
+        "dtype": "bfloat16",
+        "parameters": "1.24B",
+        "saveEverySteps": 100,
+    },
+    "progress": {"step": 140, "totalSteps": 1868, "percent": 7, "summary": "140/1868", "eta": "2h28m"},
+    "metrics": {"kl": "0.0132", "reward": "1.84"},
+}
+
+
+@pytest.fixture(scope="module")
+def running(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
+    """A GRPOJob as the operator would have it while it runs."""
+    spec = changed({"placement": {"gpus": {"min": 1, "max": 8}}})
+    crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(NAME, spec)))
+    patch_status(crd_cluster, STATUS)
+    yield crd_cluster
+    crd_cluster.kubectl("delete", "grpojob", NAME)
+
+
+def patch_status(cluster: AnyCluster, status: dict[str, Any]) -> None:
+    patch = json.dumps({"status": status})
+    cluster.kubectl("patch", "grpojob", NAME, "--subresource=status", "--type=merge", "-p", patch)
+
+
+def table(text: str) -> dict[str, str]:
+    """The row of our job by column."""
+    header, *rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    (row,) = [row for row in rows if NAME in row[0]]
+    return dict(zip(header, row, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["grpojob", "grpojobs", "grpo", "grpojobs.v1alpha1.grpo.dev"])
+def test_get_prints_the_promised_columns(running: AnyCluster, kind: str) -> None:
+    row = table(running.kubectl("get", kind))
+    row.pop("AGE")
+    assert row == {
+        "NAME": NAME,
+        "PHASE": "Running",
+        "MODEL": "1.24B",
+        "REFERENCE": "Clone",
+        "GPUS": "2",
+        "STEP": "140/1868",
+        "KL": "0.0132",
+        "REWARD": "1.84",
+        "RESTARTS": "0",
+    }
+
+
+def test_wide_adds_what_explains_it(running: AnyCluster) -> None:
+    wide = running.kubectl("get", "grpojob", "-o", "wide")
+    assert wide.splitlines()[0].split()[9:] == [
+        "AGE",
+        "ADMISSION",
+        "NODES",
+        "ZERO",
+        "TRAINS",
+        "ETA",
+        "OUTCOME",
+        "POLICY",
+    ]
+    for text in ("Admitted", "Full", "2h28m", "meta-llama/Llama-3.2-1B-Instruct"):
+        assert text in wide
+
+
+@pytest.mark.parametrize("category", ["all", "training"])
+def test_categories_list_jobs(running: AnyCluster, category: str) -> None:
+    assert f"grpojob.grpo.dev/{NAME}" in running.kubectl("get", category, "-o", "name")
+
+
+@pytest.mark.parametrize(
+    ("path", "texts"),
+    [
+        ("grpojob", ["spec <Object> -required-", "What to train."]),
+        ("grpojob.spec", ["rewards <[]Object> -required-", "model <Object> -required-"]),
+        ("grpojob.spec.training.beta", ["<number>", "Weight of the KL term.", "Unset: 0.04"]),
+        ("grpojob.spec.rewards", ["<[]Object>", "their weighted sum is the reward"]),
+        ("grpojob.spec.reference.strategy", ["ENUM: Auto Clone Adapter Sharded", "the plan chooses and says why"]),
+        ("grpojob.status.plan.memory", ["Predicted memory"]),
+    ],
+)
+def test_explain_reads_well(running: AnyCluster, path: str, texts: list[str]) -> None:
+    said = " ".join(running.kubectl("explain", path).split())
+    for text in texts:
+        assert text in said
+
+
+def test_describe_shows_conditions(running: AnyCluster) -> None:
+    assert "Succeeded: False" in running.kubectl("describe", "grpojob", NAME)
+
+
+def test_wait_follows_the_conditions(running: AnyCluster) -> None:
+    wait = ("wait", "--for=condition=Succeeded", f"grpojob/{NAME}")
+    with pytest.raises(CommandError, match="timed out"):
+        running.kubectl(*wait, "--timeout=1s")
+    patch_status(running, {"phase": "Succeeded", "conditions": [condition("Succeeded", "True", "Succeeded")]})
+    assert "condition met" in running.kubectl(*wait, "--timeout=30s")
