@@ -128,7 +128,7 @@ def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Lim
         found[job.uid] = verdict
         if verdict.plan:
             board.hold(job, verdict.plan)
-            ahead = ahead if verdict.admitted or ahead else str(job.parent)
+            ahead = ahead or str(job.parent)
     return found
 
 
@@ -153,7 +153,7 @@ def _judge_one(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Ve
 def _wait(job: GRPOJobRecord, plan: ExecutionPlan, alone: Board, ahead: str) -> Verdict:
     shortage = alone.shortage(job, plan)
     if ahead and fits(alone.inventory(job), plan):
-        message = f"{shortage}; {ahead} is ahead in the line and waits for them too"
+        message = f"{shortage}; {ahead} is ahead in the line"
         return Verdict(job.generation, plan, False, Reason.WAITING_IN_LINE, message)
     return Verdict(job.generation, plan, False, Reason.WAITING_FOR_GPUS, shortage)
 

@@ -207,4 +207,3 @@ def of_type(status: GRPOJobStatus, kind: str) -> tuple[str, str, str]:
     """Status, reason and message of a condition."""
     found = next(c for c in status.conditions if c.type == kind)
     return found.status, found.reason, found.message
-

@@ -1,0 +1,229 @@
+"""What the operator answers to each end of a gang: one sentence per case.
+
+The precedence of ends is in grpo_operator.ends, the order of the checks in grpo_operator.policies; docs/faults.md is
+their prose.
+"""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.observe import Observation
+from grpo_operator.policies import Action
+from tests.unit.operator_world import (
+    active_status,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_seen,
+    running,
+    said,
+    terminated,
+)
+
+SUCCESS = said("Succeeded", step=12, message="done")
+TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+
+
+def pod_that(result: str, index: int = 0, code: int = 1, ago: float = 10, **more: Any) -> Any:
+    return make_pod(index, state=terminated(code, said(result, rank=index), ago), **more)
+
+
+CASES: dict[str, tuple[Observation, Action, str, bool]] = {
+    "a new job asks for admission": (make_seen(make_job()), Action.ADMIT, "", False),
+    "an admitted attempt without a Job is started": (
+        make_seen(make_job(status=active_status(jobUid=None))),
+        Action.START,
+        "",
+        False,
+    ),
+    "a running gang goes on": (running(), Action.WAIT, "", False),
+    "rank 0's outcome is success although its peer still runs": (
+        running(make_pod(0, state=terminated(0, SUCCESS)), make_pod(1)),
+        Action.SUCCEED,
+        "Succeeded",
+        False,
+    ),
+    "rank 0's outcome is success although the process aborted afterwards": (
+        running(make_pod(0, state=terminated(134, SUCCESS)), make_pod(1)),
+        Action.SUCCEED,
+        "Succeeded",
+        False,
+    ),
+    "another rank's outcome alone is no success": (
+        running(make_pod(0), make_pod(1, state=terminated(0, SUCCESS))),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "all ranks' outcomes together are success": (
+        running(make_pod(0, state=terminated(0, SUCCESS)), make_pod(1, state=terminated(0, SUCCESS))),
+        Action.SUCCEED,
+        "Succeeded",
+        False,
+    ),
+    "exit code 0 without an outcome is a counted failure": (
+        running(make_pod(0, state=terminated(0)), make_pod(1, state=terminated(0))),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "bad input is not tried again": (running(pod_that("BadInput"), make_pod(1)), Action.FAIL, "BadInput", False),
+    "a diverged KL is not tried again": (
+        running(pod_that("DivergedKL"), make_pod(1)),
+        Action.FAIL,
+        "DivergedKL",
+        False,
+    ),
+    "differing weights are not tried again": (
+        running(pod_that("WeightsDiffer"), make_pod(1)),
+        Action.FAIL,
+        "WeightsDiffer",
+        False,
+    ),
+    "an exit code that only looks like bad input is tried again": (
+        running(make_pod(0, state=terminated(43)), make_pod(1)),
+        Action.ADMIT,
+        "BadInput",
+        True,
+    ),
+    "running out of memory counts": (running(pod_that("OutOfMemory"), make_pod(1)), Action.ADMIT, "OutOfMemory", True),
+    "the kernel's OOM kill counts, without an outcome": (
+        running(make_pod(0, state=terminated(137, reason="OOMKilled")), make_pod(1)),
+        Action.ADMIT,
+        "OutOfMemory",
+        True,
+    ),
+    "a hang that the trainer saw counts": (
+        running(pod_that("Hang"), pod_that("Hang", 1)),
+        Action.ADMIT,
+        "Hang",
+        True,
+    ),
+    "a crash without an outcome is answered at once and counts": (
+        running(make_pod(0, state=terminated(139, ago=0)), make_pod(1)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "an error that may be a symptom waits for its cause": (
+        running(pod_that("Error", ago=1), make_pod(1)),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "an error whose cause does not show up is answered": (
+        running(pod_that("Error", ago=3), make_pod(1)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "a peer's lost connection is not blamed when another rank ran out of memory": (
+        running(pod_that("Error", ago=4), pod_that("OutOfMemory", 1, ago=2)),
+        Action.ADMIT,
+        "OutOfMemory",
+        True,
+    ),
+    "a preempted pod does not count, whatever its peers said": (
+        running(pod_that("Error"), pod_that("Preempted", 1, code=143, conditions=[TARGET])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "an evicted pod that never ran does not count": (
+        running(make_pod(0), make_pod(1, state={}, phase="Failed", reason="Evicted")),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a pod that somebody deleted does not count": (
+        running(make_pod(0), make_pod(1, deleted=1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a pod that was deleted before its peer failed is the cause": (
+        running(pod_that("Error", ago=5), make_pod(1, deleted=8)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a survivor that the Job controller deleted is not the cause": (
+        running(pod_that("Error", ago=8), make_pod(1, deleted=5)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "a lost node explains its peer's error": (
+        running(pod_that("Error", ago=8), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a node that is away for a moment is no end": (
+        running(make_pod(0), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "a trainer told to end by its node does not count": (
+        running(pod_that("Preempted", code=143, ago=5), make_pod(1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a deleted Job gets a new attempt that does not count": (
+        make_seen(make_job(status=active_status()), make_pod(0), make_pod(1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a Job that is being deleted is as good as deleted": (
+        running(make_child(deleting=True), make_pod(0), make_pod(1)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "another Job under the attempt's name is not this attempt": (
+        running(make_child(uid="another"), make_pod(0)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "pods without their Job mean that it was deleted, known uid or not": (
+        make_seen(make_job(status=active_status(jobUid=None)), make_pod(0)),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "a failed Job without pods to ask gets a new attempt that does not count": (
+        running(make_child(ended="Failed", reason="BackoffLimitExceeded")),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
+    "pods of an earlier attempt say nothing about this one": (
+        running(make_pod(0, 2), make_pod(1, 2), make_child(2), pod_that("BadInput", attempt=1), attempt=2),
+        Action.WAIT,
+        "",
+        False,
+    ),
+    "children of an earlier GRPOJob of the same name are not its own": (
+        make_seen(
+            make_job(status=active_status(jobUid=None)),
+            make_child(owner="old"),
+            make_pod(0, state=terminated(0, SUCCESS), owner="old"),
+        ),
+        Action.START,
+        "",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_answer_to(case: tuple[Observation, Action, str, bool]) -> None:
+    seen, action, reason, counted = case
+    decision = judged(seen)
+    assert (decision.action, decision.reason, decision.counted) == (action, reason, counted)
