@@ -1,10 +1,11 @@
-"""The command line: `python -m tests.cluster up|down|load|kubelet|apiserver|kubeconfig`; behind `make cluster`."""
+"""The command line: `python -m tests.cluster up|down|load|images|kubelet|apiserver|kubeconfig`; for `make cluster`."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
+from . import images
 from .build import Toolchain, toolchain
 from .cache import cache_root, cached, content_key
 from .cluster import Cluster, clusters_folder
@@ -13,6 +14,7 @@ from .processes import ClusterError
 from .settings import ClusterSettings, GpuSettings
 
 GPU = GpuSettings()
+SHIPPED = ("operator", "trainer")
 PLANE = ControlPlaneSettings()
 
 
@@ -41,6 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     load = commands.add_parser("load", help="import an image archive on every node")
     load.add_argument("image", type=Path)
     load.set_defaults(run=lambda arguments: _cluster(arguments).load(arguments.image))
+    build = commands.add_parser("images", help="build images and print their names and archives")
+    names = f"of {', '.join(images.RECIPES)} (default: {' and '.join(SHIPPED)})"
+    build.add_argument("image", nargs="*", default=SHIPPED, help=names)
+    build.set_defaults(run=_images)
     kubelet = commands.add_parser("kubelet", help="kill a node's kubelet (its pods run on), or start it again")
     kubelet.add_argument("node")
     kubelet.add_argument("action", choices=["stop", "start"])
@@ -118,6 +124,14 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
     if not folder.exists():
         raise ClusterError(f"no cluster {arguments.name!r} is up: start one with `python -m tests.cluster up`")
     return Cluster.open(folder)
+
+
+def _images(arguments: argparse.Namespace) -> None:
+    for name in arguments.image:
+        if name not in images.RECIPES:
+            raise ClusterError(f"no image {name!r}: have {', '.join(images.RECIPES)}")
+        image = images.RECIPES[name]()
+        print(f"{image.name}\t{image.archive}", flush=True)
 
 
 def _apiserver(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from .build import toolchain
+from .build import component, toolchain
 from .processes import ClusterError, until
 
 
@@ -32,7 +32,7 @@ class Access:
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
         """Run kubectl and return its output; raise CommandError when it fails."""
-        return self._run(toolchain(("kube",)).component("kubectl"), arguments, input)
+        return self._run(component("kubectl", _assets_with("kubectl")), arguments, input)
 
     def helm(self, *arguments: str, input: str | None = None) -> str:
         """Run helm and return its output; raise CommandError when it fails."""
@@ -48,6 +48,11 @@ class Access:
     def wait(self, what: str, *arguments: str, expect: str, seconds: float = 120) -> None:
         """Run `kubectl <arguments>` again and again until it prints exactly `expect`."""
         until(f"{what} to be {expect!r}", lambda: self.kubectl(*arguments).strip() == expect, seconds)
+
+
+def _assets_with(name: str) -> str:
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    return assets if assets and (Path(assets) / name).exists() else ""
 
 
 class ExternalCluster(Access):

@@ -4,12 +4,12 @@ No registry is reachable on a test machine. Used by images.py only.
 """
 
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from .cache import cache_root, cached, content_key, remove
 from .processes import ClusterError
+from .progress import progress
 
 RELEASE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
@@ -19,13 +19,12 @@ UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "u
 
 def base_tar() -> Path:
     """Return a tar of the base's root folder, made on first use (about a minute)."""
-    key = content_key(RELEASE, *PACKAGES, *UNWANTED, Path(__file__))
+    key = content_key(RELEASE, *PACKAGES, *UNWANTED)
     return cached(cache_root() / f"base-{RELEASE}-{key}.tar", _bootstrap)
 
 
 def _bootstrap(archive: Path) -> None:
-    sys.stderr.write(f"bootstrapping the base image from Debian {RELEASE} (about a minute)\n")
-    with tempfile.TemporaryDirectory() as temporary:
+    with progress(f"the base image from Debian {RELEASE}"), tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary) / "root"
         include = f"--include={','.join(PACKAGES)}"
         # a pid namespace of its own: what a package's script may start ends with it, and so do debootstrap's mounts

@@ -6,19 +6,17 @@ byte. Used by `up`. The first build takes minutes; later ones nothing.
 
 import os
 import subprocess
-import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from threading import Thread
 
 from .cache import cache_root, cached, content_key
 from .processes import ClusterError, run
+from .progress import progress
 
 SOURCES = Path(__file__).parent / "go"
 KUBERNETES_VERSION = "v1.36.3"
-PROGRESS_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ PROGRAMS = {
     "kwok": Program("kwok", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
 }
-API_PROGRAMS = ("kube",)
 NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause")
 
 
@@ -72,18 +69,10 @@ class Toolchain:
                 return folder / name
         raise ClusterError(f"{name} was not built: have {', '.join(self._folders)}")
 
-    def component(self, name: str) -> list[object]:
-        """Return the command of a Kubernetes component or etcd; KUBEBUILDER_ASSETS, where set, comes first.
 
-        envtest's folder has etcd, kube-apiserver and kubectl only; the caller checks `has_component`.
-        """
-        assets = os.environ.get("KUBEBUILDER_ASSETS")
-        return [Path(assets) / name] if assets else [self.program("kube"), name]
-
-    def has_component(self, name: str) -> bool:
-        """Whether the component can be started."""
-        assets = os.environ.get("KUBEBUILDER_ASSETS")
-        return (Path(assets) / name).exists() if assets else True
+def component(name: str, assets: str = "") -> list[object]:
+    """Return the command of etcd, kubectl or a Kubernetes component: from the folder `assets` if given, else built."""
+    return [Path(assets) / name] if assets else [toolchain(("kube",)).program("kube"), name]
 
 
 def toolchain(names: Iterable[str]) -> Toolchain:
@@ -91,6 +80,7 @@ def toolchain(names: Iterable[str]) -> Toolchain:
     return Toolchain({name: _folder(name) for name in names})
 
 
+@cache
 def _folder(name: str) -> Path:
     program = PROGRAMS[name]
     module = SOURCES / program.module
@@ -116,35 +106,13 @@ def _build(name: str, program: Program, folder: Path) -> None:
 
 def _run_with_progress(name: str, command: list[str], environment: dict[str, str]) -> None:
     """Run go; it names each package that it compiles (and downloads) on stderr: count them, keep the end for errors."""
-    began = time.monotonic()
     lines: list[str] = []
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        reader = Thread(target=lines.extend, args=(process.stderr,), daemon=True)
-        reader.start()
-        try:
-            _report_until_done(name, process, lines, began)
-        except BaseException:
-            process.kill()
-            raise
-        reader.join()
-    if process.returncode:
-        raise ClusterError(f"`{' '.join(command)}` failed:\n" + "".join(lines[-20:]))
-    _say(f"built {name} in {time.monotonic() - began:.0f} s", end="\n")
-
-
-def _report_until_done(name: str, process: subprocess.Popen[str], lines: list[str], began: float) -> None:
-    interval = 1 if sys.stderr.isatty() else PROGRESS_SECONDS
-    end = "\r" if sys.stderr.isatty() else "\n"
-    while True:
-        _say(f"building {name} … {time.monotonic() - began:.0f} s (packages compiled: {len(lines)})", end)
-        try:
-            process.wait(interval)
-        except subprocess.TimeoutExpired:
-            continue
-        return
-
-
-def _say(text: str, end: str) -> None:
-    sys.stderr.write(text + end)
-    sys.stderr.flush()
+    with progress(name, lambda: f"(packages compiled: {len(lines)})"):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            try:
+                lines.extend(process.stderr or ())
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise ClusterError(f"`{' '.join(command)}` failed:\n" + "".join(lines[-20:]))

@@ -67,6 +67,13 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
+def keep_newest(folder: Path, pattern: str, count: int) -> None:
+    """Delete all but the newest `count` of the entries that match, so that edits do not fill the disk."""
+    entries = sorted(folder.glob(pattern), key=lambda entry: entry.stat().st_mtime)
+    for entry in entries[:-count]:
+        remove(entry)
+
+
 def remove(path: Path) -> None:
     """Delete a file or a folder tree, or nothing."""
     if path.is_dir() and not path.is_symlink():

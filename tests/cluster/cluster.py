@@ -4,6 +4,7 @@ Two levels, one code path: without nodes only the control plane runs, on loopbac
 same control plane listens on a bridge and real kubelets join it.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from . import cgroups, kwok, network, nodes, prerequisites
 from .access import Access
-from .build import API_PROGRAMS, NODE_PROGRAMS, Toolchain, toolchain
+from .build import NODE_PROGRAMS, Toolchain, toolchain
 from .cache import cache_root, locked
 from .controlplane import ControlPlane, free_port
 from .guard import Guard
@@ -72,16 +73,13 @@ class Cluster(Access):
 
     @cached_property
     def tools(self) -> Toolchain:
-        """The programs that this cluster needs, built if need be."""
-        names = NODE_PROGRAMS if self.settings.nodes else API_PROGRAMS
-        tools = toolchain((*names, "kwok") if self.settings.kwok_nodes else names)
-        self.processes.path = tools.path
-        return tools
+        """The programs of the nodes, built if need be."""
+        return toolchain(NODE_PROGRAMS)
 
     @cached_property
     def control_plane(self) -> ControlPlane:
         """The cluster's control plane."""
-        return ControlPlane(self.processes, self.tools, self.settings.control_plane)
+        return ControlPlane(self.processes, self.settings.control_plane)
 
     @property
     def url(self) -> str:
@@ -153,7 +151,8 @@ def _claim(directory: Path, settings: ClusterSettings) -> Cluster:
         directory.mkdir(mode=0o700)
         slot = _free_slot() if settings.nodes else 0
         address, port = (network.Addresses(slot).host, 6443) if settings.nodes else ("127.0.0.1", free_port())
-        plane = replace(settings.control_plane, address=address, port=port)
+        assets = "" if settings.nodes else os.environ.get("KUBEBUILDER_ASSETS", "")
+        plane = replace(settings.control_plane, address=address, port=port, assets=assets)
         complete = replace(settings, slot=slot, control_plane=plane)
         complete.save(directory)
     return Cluster(directory, complete)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .build import Toolchain
+from .build import component
 from .client import ApiClient
 from .pki import Authority
 from .processes import ClusterError, Processes, until
@@ -31,6 +31,7 @@ class ControlPlaneSettings:
 
     address, port: where the API server listens. node_grace_seconds: how long a kubelet may be silent.
     client_qps: requests/s that the controller manager and the scheduler allow themselves (stock: 20 and 50).
+    assets: a folder with etcd and kube-apiserver to use instead of ours, as KUBEBUILDER_ASSETS names it.
     audit: log one line per request to `audit.log` in the state folder, for tests that count requests.
     """
 
@@ -38,17 +39,17 @@ class ControlPlaneSettings:
     port: int = 0
     node_grace_seconds: int = 40
     client_qps: int = 300
+    assets: str = ""
     audit: bool = False
 
 
 class ControlPlane:
     """The control plane of the cluster whose state lies in `processes.directory`."""
 
-    def __init__(self, processes: Processes, tools: Toolchain, settings: ControlPlaneSettings) -> None:
+    def __init__(self, processes: Processes, settings: ControlPlaneSettings) -> None:
         self.settings = settings
         self.url = f"https://{settings.address}:{settings.port}"
         self._processes = processes
-        self._tools = tools
         self._dir = processes.directory
 
     @property
@@ -58,9 +59,13 @@ class ControlPlane:
 
     @property
     def missing(self) -> list[str]:
-        """Components that KUBEBUILDER_ASSETS lacks: without them Jobs create no pods and pods get no node."""
+        """Components that the folder of assets lacks: without them Jobs create no pods and pods get no node."""
+        assets = self.settings.assets
         parts = ("kube-controller-manager", "kube-scheduler")
-        return [part for part in parts if not self._tools.has_component(part)]
+        return [part for part in parts if assets and not (Path(assets) / part).exists()]
+
+    def _component(self, name: str) -> list[object]:
+        return component(name, self.settings.assets)
 
     def client(self) -> ApiClient:
         """Return an administrator's client."""
@@ -110,16 +115,16 @@ class ControlPlane:
         self.authority.issue("apiserver", "/CN=kube-apiserver", ",".join(names))
         self.authority.issue("sa", "/CN=service-accounts")
         self.authority.kubeconfig(self.admin, self.url, "admin", "/O=system:masters/CN=admin")
-        for component in ("kube-controller-manager", "kube-scheduler"):
-            self.component_kubeconfig(component)
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            self.component_kubeconfig(name)
 
-    def component_kubeconfig(self, component: str) -> Path:
+    def component_kubeconfig(self, name: str) -> Path:
         """Write the kubeconfig of a component that RBAC's default roles know by its user name."""
-        path = self._dir / f"{component}.kubeconfig"
-        return self.authority.kubeconfig(path, self.url, component, f"/CN=system:{component}")
+        path = self._dir / f"{name}.kubeconfig"
+        return self.authority.kubeconfig(path, self.url, name, f"/CN=system:{name}")
 
     def _start_etcd(self) -> None:
-        command = self._tools.component("etcd")
+        command = self._component("etcd")
         command += ["--data-dir", self._dir / "etcd", "--unsafe-no-fsync", "--log-level", "error"]
         command += ["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]
         command += ["--listen-peer-urls", ETCD_PEER, "--initial-advertise-peer-urls", ETCD_PEER]
@@ -128,7 +133,7 @@ class ControlPlane:
 
     def _apiserver(self) -> list[object]:
         pki, settings = self.authority, self.settings
-        command = self._tools.component("kube-apiserver")
+        command = self._component("kube-apiserver")
         command += ["--etcd-servers", ETCD, "--service-cluster-ip-range", SERVICES]
         command += ["--bind-address", settings.address, "--advertise-address", settings.address]
         command += ["--secure-port", settings.port, "--client-ca-file", pki.crt("ca")]
@@ -156,7 +161,7 @@ class ControlPlane:
 
     def _start_controller_manager(self) -> None:
         pki = self.authority
-        command = self._tools.component("kube-controller-manager") + self._client_limits()
+        command = self._component("kube-controller-manager") + self._client_limits()
         command += ["--kubeconfig", self._dir / "kube-controller-manager.kubeconfig", "--leader-elect=false"]
         command += ["--secure-port", 0, "--use-service-account-credentials"]
         command += ["--service-account-private-key-file", pki.key("sa"), "--root-ca-file", pki.crt("ca")]
@@ -166,7 +171,7 @@ class ControlPlane:
         self._processes.start("controller-manager", command)
 
     def _start_scheduler(self) -> None:
-        command = self._tools.component("kube-scheduler") + self._client_limits()
+        command = self._component("kube-scheduler") + self._client_limits()
         command += ["--kubeconfig", self._dir / "kube-scheduler.kubeconfig", "--leader-elect=false"]
         self._processes.start("scheduler", [*command, "--secure-port", 0])
 

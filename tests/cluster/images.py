@@ -10,19 +10,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from . import prerequisites
 from .base_image import base_tar
-from .cache import cache_root, cached, content_key, locked
+from .cache import cache_root, cached, content_key, keep_newest, locked
 from .guard import REPOSITORY
 from .processes import ClusterError
+from .progress import progress
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+KEPT_ARCHIVES = 3  # of each image, since another process may be about to load an older one
+MAX_STORED_IMAGES = 60  # with those of intermediate steps; beyond, the builder's storage starts anew
 CONTAINER_WHEELS = "/opt/wheels"
 CONTAINER_SITE_PACKAGES = "/opt/dependencies/site-packages"
 SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "operator", "trainer_image")
@@ -61,7 +63,7 @@ class _Recipe:
 
 def python_image() -> Image:
     """Return the plain Debian base with Python 3.11, for tests that need any small image."""
-    key = content_key(base_tar().name, Path(__file__))
+    key = content_key(base_tar().name)
     name = f"localhost/grpo-python:{key}"
     return Image(name, cached(cache_root() / "images" / f"grpo-python-{key}.tar", partial(_export_base, name)))
 
@@ -93,13 +95,24 @@ def light_trainer_image() -> Image:
     return _image(_Recipe("grpo-trainer-light", "trainer_image/Dockerfile", mounts, environment))
 
 
+RECIPES = {
+    "operator": operator_image,
+    "trainer": trainer_image,
+    "trainer-slim": slim_trainer_image,
+    "trainer-light": light_trainer_image,
+    "python": python_image,
+}
+
+
 def _image(recipe: _Recipe) -> Image:
     prerequisites.require(nodes=False, images=True)
     sources = [REPOSITORY / name for name in SOURCES]
-    key = content_key(*sources, repr(recipe), base_tar().name, Path(__file__))
+    key = content_key(*sources, repr(recipe), base_tar().name)
     image = f"localhost/{recipe.name}:{key}"
     archive = cache_root() / "images" / f"{recipe.name}-{key}.tar"
-    return Image(image, cached(archive, lambda part: _build(recipe, image, part)))
+    cached(archive, lambda part: _build(recipe, image, part))
+    keep_newest(archive.parent, f"{recipe.name}-{'?' * len(key)}.tar", KEPT_ARCHIVES)
+    return Image(image, archive)
 
 
 def _export_base(name: str, archive: Path) -> None:
@@ -108,9 +121,10 @@ def _export_base(name: str, archive: Path) -> None:
 
 
 def _build(recipe: _Recipe, image: str, archive: Path) -> None:
-    began = time.monotonic()
-    sys.stderr.write(f"building the image {recipe.name}\n")
-    with locked(cache_root() / "buildah.lock"), tempfile.TemporaryDirectory() as temporary:
+    what = progress(f"the image {recipe.name}")
+    with what, locked(cache_root() / "buildah.lock"), tempfile.TemporaryDirectory() as temporary:
+        if len(_buildah("images", "--all", "--quiet").split()) > MAX_STORED_IMAGES:
+            _buildah("rmi", "--all", "--force")
         base = _base(recipe.environment)
         command: list[object] = ["build", "--quiet", "--isolation", "chroot", "--network", "host", "--layers"]
         command += ["--build-arg", f"BASE_IMAGE={base}", "--file", REPOSITORY / recipe.dockerfile, "--tag", image]
@@ -119,7 +133,6 @@ def _build(recipe: _Recipe, image: str, archive: Path) -> None:
         _buildah(*command, REPOSITORY)
         _buildah("push", "--quiet", image, f"docker-archive:{archive}:{image}")
         _buildah("rmi", image)
-    sys.stderr.write(f"built the image {recipe.name} in {time.monotonic() - began:.0f} s\n")
 
 
 def _base(environment: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from .cache import cache_root, cached, content_key, remove
 from .guard import REPOSITORY
 from .processes import ClusterError, run
+from .progress import progress
 
 PYTHON_VERSION = "3.11"  # of the Debian base image
 SUFFIX = "+nocuda"
@@ -26,7 +27,7 @@ CUDA_REQUIREMENTS = ("cuda-", "nvidia-", "triton")
 def torch_wheels() -> Path:
     """Return a folder that holds the repacked torch wheel, for an installer's `find-links`."""
     version = _torch_version()
-    key = content_key(version, SLIM_SCRIPT, Path(__file__))
+    key = content_key(version, SUFFIX, *CUDA_REQUIREMENTS, SLIM_SCRIPT)
     return cached(cache_root() / f"torch-wheel-{key}", lambda folder: _repack(version, folder))
 
 
@@ -36,7 +37,7 @@ def site_packages() -> Path:
     The folder's name matters: dill decides by it what counts as installed.
     """
     requirements = _trainer_requirements()
-    key = content_key("\n".join(requirements), CONSTRAINTS, SLIM_SCRIPT, Path(__file__))
+    key = content_key(*requirements, CONSTRAINTS, SLIM_SCRIPT)
     target = cache_root() / f"trainer-{key}"
     return cached(target, lambda folder: _install(requirements, folder / "site-packages")) / "site-packages"
 
@@ -62,25 +63,24 @@ def _uv(*arguments: object) -> None:
 
 
 def _install(requirements: list[str], target: Path) -> None:
-    sys.stderr.write("installing the trainer's dependencies for the test nodes\n")
-    target.mkdir(parents=True)
     links = torch_wheels()
-    _uv("--target", target, "-c", CONSTRAINTS, "--find-links", links, "--compile-bytecode", *requirements)
+    target.mkdir(parents=True)
+    with progress("the test nodes' folder of the trainer's dependencies"):
+        _uv("--target", target, "-c", CONSTRAINTS, "--find-links", links, "--compile-bytecode", *requirements)
 
 
 def _repack(version: str, folder: Path) -> None:
-    sys.stderr.write(f"repacking torch {version} without CUDA's libraries\n")
     tree = folder / "tree"
     tree.mkdir(parents=True)
-    # copies, not links into uv's cache: the metadata is edited below
-    _uv("--target", tree, "--no-deps", "--link-mode", "copy", f"torch=={version}")
-    run("sh", SLIM_SCRIPT, tree)
-    info = tree / f"torch-{version}.dist-info"
-    info = info.rename(tree / f"torch-{version}{SUFFIX}.dist-info")
-    metadata = info / "METADATA"
-    metadata.write_text(slim_metadata(metadata.read_text(), version))
-    tag = next(line for line in (info / "WHEEL").read_text().splitlines() if line.startswith("Tag: "))
-    _zip(tree, info, folder / f"torch-{version}{SUFFIX}-{tag.removeprefix('Tag: ')}.whl")
+    with progress(f"torch {version} without CUDA's libraries"):
+        # copies, not links into uv's cache: the metadata is edited below
+        _uv("--target", tree, "--no-deps", "--link-mode", "copy", f"torch=={version}")
+        run("sh", SLIM_SCRIPT, tree)
+        info = (tree / f"torch-{version}.dist-info").rename(tree / f"torch-{version}{SUFFIX}.dist-info")
+        metadata = info / "METADATA"
+        metadata.write_text(slim_metadata(metadata.read_text(), version))
+        tag = next(line for line in (info / "WHEEL").read_text().splitlines() if line.startswith("Tag: "))
+        _zip(tree, info, folder / f"torch-{version}{SUFFIX}-{tag.removeprefix('Tag: ')}.whl")
     remove(tree)
 
 
