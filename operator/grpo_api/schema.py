@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
-_DROPPED = ("title", "examples", "discriminator", "deprecated")
 _EXCLUSIVE = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
 _BOUNDS = {"string": "maxLength", "array": "maxItems", "map": "maxProperties"}
 _MAX_DEPTH = 24
@@ -84,8 +83,7 @@ class _Converter:
 
     def _keywords(self, schema: Schema) -> Schema:
         """The schema in the keywords that a CRD knows."""
-        for keyword in _DROPPED:
-            schema.pop(keyword, None)
+        schema.pop("title", None)
         if schema.get("type") == "object" and "properties" not in schema:
             _map_keywords(schema)
         if "const" in schema:

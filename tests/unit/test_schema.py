@@ -4,7 +4,7 @@ The API server's own judgement of the same samples is in tests/integration/test_
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
@@ -134,6 +134,18 @@ class Tree(Model):
 
     below: Annotated[list["Tree"], Field(max_length=2, json_schema_extra=ATOMIC_LIST)] = []
     """Smaller trees."""
+
+
+class OneChoice(Model):
+    """A literal with one value."""
+
+    version: Literal["v1"] = "v1"
+    """The only version."""
+
+
+def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
+    schema = structural(OneChoice, defaults=True)["properties"]["version"]
+    assert schema == {"description": "The only version.", "enum": ["v1"], "type": "string", "default": "v1"}
 
 
 @pytest.mark.parametrize(
