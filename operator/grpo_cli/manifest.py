@@ -17,7 +17,12 @@ from .errors import ManifestError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that takes `5e-6` for a number and a date for text, as kubectl's does."""
+    """SafeLoader that takes `5e-6` for a number, `4.0` for 4 and a date for text, as kubectl's way through JSON does."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        """A float, or an int where there is no fraction."""
+        value: float = self.construct_yaml_float(node)
+        return int(value) if value.is_integer() else value
 
 
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
@@ -25,6 +30,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
