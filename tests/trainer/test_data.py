@@ -43,7 +43,7 @@ def test_a_system_prompt_turns_text_into_a_chat(tmp_path: Path) -> None:
     dataset = spec("a.jsonl", promptColumn="question", systemPrompt="Count.")
     rows = load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).rows
     assert rows[0]["prompt"] == [{"role": "system", "content": "Count."}, {"role": "user", "content": "1+1="}]
-    assert rows.column_names == ["answer", "prompt"]
+    assert rows.column_names == ["question", "answer", "prompt"]
 
 
 def test_chats_get_the_system_prompt_in_front(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_columns_are_renamed_before_all_else(tmp_path: Path) -> None:
     mapping = {"question": "text", "source": "prompts", "theirs": "prompt"}
     dataset = spec("a.jsonl", columns=mapping, promptColumn="question")
     rows = load_prompts(dataset, TRAINING, tiny_tokenizer(), root=tmp_path).rows
-    assert rows[0] == {"source": "old", "theirs": "other", "prompt": "1+1="}
+    assert rows[0] == {"question": "1+1=", "source": "old", "theirs": "other", "prompt": "1+1="}
 
 
 def test_the_fingerprint_follows_content_and_mapping(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Prompts:
     """The training prompts."""
 
     rows: datasets.Dataset
-    """Column `prompt` (text, or a list of chat messages) and the dataset's other columns, in the dataset's order."""
+    """Column `prompt` (text, or a list of chat messages) beside the dataset's own columns, in the dataset's order."""
     dropped: int
     """Prompts left out because they are longer than training.maxPromptLength."""
     duplicates: int
@@ -65,7 +65,7 @@ def load_prompts(
     fitting = [index for index in kept if _fits(counts[index], dataset, training, place(index))]
     dropped = len(kept) - len(fitting)
     _check_enough(len(fitting), dropped, training)
-    rows = _with_prompts(rows, list(prompts.values()), dataset.prompt_column).select(fitting)
+    rows = _with_prompts(rows, list(prompts.values())).select(fitting)
     return Prompts(rows, dropped, duplicates, _fingerprint(rows))
 
 
@@ -151,9 +151,9 @@ def _check_enough(count: int, dropped: int, training: TrainingSpec) -> None:
         )
 
 
-def _with_prompts(rows: datasets.Dataset, prompts: list[Prompt], column: str) -> datasets.Dataset:
-    """The rows with the finished prompts as column `prompt`, in place of the column that they were made from."""
-    others = [name for name in rows.column_names if name not in (column, "prompt")]
+def _with_prompts(rows: datasets.Dataset, prompts: list[Prompt]) -> datasets.Dataset:
+    """The rows with the finished prompts as column `prompt`, in place of one of that name."""
+    others = [name for name in rows.column_names if name != "prompt"]
     finished = datasets.Dataset.from_dict({"prompt": prompts})
     return datasets.concatenate_datasets([rows.select_columns(others), finished], axis=1) if others else finished
 

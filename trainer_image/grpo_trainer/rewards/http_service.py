@@ -8,7 +8,7 @@ Built by reward_set; TRL awaits it together with the other async rewards.
 import asyncio
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import aiohttp
@@ -56,7 +56,7 @@ class HTTPFunction:
         """The most time that one call can take."""
         return self._spec.batch_timeout_seconds
 
-    async def __call__(self, prompts: list[Any], completions: list[Completion], **columns: Any) -> Scores:
+    async def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Scores:
         """One score per completion.
 
         Raises:

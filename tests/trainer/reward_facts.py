@@ -1,0 +1,77 @@
+"""Trains a tiny model on GSM8K-like rows with every kind of reward at once, and says what TRL made of them.
+
+Exists so that the rewards are seen inside TRL's own loop, in one process and in a ZeRO-3 gang. `measure` runs on every
+rank; called by test_rewards_training.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_api.dataset import DatasetSpec
+from grpo_api.plan import TrainingPlan
+from grpo_api.rewards import RewardSpec
+from grpo_trainer.data import load_prompts
+from grpo_trainer.engine import ReferenceGRPOTrainer
+from grpo_trainer.models import load_policy
+from grpo_trainer.reference import strategy_for
+from grpo_trainer.rewards import RewardSet, build_rewards
+from grpo_trainer.states import check_states
+from tests.trainer import runs
+
+ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
+
+
+def measure(folder: Path, plan: dict[str, Any], root: str) -> dict[str, Any]:
+    """Logs of the last step, the reward model's state, and where its scores differ from a direct call."""
+    job = TrainingPlan.model_validate(plan)
+    rewards = build_rewards(job.rewards, root=Path(root))
+    try:
+        return _trained(job, rewards)
+    finally:
+        rewards.close()
+
+
+def _trained(job: TrainingPlan, rewards: RewardSet) -> dict[str, Any]:
+    logs = runs.Logs()
+    config = runs.configuration(job, reward_weights=rewards.weights)
+    loaded = load_policy(job)
+    prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=ROWS.parent)
+    rewards.check(prompts.rows)
+    trainer = ReferenceGRPOTrainer(
+        loaded=loaded,
+        strategy=strategy_for(job),
+        args=config,
+        reward_funcs=list(rewards.functions),
+        reward_processing_classes=rewards.processing_classes,
+        train_dataset=prompts.rows,
+        callbacks=[logs],
+    )
+    trainer.train()
+    check_states(trainer)
+    models = [function for function in rewards.functions if isinstance(function, torch.nn.Module)]
+    return {
+        "logs": {key: value for key, value in logs.rows[trainer.state.global_step].items() if isinstance(value, float)}
+        | {"steps": trainer.state.global_step},
+        "dtypes": sorted({str(parameter.dtype) for model in models for parameter in model.parameters()}),
+        "elements": sum(parameter.numel() for model in models for parameter in model.parameters()),
+        "policy_dtypes": sorted({str(parameter.dtype) for parameter in trainer.model.parameters()}),
+        "counters": {name: [c.timeouts, c.failures] for name, c in rewards.counters.items()},
+    }
+
+
+def job(model: Path, rewards: list[dict[str, Any]], zero: int = 0, world_size: int = 1) -> TrainingPlan:
+    """A plan for the GSM8K-like rows with these rewards."""
+    base = runs.plan(model, "Sharded" if zero == 3 else "Clone", zero, world_size, training={"maxSteps": 2})
+    dataset = {
+        "files": {"configMap": {"name": "rows"}, "paths": [ROWS.name]},
+        "promptColumn": "question",
+        "systemPrompt": "Answer.",
+    }
+    return base.model_copy(
+        update={
+            "dataset": DatasetSpec.model_validate(dataset),
+            "rewards": [RewardSpec.model_validate(reward) for reward in rewards],
+        }
+    )

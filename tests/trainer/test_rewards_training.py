@@ -1,0 +1,76 @@
+"""Every kind of reward inside TRL's own training loop, in one process and in a ZeRO-3 gang of two.
+
+Exists because signatures, names, weights and reward models are agreed with TRL, and TRL changes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import demo_model
+from tests.trainer.faulty_service import serving
+from tests.trainer.gang import run_gang
+from tests.trainer.reward_facts import job
+
+MODULE = """
+def constant(completions, question, trainer_state, log_metric, **kwargs):
+    assert len(question) == len(completions)
+    log_metric("seen_step", trainer_state.global_step)
+    return [0.25] * len(completions)
+
+async def sometimes(completions, **kwargs):
+    return [0.5 if number % 2 else None for number in range(len(completions))]
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return demo_model.save_policy(folder / "policy"), demo_model.save_reward_model(folder / "judge")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ConfigMaps, mounted where rewards 2 and 3 look for theirs."""
+    root = tmp_path_factory.mktemp("mounts")
+    for position in (2, 3):
+        (root / str(position)).mkdir()
+        (root / str(position) / "mine.py").write_text(MODULE)
+    return root
+
+
+def all_kinds(url: str, judge: Path) -> list[dict[str, Any]]:
+    return [
+        {"format": {"pattern": r"[\s\S]*", "score": 0.5}},
+        {"accuracy": {"score": 2.0}, "weight": 3.0},
+        {"python": {"function": "mine:constant", "configMap": {"name": "mine"}}, "weight": 2.0},
+        {"python": {"function": "mine:sometimes", "configMap": {"name": "mine"}}},
+        {"name": "service", "http": {"url": url}, "weight": 0.125},
+        {"name": "judge", "model": {"name": str(judge), "dtype": "bfloat16", "batchSize": 3}, "weight": 0.0},
+    ]
+
+
+@pytest.mark.parametrize(("zero", "world_size"), [(0, 1), (3, 2)])
+def test_all_kinds_together(tmp_path: Path, models: tuple[Path, Path], root: Path, zero: int, world_size: int) -> None:
+    policy, judge = models
+    with serving(
+        lambda _, body: (200, b'{"rewards": [' + b",".join([b"8"] * len(body["completions"])) + b"]}")
+    ) as service:
+        plan = job(policy, all_kinds(service.url, judge), zero, world_size).model_dump(mode="json")
+        results = run_gang("tests.trainer.reward_facts:measure", tmp_path, world_size, plan=plan, root=str(root))
+    for result in results:
+        assert result["dtypes"] == ["torch.bfloat16"], "the reward model keeps its dtype"
+        assert result["policy_dtypes"] == ["torch.float32"]
+        assert result["elements"] == results[0]["elements"] > 80_000, "the reward model is whole on every rank"
+        assert set(map(tuple, result["counters"].values())) == {(0, 0)}
+    logs = results[0]["logs"]
+    assert logs["steps"] == 2
+    assert logs["rewards/format/mean"] == 0.5
+    assert logs["rewards/python/mean"] == 0.25
+    assert logs["rewards/python_2/mean"] == 0.5
+    assert logs["rewards/service/mean"] == 8.0
+    assert logs["seen_step"] == 1.0
+    assert "rewards/judge/mean" in logs
+    weighted = 0.5 + 3 * logs["rewards/accuracy/mean"] + 2 * 0.25 + 0.5 * 0.5 + 0.125 * 8
+    assert logs["reward"] == pytest.approx(weighted, abs=1e-5)

@@ -1,0 +1,70 @@
+"""Every example is a job that the API accepts, numbered without gaps.
+
+Exists because an example that does not apply is worse than none.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_api.job import parse_spec
+from grpo_cli.manifest import load_documents, load_jobs
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def test_examples_are_numbered_without_gaps() -> None:
+    numbers = [int(path.name.split("-")[0]) for path in EXAMPLES]
+    assert numbers == list(range(1, len(EXAMPLES) + 1))
+    assert all(re.fullmatch(r"[0-9]{2}-[a-z0-9-]+\.yaml", path.name) for path in EXAMPLES)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_parses_and_opens_with_a_comment(path: Path) -> None:
+    (job,) = load_jobs(str(path))
+    spec = parse_spec(job["spec"])
+    assert spec.rewards
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_configmaps_that_an_example_mounts_are_in_it_or_are_made_by_the_demo(path: Path) -> None:
+    documents = load_documents(path.read_text())
+    there = {document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"}
+    (job,) = load_jobs(str(path))
+    assert set(_config_maps(job["spec"])) <= there
+
+
+def _config_maps(value: Any) -> list[str]:
+    """Names of the ConfigMaps anywhere in a spec."""
+    if isinstance(value, list):
+        return [name for item in value for name in _config_maps(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["configMap"]["name"]] if "configMap" in value else []
+    return own + [name for item in value.values() for name in _config_maps(item)]
+
+
+def test_the_gsm8k_job_is_the_known_one() -> None:
+    """The settings of the published GRPO recipe for Llama 3.2 1B on GSM8K, value by value."""
+    (job,) = load_jobs(str(EXAMPLES[1]))
+    spec = parse_spec(job["spec"])
+    assert spec.model.name == "meta-llama/Llama-3.2-1B-Instruct"
+    assert (spec.dataset.name, spec.dataset.config, spec.dataset.split) == ("openai/gsm8k", "main", "train")
+    assert "<reasoning>" in (spec.dataset.system_prompt or "")
+    assert "<answer>" in (spec.dataset.system_prompt or "")
+    form, right = spec.rewards
+    assert form.format is not None
+    assert right.accuracy is not None
+    assert (form.format.score, right.accuracy.score, right.accuracy.compare) == (0.5, 2.0, "Exact")
+    training = spec.training
+    assert (training.learning_rate, training.adam_beta1, training.adam_beta2) == (5e-6, 0.9, 0.99)
+    assert (training.weight_decay, training.warmup_ratio, training.lr_scheduler_type) == (0.1, 0.1, "cosine")
+    assert (training.num_generations, training.max_prompt_length, training.max_completion_length) == (4, 256, 786)
+    assert (training.num_train_epochs, training.max_grad_norm, training.dtype) == (1, 0.1, "bfloat16")
+    assert (spec.checkpoint.every_steps, spec.checkpoint.keep) == (100, 1)
+    one_prompt = training.num_generations
+    assert training.per_device_train_batch_size == one_prompt
+    assert training.prompts_per_step * training.num_generations == 4 * one_prompt, "four accumulated on one GPU"
