@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.access import CommandError
+from tests.cluster.access import CommandError, ExternalCluster
+from tests.cluster.build import component
 from tests.cluster.cluster import Cluster, clusters_folder
+from tests.cluster.controlplane import ControlPlaneSettings
+from tests.cluster.fixtures import api_level
 from tests.cluster.processes import ClusterError, Processes, until
 from tests.cluster.settings import ClusterSettings, GpuSettings
 
@@ -67,6 +70,48 @@ def test_kwok_nodes_offer_gpus_and_end_pods_as_annotated(cluster: Cluster) -> No
     cluster.kubectl("wait", "--for=condition=Failed", "job/ends", "--timeout=60s")
     state = "jsonpath={.items[0].status.containerStatuses[0].state.terminated.exitCode}"
     assert cluster.kubectl("get", "pods", "-l", "job-name=ends", "-o", state) == "7"
+
+
+def test_envtest_assets_run_instead_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("etcd", "kube-apiserver"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\nexec {component(name)[0]} {name} "$@"\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    said: list[str] = []
+    with Cluster.create(f"assets-{os.getpid()}", ClusterSettings(), said.append) as lent:
+        lent.stop_apiserver()
+        lent.start_apiserver()
+        assert "default" in lent.kubectl("get", "namespaces", "-o", "name")
+        roles = {role for role in ("etcd", "apiserver", "controller-manager", "scheduler") if lent.processes.find(role)}
+    assert roles == {"etcd", "apiserver"}
+    assert "no kube-controller-manager and no kube-scheduler" in said[1]
+
+
+def test_a_lent_cluster_is_used_and_not_harmed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_TEST_KUBECONFIG", str(cluster.kubeconfig))
+    with api_level() as lent:
+        assert isinstance(lent, ExternalCluster)
+        assert lent.url == cluster.url
+        with pytest.raises(ClusterError, match="not ours to stop"):
+            lent.stop_apiserver()
+        with pytest.raises(ClusterError, match="reach, or unset GRPO_TEST_KUBECONFIG"):
+            lent.load(Path("image.tar"))
+    assert cluster.kubectl("get", "--raw", "/readyz") == "ok"
+
+
+def test_the_audit_log_has_every_request() -> None:
+    settings = ClusterSettings(control_plane=ControlPlaneSettings(audit=True))
+    with Cluster.create(f"audit-{os.getpid()}", settings) as own:
+        own.kubectl("create", "configmap", "counted")
+        lines = (own.directory / "audit.log").read_text().splitlines()
+    requests = [json.loads(line) for line in lines]
+    creates = [
+        request
+        for request in requests
+        if request["verb"] == "create" and request.get("objectRef", {}).get("name") == "counted"
+    ]
+    assert {request["user"]["username"] for request in creates} == {"admin"}
 
 
 def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
