@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 540
+TIMEOUT_SECONDS = 1800
 ISOLATED = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "operator", "trainer_image")),
     "OMP_NUM_THREADS": "1",

@@ -1,0 +1,28 @@
+"""Puts measured text between the markers of a page in docs/.
+
+Exists so that pages are written by hand and their numbers are not. Called by the benchmarks that document themselves.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STRATEGIES = ROOT / "docs" / "strategies.md"
+
+
+def replace_section(page: Path, name: str, text: str) -> None:
+    """Replaces what is between `<!-- name -->` and `<!-- /name -->`.
+
+    Raises:
+        ValueError: the page has no such markers.
+    """
+    before, marker, rest = page.read_text().partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not (marker and end):
+        raise ValueError(f"{page} has no section {name}")
+    page.write_text(f"{before}{marker}{text.rstrip()}\n{end}{after}")
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

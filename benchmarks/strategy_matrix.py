@@ -1,0 +1,129 @@
+"""Measures every reference strategy under every parallelism and writes the tables of docs/strategies.md.
+
+Exists so that the documented claims are measurements. Run by hand (about ten minutes on two cores):
+
+    python -m benchmarks.strategy_matrix
+
+The measurements are those of the tests (tests/trainer/*_facts.py), over all cells instead of a reduced set.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages import STRATEGIES, replace_section, table
+from tests.trainer.gang import run_gang
+
+PARALLELISMS = ["DDP", "ZeRO-2", "ZeRO-3"]
+Facts = dict[str, dict[str, dict[str, Any]]]
+
+
+def cell_rows(facts: Facts) -> list[list[str]]:
+    """One row per strategy and parallelism: measured differences, or why the combination is refused."""
+    from tests.trainer.reference_facts import CELLS
+
+    names = list(dict.fromkeys(name for strategies in CELLS.values() for name in strategies))
+    rows = []
+    for strategy in names:
+        for parallelism in CELLS:
+            measured = facts[parallelism].get(strategy)
+            checks = [refusal(strategy, parallelism), "", "", ""] if measured is None else checked(measured, facts)
+            rows.append([strategy, parallelism, *checks])
+    return rows
+
+
+def checked(cell: dict[str, Any], facts: Facts) -> list[str]:
+    """The four checks of a cell in words and numbers."""
+    reference = facts["1 process"]["Clone"]["reference"]
+    kl = "no KL"
+    if "reference" in cell:
+        kl = number(max(abs(a - b) for a, b in zip(cell["reference"], reference, strict=True)))
+    proofs = ", ".join(f"{what} {parameters}" for what, parameters, _, _ in cell["proofs"])
+    synced = "–" if "synced" not in cell else "same bits" if cell["synced"] == cell["synced_by_trl"] else "DIFFERENT"
+    return [kl, proofs, number(largest_difference(cell)), synced]
+
+
+def largest_difference(cell: dict[str, Any]) -> float:
+    """Largest difference of any logged number between the uninterrupted and the resumed run."""
+    pairs = zip(cell["uninterrupted"], cell["resumed"], strict=True)
+    differences = [abs(first[key] - second[key]) for first, second in pairs for key in first]
+    return float(max(differences))
+
+
+def number(difference: float) -> str:
+    """Zero stays `0`, anything else keeps two digits."""
+    return "0" if difference == 0 else f"{difference:.1e}"
+
+
+def refusal(strategy: str, parallelism: str) -> str:
+    """What the trainer answers where a combination can't exist."""
+    from grpo_trainer.errors import BadInput
+    from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded
+    from tests.trainer.reference_facts import STAGES
+
+    kinds = {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
+    name = strategy.split(maxsplit=1)[0]
+    try:
+        kinds[name]().check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04)
+    except BadInput as error:
+        return f"refused: {error}"
+    raise LookupError(f"{strategy} under {parallelism} is neither measured nor refused")
+
+
+def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) -> list[list[str]]:
+    """What an overflow on one rank logs, and the gradient norm of one batch split over two ranks."""
+    rows = []
+    for parallelism in PARALLELISMS:
+        logged = overflow[parallelism]["rows"][1]
+        finite = "finite" if all(row["finite"] for row in overflow[parallelism]["rows"]) else "NOT FINITE"
+        relative = abs(norms[parallelism] - single) / single
+        tokens = f"{logged['kl_overflow_tokens']:.0f}"
+        rows.append([parallelism, tokens, f"{logged['grad_norm']:.3f}", finite, number(relative)])
+    return rows
+
+
+def fault_rows(faults: dict[str, dict[str, str]]) -> list[list[str]]:
+    """Outcome of every injected fault by parallelism."""
+    names = list(faults["DDP"])
+    return [[name, *(faults[p][name].partition(":")[0] or "accepted" for p in PARALLELISMS)] for name in names]
+
+
+def main() -> int:
+    """Measures and writes."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from tests.trainer.reference_facts import CELLS
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        alone = run_gang(
+            "tests.trainer.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
+        )
+        single = run_gang("tests.trainer.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
+        several = {parallelism: CELLS[parallelism] for parallelism in PARALLELISMS}
+        gang = run_gang("tests.trainer.gang_facts:everything", folder / "3", 2, cells=several)[0]
+    facts: Facts = alone[0] | gang["cells"]
+    header = [
+        "strategy",
+        "parallelism",
+        "KL: largest difference",
+        "proven parameters",
+        "resume: largest difference",
+        "sync",
+    ]
+    replace_section(STRATEGIES, "matrix", table(header, cell_rows(facts)))
+    header = [
+        "parallelism",
+        "tokens limited",
+        "gradient norm of that step",
+        "parameters",
+        "gradient norm, halves against whole",
+    ]
+    replace_section(STRATEGIES, "steps", table(header, step_rows(gang["overflow"], gang["step"], single["1 process"])))
+    replace_section(STRATEGIES, "faults", table(["fault", *PARALLELISMS], fault_rows(gang["faults"])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

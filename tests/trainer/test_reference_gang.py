@@ -1,0 +1,130 @@
+"""References on two ranks under DDP, ZeRO-2 and ZeRO-3, against one process: the same KL, proven weights, exact resume,
+TRL's sync, an overflow that stays harmless, averaged gradients, and every injected fault answered.
+
+Exists to show that the parallelism changes nothing but where things live. One launch of two ranks measures a reduced
+set of cells; benchmarks/strategy_matrix.py measures all of them for docs/strategies.md.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_trainer import kl, overflow
+from tests.trainer import reference_facts, runs, step_facts
+from tests.trainer.gang import run_gang
+from tests.trainer.gang_facts import PARALLELISMS
+
+CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
+FULL = ["Clone", "Offload", "Sharded"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gang")
+
+
+@pytest.fixture(scope="module")
+def gang(folder: Path) -> list[dict[str, Any]]:
+    return run_gang("tests.trainer.gang_facts:everything", folder, 2, cells=CELLS)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("alone")
+    yield reference_facts.measure(folder, {"1 process": ["Clone", "Adapter"]})["1 process"]
+    runs.reset()
+
+
+def cells(gang: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for facts in gang:
+        for strategies in facts["cells"].values():
+            yield from strategies.items()
+
+
+def test_the_kl_is_the_same_bits_everywhere(gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]) -> None:
+    policy, reference = alone["Clone"]["policy"], alone["Clone"]["reference"]
+    expected = kl.k3(torch.tensor(policy), torch.tensor(reference))
+    assert expected.min() >= 0
+    assert expected.mean() > 0.01
+    assert alone["Adapter"]["reference"] == reference
+    for strategy, facts in cells(gang):
+        assert facts["reference"] == reference, strategy
+        assert facts["policy"] == (policy if strategy in FULL else alone["Adapter"]["policy"]), strategy
+        assert torch.equal(kl.k3(torch.tensor(policy), torch.tensor(facts["reference"])), expected)
+
+
+def test_policy_and_reference_are_proven_before_the_first_step(gang: list[dict[str, Any]]) -> None:
+    for strategy, facts in cells(gang):
+        proven = [what for what, *_ in facts["proofs"]]
+        assert proven == (["policy", "reference"] if strategy in FULL else ["policy"])
+        assert all(parameters == 26 for _, parameters, _, _ in facts["proofs"])
+
+
+def test_a_resumed_run_logs_the_same_digits(gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]) -> None:
+    for strategy, facts in [*cells(gang), *alone.items()]:
+        assert facts["resumed"] == facts["uninterrupted"], strategy
+        assert "resumed policy" in facts["proven"]
+        assert all(row["kl"] > 0 for row in facts["resumed"])
+
+
+def test_the_sync_is_trls_to_the_bit(gang: list[dict[str, Any]], alone: dict[str, dict[str, Any]]) -> None:
+    expected = alone["Clone"]["synced_by_trl"]
+    for strategy, facts in cells(gang):
+        if strategy in FULL:
+            assert facts["synced"] == facts["synced_by_trl"] == expected, strategy
+
+
+@pytest.mark.parametrize("parallelism", PARALLELISMS)
+def test_an_overflow_on_one_rank_is_answered_by_all(gang: list[dict[str, Any]], parallelism: str) -> None:
+    for facts in gang:
+        measured = facts["overflow"][parallelism]
+        assert [row[overflow.METRIC] for row in measured["rows"]] == [0.0, 1.0, 0.0, 0.0]
+        assert all(row["finite"] for row in measured["rows"])
+        assert measured["rows"][1]["kl"] > 1e6
+        assert all(row["kl"] < 1 for row in measured["rows"][2:])
+        assert "not finite" in measured["ended"]
+
+
+@pytest.mark.parametrize("parallelism", PARALLELISMS)
+def test_two_halves_on_two_ranks_are_one_batch_on_one(
+    gang: list[dict[str, Any]], folder: Path, tmp_path: Path, parallelism: str
+) -> None:
+    norm = step_facts.stepped(tmp_path, ["1 process"])["1 process"]
+    assert gang[0]["step"][parallelism] == gang[1]["step"][parallelism] == pytest.approx(norm, rel=1e-5)
+    expected = load_file(tmp_path / "1 process.safetensors")
+    found = load_file(folder / "step" / f"{parallelism}.safetensors")
+    start = load_file(tmp_path / "model" / "model.safetensors")
+    moved = max((expected[name] - start[name].view(-1)).abs().max().item() for name in expected)
+    apart = max((expected[name] - found[name]).abs().max().item() for name in expected)
+    assert moved > 1e-3
+    assert apart < 1e-5 * moved
+
+
+FAULTS = {
+    "another file on rank 1": ("WeightsDiffer", "rank 1"),
+    "one bit in rank 1's file": ("WeightsDiffer", "down_proj"),
+    "one bit in rank 1's memory": ("WeightsDiffer", "down_proj"),
+    "another revision on rank 1": ("WeightsDiffer", "rank 1: 1111"),
+    "random weights by rank": ("WeightsDiffer", "ranks 0, 1"),
+    "missing shard on rank 1": ("BadInput", "rank 1: "),
+    "truncated file on rank 1": ("BadInput", "rank 1: "),
+}
+
+
+@pytest.mark.parametrize("parallelism", PARALLELISMS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_rank_answers_a_fault_alike(gang: list[dict[str, Any]], parallelism: str, fault: str) -> None:
+    error, part = FAULTS[fault]
+    first, second = (facts["faults"][parallelism][fault] for facts in gang)
+    assert first == second
+    assert first.startswith(f"{error}: ")
+    assert part in first
+
+
+@pytest.mark.parametrize("parallelism", PARALLELISMS)
+def test_right_weights_are_accepted(gang: list[dict[str, Any]], parallelism: str) -> None:
+    assert [facts["faults"][parallelism]["none"] for facts in gang] == ["", ""]
