@@ -102,7 +102,10 @@ class ExecutionPlan(Model):
     optimizer: Literal["AdamW", "AdamW8bit"] = "AdamW"
     """The optimizer."""
     dtype: Literal["bfloat16", "float32"]
-    """Dtype of the weights."""
+    """Dtype of the weights. Under ZeRO with bfloat16 the optimizer keeps float32 masters; with float32 the engine runs
+    without bfloat16."""
+    autocast: bool = False
+    """Whether matrix products run in bfloat16 autocast: over float32 weights, or over float32 adapters."""
     parameters: Annotated[str, Field(max_length=16)] = ""
     """Size of the model, such as `1.24B`."""
     architecture: Literal["Exact", "Catalogue", "Estimated"] = "Estimated"

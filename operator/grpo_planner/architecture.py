@@ -105,6 +105,7 @@ def from_config(config: Mapping[str, Any]) -> Shape:
             qk_norm=kind in QK_NORM,
             fused=kind in FUSED,
             norms=4 if kind in FOUR_NORMS else 2,
+            wide_norms=kind in WIDE_NORMS,
             experts=experts,
             active_experts=int(text.get("num_experts_per_tok") or 0),
             **_window(text),
@@ -119,6 +120,7 @@ TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
 QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2")
 FUSED = ("phi3",)
 FOUR_NORMS = ("gemma2", "gemma3_text")
+WIDE_NORMS = ("gemma", "gemma2", "gemma3_text")
 
 
 def _experts(text: Mapping[str, Any]) -> int:

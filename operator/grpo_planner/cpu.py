@@ -4,18 +4,18 @@ Exists because a CPU job has no device to fit: only the split of the batch and t
 found. Called by plan.plan_job.
 """
 
-from typing import Literal
-
-from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
 from .batch import micro_batches, refuse_split, save_every_steps, split
+from .demand import Demand
+from .memory import Setup, Strategy, predict
+from .memory.device import CPU_PROCESS
 
 MAX_MICRO_BATCH = 16
 """Larger micro-batches gain nothing on a few cores."""
 
-Strategy = Literal["Clone", "Adapter", "Sharded", "Offload", "None"]
+MEBIBYTE = 2**20
 
 
 def cpu_strategy(spec: GRPOJobSpec) -> Strategy:
@@ -32,20 +32,20 @@ def cpu_strategy(spec: GRPOJobSpec) -> Strategy:
     return "Clone"
 
 
-def plan_cpu(
-    spec: GRPOJobSpec, parameters: str, architecture: Literal["Exact", "Catalogue", "Estimated"], host_bytes: int
-) -> ExecutionPlan:
-    """The plan of a CPU job.
+def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
+    """Memory of one process: the libraries and the model's peak, all of it in host memory."""
+    prediction = predict(demand.shape, setup, demand.reward_bytes)
+    reference = demand.shape.parameters * setup.weight_bytes if setup.reference == "Offload" else 0
+    return round(CPU_PROCESS + prediction.peak + reference)
 
-    Args:
-        spec: the job.
-        parameters: size of the model for the plan, such as `494M`.
-        architecture: where the model's shape came from.
-        host_bytes: predicted memory of one process; placement.memory takes precedence.
+
+def plan_cpu(demand: Demand) -> ExecutionPlan:
+    """The plan of a CPU job.
 
     Raises:
         PlanRefused: the batch can't be split over the processes.
     """
+    spec = demand.spec
     nodes, processes = spec.placement.nodes or 1, spec.placement.processes_per_node or 1
     world = nodes * processes
     sizes = micro_batches(spec, world, MAX_MICRO_BATCH)
@@ -54,22 +54,32 @@ def plan_cpu(
     parts = split(spec, world, sizes[-1])
     strategy = cpu_strategy(spec)
     nvme = spec.reference.offload is not None and spec.reference.offload.target == "NVMe"
+    sharded = strategy == "Sharded" or nvme
+    bfloat16 = spec.training.dtype == "bfloat16"
+    lora = spec.adapter.use == "Always" or strategy == "Adapter"
+    setup = Setup(
+        "bfloat16" if bfloat16 else "float32", spec.training.max_prompt_length, spec.training.max_completion_length,
+        parts.micro_batch, parts.gradient_accumulation, parts.generation_batch, world, 3 if sharded else 0,
+        lora_rank=spec.adapter.rank if lora else 0, eight_bit=spec.training.optimizer == "AdamW8bit",
+        checkpointing=spec.training.gradient_checkpointing == "Enabled", reference=strategy,
+    )  # fmt: skip
+    host = demand.pod_memory or processes * cpu_process_bytes(demand, setup)
     return ExecutionPlan(
         strategy=strategy,
-        method="LoRA" if spec.adapter.use == "Always" or strategy == "Adapter" else "Full",
-        zero_stage=3 if strategy == "Sharded" or nvme else 0,
+        method="LoRA" if lora else "Full",
+        zero_stage=setup.zero,
         accelerator="CPU",
         nodes=nodes,
         processes_per_node=processes,
         micro_batch=parts.micro_batch,
         gradient_accumulation=parts.gradient_accumulation,
         steps_per_generation=parts.steps_per_generation,
-        gradient_checkpointing=spec.training.gradient_checkpointing == "Enabled",
-        optimizer="AdamW8bit" if spec.training.optimizer == "AdamW8bit" else "AdamW",
-        dtype="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
-        parameters=parameters,
-        architecture=architecture,
-        host_memory_bytes=quantity_bytes(spec.placement.memory) if spec.placement.memory else host_bytes * processes,
+        gradient_checkpointing=setup.checkpointing,
+        optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
+        dtype="bfloat16" if bfloat16 else "float32",
+        parameters=demand.label,
+        architecture=demand.source,
+        host_memory_bytes=-(-host // MEBIBYTE) * MEBIBYTE,
         save_every_steps=save_every_steps(spec),
-        reason=f"accelerator CPU: {world} processes on {nodes} nodes, float32, reference {strategy}",
+        reason=f"accelerator CPU: {world} processes on {nodes} nodes, {setup.precision}, reference {strategy}",
     )

@@ -7,18 +7,18 @@ and by `grpo plan`.
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
 
+from . import explain
 from .architecture import Resolved, resolve
-from .batch import micro_batches, refuse_split, save_every_steps, split
+from .batch import micro_batches, refuse_split
 from .cpu import plan_cpu
-from .inventory import Inventory, Node
-from .result import Candidate, PlanReason, PlanRefused, PlanResult
-from .seed_rule import seed_rule
-
-MIB, GIB = 2**20, 2**30
+from .demand import MOST_SEQUENCES, Demand, build_demand, methods
+from .fixes import find_fixes
+from .inventory import Inventory
+from .pools import Pool, build_pools
+from .result import Candidate, Fix, PlanReason, PlanRefused, PlanResult
+from .search import Option, Search, choose, closest_miss, notable
 
 
 def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, config: Mapping[str, Any] | None = None) -> PlanResult:
@@ -30,80 +30,154 @@ def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, config: Mapping[str, An
         config: the model's config.json, where the caller could read it.
     """
     try:
-        _refuse_impossible(spec)
         resolved = resolve(spec.model, config)
-        chosen = _cpu(spec, resolved) if spec.placement.accelerator == "CPU" else _gpu(spec, resolved, inventory)
+        demand = build_demand(spec, resolved)
+        if spec.placement.accelerator == "CPU":
+            return _plan_cpu(demand)
+        return _plan_gpu(demand, inventory)
     except PlanRefused as refused:
         return PlanResult(feasible=False, reason=refused.reason, message=str(refused))
+
+
+def _plan_cpu(demand: Demand) -> PlanResult:
+    """A CPU job: one plan, no search."""
+    chosen = plan_cpu(demand)
     return PlanResult(
-        feasible=True,
-        fits_now=True,
-        reason=PlanReason.PLANNED,
-        message=chosen.reason,
-        chosen=chosen,
-        candidates=[Candidate(plan=chosen)],
-        changes=chosen.changes,
-        architecture=chosen.architecture,
+        feasible=True, fits_now=True, reason=PlanReason.PLANNED, message=chosen.reason, chosen=chosen,
+        candidates=[Candidate(plan=chosen)], changes=chosen.changes, architecture=chosen.architecture,
+    )  # fmt: skip
+
+
+def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
+    """A GPU job: on the GPUs that are free, else on those that will be, else an explanation."""
+    if not methods(demand.spec):
+        raise _no_method(demand.spec)
+    pools, left_out = build_pools(inventory, demand.spec.placement)
+    notes = [*inventory.warnings, *left_out]
+    chosen, options = _searched(demand, _with_free_gpus(pools)) if inventory.visible else (None, [])
+    if chosen:
+        return _planned(demand, options, chosen, notes, fits_now=True)
+    emptied, _ = build_pools(inventory.emptied, demand.spec.placement)
+    emptied = _with_free_gpus(emptied)
+    chosen, options = _searched(demand, emptied)
+    if chosen:
+        if not inventory.visible:
+            notes.append("pods of other namespaces can't be seen here: whether GPUs are free is left to the scheduler")
+        return _planned(demand, options, chosen, notes, fits_now=not inventory.visible)
+    if not options:
+        raise _no_layout(demand, emptied, notes)
+    return _nothing_fits(demand, options, inventory, emptied)
+
+
+def _with_free_gpus(pools: list[Pool]) -> list[Pool]:
+    """Pools that have a GPU to give."""
+    return [pool for pool in pools if pool.widest]
+
+
+def _searched(demand: Demand, pools: list[Pool]) -> tuple[Option | None, list[Option]]:
+    """The chosen option and all families."""
+    options = Search(demand, pools).families()
+    return choose(options, demand.spec.placement.objective), options
+
+
+def _planned(
+    demand: Demand, options: list[Option], chosen: Option, notes: list[str], fits_now: bool
+) -> PlanResult:  # fmt: skip
+    """The result of a search that found a plan."""
+    reason = explain.reason(chosen)
+    plan = explain.as_plan(demand, chosen, reason, [*explain.warnings(demand, chosen), *notes])
+    ranked = explain.candidates(demand, notable(options, chosen), chosen)
+    message = reason
+    if not fits_now:
+        free = f"{chosen.layout.world} x {chosen.pool.label or chosen.pool.resource}"
+        message = f"needs {free} on {explain.plural(chosen.layout.nodes, 'node')}, which are taken now; {reason}"
+    return PlanResult(
+        feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
+        message=message, chosen=plan, candidates=[Candidate(plan=plan), *ranked[1:]], changes=plan.changes,
+        architecture=demand.source,
+    )  # fmt: skip
+
+
+def _nothing_fits(demand: Demand, options: list[Option], inventory: Inventory, pools: list[Pool]) -> PlanResult:
+    """The refusal of a job that no candidate fits, with what is missing and what would help."""
+    nearest = closest_miss(options)
+    assert nearest is not None, "there are options"
+    phase = nearest.prediction.peak_phase
+    if nearest.shortage == "HostMemory":
+        reason = PlanReason.OUT_OF_HOST_MEMORY
+        numbers = f"{explain.gib(nearest.host)} of host memory per node, {explain.gib(nearest.host_room)} are there"
+    else:
+        reason = PlanReason.OUT_OF_DEVICE_MEMORY
+        numbers = f"{explain.gib(nearest.device)} per GPU at {phase}, {explain.gib(nearest.pool.usable)} are usable"
+    fixes = _fixes(demand, inventory, pools)
+    if any(fix.path == "spec.adapter.use" for fix in fixes):
+        reason = PlanReason.ONLY_ADAPTER_FITS
+    message = f"nothing fits; the nearest, {nearest.method.name} on {explain.gpus(nearest)}, needs {numbers}"
+    if fixes:
+        message += "; would fit: " + "; or ".join(fix.message for fix in fixes)
+    ranked = explain.candidates(demand, notable(options, None), None)
+    return PlanResult(
+        feasible=False, reason=reason, message=message, candidates=ranked, fixes=fixes, architecture=demand.source,
+    )  # fmt: skip
+
+
+def _fixes(demand: Demand, inventory: Inventory, pools: list[Pool]) -> list[Fix]:
+    """Changes of the spec that lead to a plan on the emptied nodes."""
+    resolved = Resolved(demand.shape, demand.source)
+
+    def attempt(spec: GRPOJobSpec) -> Option | None:
+        try:
+            changed = build_demand(spec, resolved)
+        except PlanRefused:
+            # The change broke the batch split; it is no fix.
+            return None
+        there, _ = build_pools(inventory.emptied, spec.placement)
+        return _searched(changed, _with_free_gpus(there))[0]
+
+    return find_fixes(demand.spec, pools, attempt)
+
+
+def _no_method(spec: GRPOJobSpec) -> PlanRefused:
+    """The refusal of pins that exclude one another."""
+    pins = [f"reference.strategy {spec.reference.strategy}", f"adapter.use {spec.adapter.use}"]
+    pins.append(f"training.optimizer {spec.training.optimizer}")
+    if spec.reference.offload:
+        pins.append(f"reference.offload.target {spec.reference.offload.target}")
+    if spec.reference.sync:
+        pins.append("reference.sync")
+    return PlanRefused(
+        PlanReason.INVALID_COMBINATION,
+        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, NVMe needs "
+        "it, and an adapter's reference is its own frozen base; set one of them to its default",
     )
 
 
-def _refuse_impossible(spec: GRPOJobSpec) -> None:
-    """Refuses combinations that no plan can honour."""
-    if spec.adapter.use == "Always" and spec.reference.strategy in ("Clone", "Sharded", "Offload"):
-        raise PlanRefused(
-            PlanReason.INVALID_COMBINATION,
-            f"spec.reference.strategy {spec.reference.strategy} with spec.adapter.use Always: the reference of an "
-            "adapter is its own frozen base; set strategy to Auto or Adapter, or adapter.use to Never",
+def _no_layout(demand: Demand, pools: list[Pool], notes: list[str]) -> PlanRefused:
+    """The refusal when no gang of the wanted extent exists."""
+    spec, said = demand.spec, "; ".join(notes)
+    wanted = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
+    if not pools:
+        return PlanRefused(
+            PlanReason.NO_GPUS, f"no node has GPUs{wanted} that this job may use" + (f": {said}" if said else "")
         )
-
-
-def _cpu(spec: GRPOJobSpec, resolved: Resolved) -> ExecutionPlan:
-    """A CPU plan: 24 bytes per parameter (float32 weights, gradients, Adam, reference) above the libraries."""
-    return plan_cpu(spec, resolved.label, resolved.source, GIB + 24 * resolved.shape.parameters)
-
-
-def _gpu(spec: GRPOJobSpec, resolved: Resolved, inventory: Inventory) -> ExecutionPlan:
-    """The seed's rule on the node with most GPUs."""
-    nodes = [node for node in inventory.nodes if node.gpus_total]
-    if not nodes:
-        raise PlanRefused(PlanReason.NO_GPUS, "no node with usable GPUs: " + ("; ".join(inventory.warnings) or "none"))
-    node = max(nodes, key=lambda one: (one.gpus_total, one.gpu_memory_mib, one.name))
-    wanted = spec.placement.gpus
-    pods = spec.placement.nodes or 1
-    most = min(node.gpus_total * pods, (wanted.max if wanted and wanted.max else 8))
-    counts = [n for n in range(most, 0, -1) if n % pods == 0 and micro_batches(spec, n, 8)]
-    if not counts or (wanted and counts[0] < wanted.min):
-        raise refuse_split(spec, wanted.min if wanted else pods, f"{wanted.min if wanted else pods} GPUs")
-    return _simple_plan(spec, resolved, node, pods, counts[0])
-
-
-def _simple_plan(spec: GRPOJobSpec, resolved: Resolved, node: Node, pods: int, gpus: int) -> ExecutionPlan:
-    """The plan of the seed's rule on `gpus` GPUs of `pods` nodes like this one."""
-    memory = node.gpu_memory_mib * MIB
-    if spec.placement.gpu_memory:
-        memory = quantity_bytes(spec.placement.gpu_memory)
-    rule = seed_rule(resolved.shape.parameters, memory)
-    strategy = rule if spec.reference.strategy == "Auto" else spec.reference.strategy
-    parts = split(spec, gpus, micro_batches(spec, gpus, 8)[-1])
-    return ExecutionPlan(
-        strategy="None" if spec.training.beta == 0 else strategy,
-        method="LoRA" if strategy == "Adapter" else "Full",
-        zero_stage=3 if strategy == "Sharded" else 0,
-        gpus=gpus,
-        nodes=pods,
-        gpus_per_node=gpus // pods,
-        processes_per_node=gpus // pods,
-        gpu_product=node.gpu_product,
-        gpu_resource=node.gpu_resource,
-        node_selector=dict(node.node_selector),
-        micro_batch=parts.micro_batch,
-        gradient_accumulation=parts.gradient_accumulation,
-        steps_per_generation=parts.steps_per_generation,
-        gradient_checkpointing=True,
-        dtype="bfloat16",
-        parameters=resolved.label,
-        architecture=resolved.source,
-        host_memory_bytes=16 * GIB,
-        save_every_steps=save_every_steps(spec),
-        reason=f"{resolved.label} parameters on {gpus} GPUs",
+    most = max(pool.gpus for pool in pools)
+    if demand.fewest_gpus > most:
+        return PlanRefused(
+            PlanReason.NOT_ENOUGH_GPUS,
+            f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; the largest group of alike GPUs has {most}: "
+            "lower spec.placement.gpus.min or spec.placement.nodes",
+        )
+    worlds = range(demand.fewest_gpus, min(most, demand.most_gpus or most) + 1)
+    if not any(micro_batches(spec, world, MOST_SEQUENCES) for world in worlds):
+        return refuse_split(spec, demand.fewest_gpus, f"{worlds.start} to {worlds.stop - 1} GPUs")
+    if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
+        return PlanRefused(
+            PlanReason.INVALID_COMBINATION,
+            f"spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later; {pools[0].label} has none: "
+            "set it to Auto",
+        )
+    return PlanRefused(
+        PlanReason.NOT_ENOUGH_GPUS,
+        f"no {explain.plural(spec.placement.nodes or 1, 'node')} with alike GPUs, and CPUs for one process each, can "
+        "hold a gang of this job: change spec.placement.nodes, gpus or cpu",
     )

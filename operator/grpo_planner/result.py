@@ -28,9 +28,9 @@ class PlanReason(StrEnum):
 class Rejection(Model):
     """Why a candidate was not chosen."""
 
-    reason: Literal["DeviceMemory", "HostMemory", "Slower", "MoreGPUs", "AdapterNotNeeded", "NoConsent"]
-    """DeviceMemory and HostMemory: it does not fit. Slower, MoreGPUs: the objective prefers another. AdapterNotNeeded:
-    it would train an adapter only, and all parameters fit. NoConsent: adapter.use is Never."""
+    reason: Literal["DeviceMemory", "HostMemory", "Slower", "NoBetter", "NotNeeded"]
+    """DeviceMemory and HostMemory: it does not fit. Slower, NoBetter: the objective prefers another. NotNeeded: it
+    would train an adapter only, or keep moments in 8 bits, and that is not needed to fit."""
     message: str
     """The same with its numbers, as a sentence fragment."""
     phase: str = ""

@@ -5,9 +5,10 @@ Exists because every term of the memory model is a function of these few widths.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """Widths and switches of a dense (or mixture-of-experts) decoder; names follow Hugging Face's config.json."""
 
@@ -28,6 +29,8 @@ class Shape:
     """One qkv and one gate_up matrix instead of five (Phi 3)."""
     norms: int = 2
     """RMSNorms per layer (4 in Gemma 2 and 3)."""
+    wide_norms: bool = False
+    """RMSNorms multiply by their weight in float32 (Gemma)."""
     sliding_window: int = 0
     """Window of local attention layers in tokens; 0: every layer attends to everything."""
     full_attention_layers: int = 0
@@ -39,55 +42,55 @@ class Shape:
     declared: int = 0
     """Parameters as declared, when the shape is only the nearest known one; 0: count them."""
 
-    @property
+    @cached_property
     def query(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
 
-    @property
+    @cached_property
     def key_value(self) -> int:
         """Width of all key heads together; the same for values."""
         return self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def attention_matrices(self) -> int:
         """Parameters of one layer's query, key, value and output projections."""
         return self.hidden * (2 * self.query + 2 * self.key_value)
 
-    @property
+    @cached_property
     def expert_matrices(self) -> int:
         """Parameters of one gated feed-forward network: gate, up and down projections."""
         return 3 * self.hidden * self.intermediate
 
-    @property
+    @cached_property
     def layer_matrices(self) -> int:
         """Parameters of one layer's matrices, all experts and their router included."""
         router = self.experts * self.hidden
         return self.attention_matrices + max(1, self.experts) * self.expert_matrices + router
 
-    @property
+    @cached_property
     def layer_vectors(self) -> int:
         """Parameters of one layer's norms and biases."""
         bias = (self.query + 2 * self.key_value) * self.qkv_bias
         return self.norms * self.hidden + bias + 2 * self.head_dim * self.qk_norm
 
-    @property
+    @cached_property
     def head(self) -> int:
         """Parameters of the output (or input) embedding."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def counted(self) -> int:
         """Parameters that the shape itself has."""
         layers = self.layers * (self.layer_matrices + self.layer_vectors)
         return layers + self.head * (1 if self.tied else 2) + self.hidden
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Parameters of the model: declared when the shape is only the nearest known one, else counted."""
         return self.declared or self.counted
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token passes: all of them but the experts it isn't routed to."""
         if not self.experts:

@@ -1,0 +1,183 @@
+"""Demand: what a job asks of the planner, with its pins, worked out once before the search.
+
+Exists so that the search sees numbers and allowed methods instead of a spec. Used by search.py and plan.py.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_api.base import quantity_bytes
+from grpo_api.job import GRPOJobSpec
+
+from . import batch
+from .architecture import Resolved, Source, by_name_and_size
+from .memory.activations import no_grad_transient
+from .memory.device import MARGIN
+from .memory.setup import Precision, Setup, Strategy
+from .products import Product
+from .shapes import Shape
+
+MOST_SEQUENCES = 16
+"""Largest micro-batch that is tried: beyond it nothing gets faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One family of candidates: what is trained, how it is sharded and where the reference is."""
+
+    lora: bool
+    zero: Literal[0, 2, 3]
+    offload: bool
+    strategy: Strategy
+    reference: Strategy
+    """The strategy as the memory model sees it: a Sharded reference with offload is `Offload`."""
+    eight_bit: bool
+
+    @property
+    def tier(self) -> int:
+        """How far it departs from training all parameters with AdamW: 0 not, 1 in 8 bits, 2 an adapter only."""
+        return 2 if self.lora else int(self.eight_bit)
+
+    @property
+    def name(self) -> str:
+        """For tables: `full ZeRO-2+offload, Clone`."""
+        parts = "LoRA" if self.lora else "full 8-bit" if self.eight_bit else "full"
+        sharding = f"ZeRO-{self.zero}" if self.zero else "DDP"
+        return f"{parts} {sharding}{'+offload' if self.offload else ''}, {self.strategy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A job's model and pins."""
+
+    spec: GRPOJobSpec
+    shape: Shape
+    source: Source
+    label: str
+    notes: tuple[str, ...]
+    reward_bytes: int
+    reward_shapes: tuple[Shape, ...]
+
+    @property
+    def margin(self) -> float:
+        """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose routing varies."""
+        return MARGIN["Estimated"] if self.shape.experts else MARGIN[self.source]
+
+    @property
+    def most_gpus(self) -> int | None:
+        """placement.gpus.max, None when open."""
+        return self.spec.placement.gpus.max if self.spec.placement.gpus else None
+
+    @property
+    def fewest_gpus(self) -> int:
+        """placement.gpus.min, and at least one per node."""
+        return max(self.spec.placement.gpus.min if self.spec.placement.gpus else 1, self.spec.placement.nodes or 1)
+
+    @property
+    def pod_cpu(self) -> float | None:
+        """CPU cores of one pod where they are pinned."""
+        text = self.spec.placement.cpu
+        if text is None:
+            return None
+        return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+    @property
+    def pod_memory(self) -> int | None:
+        """Host memory of one pod where it is pinned, in bytes."""
+        return quantity_bytes(self.spec.placement.memory) if self.spec.placement.memory else None
+
+    def scoring_bytes(self, sequences: int) -> int:
+        """Temporaries of the reward models, which score all sequences of a process in one pass."""
+        training = self.spec.training
+        setup = Setup("bfloat16", training.max_prompt_length, training.max_completion_length, sequences)
+        return max((round(no_grad_transient(shape, setup)) for shape in self.reward_shapes), default=0)
+
+    def precision(self, method: Method, hardware: Product) -> Precision | None:
+        """Dtypes of a method on a GPU; None when a pinned bfloat16 is not to be had.
+
+        Full training without ZeRO keeps float32 weights under autocast: in bfloat16 weights, small updates round away.
+        """
+        pinned = self.spec.training.dtype
+        if not hardware.bfloat16:
+            return None if pinned == "bfloat16" else "float32"
+        if pinned == "float32":
+            return "float32" if method.zero else "mixed"
+        narrow = method.zero or method.lora or pinned == "bfloat16"
+        return "bfloat16" if narrow else "mixed"
+
+
+def build_demand(spec: GRPOJobSpec, resolved: Resolved) -> Demand:
+    """The demand of a job.
+
+    Raises:
+        PlanRefused: a reward model's size is unknown, or generationBatchSize doesn't divide.
+    """
+    batch.generations_ahead(spec)
+    notes, shapes, size = [resolved.note] if resolved.note else [], [], 0
+    for index, reward in enumerate(spec.rewards):
+        if reward.model is None:
+            continue
+        scorer = by_name_and_size(reward.model.name, reward.model.parameters, f"spec.rewards[{index}].model")
+        notes += [scorer.note] if scorer.note else []
+        shapes.append(scorer.shape)
+        size += scorer.shape.parameters * (2 if reward.model.dtype == "bfloat16" else 4)
+    return Demand(spec, resolved.shape, resolved.source, resolved.label, tuple(notes), size, tuple(shapes))
+
+
+def methods(spec: GRPOJobSpec) -> list[Method]:
+    """All families that the spec's pins allow, simplest first."""
+    found = [] if _adapter_only(spec) else _full_methods(spec)
+    if _adapter_allowed(spec):
+        strategy: Strategy = "None" if spec.training.beta == 0 else "Adapter"
+        eight_bit = spec.training.optimizer == "AdamW8bit"
+        found.append(Method(True, 0, False, strategy, strategy, eight_bit))
+        if not eight_bit:
+            found.append(Method(True, 3, False, strategy, strategy, False))
+    return found
+
+
+def _adapter_only(spec: GRPOJobSpec) -> bool:
+    """Whether the user asked for an adapter."""
+    return spec.adapter.use == "Always" or spec.reference.strategy == "Adapter"
+
+
+def _adapter_allowed(spec: GRPOJobSpec) -> bool:
+    """Whether an adapter is consented to and its reference, the frozen base, is what was asked for."""
+    if spec.adapter.use == "Never" or spec.reference.sync or spec.reference.offload:
+        return False
+    return spec.reference.strategy in ("Auto", "Adapter", "None")
+
+
+def _full_methods(spec: GRPOJobSpec) -> list[Method]:
+    """Families that train all parameters."""
+    found = []
+    stages: list[tuple[Literal[0, 2, 3], bool]] = [(0, False), (2, False), (2, True), (3, False), (3, True)]
+    for zero, offload in stages:
+        for strategy, reference in _references(spec, zero):
+            bits = _eight_bit(spec, zero)
+            found += [Method(False, zero, offload, strategy, reference, eight_bit) for eight_bit in bits]
+    return found
+
+
+def _references(spec: GRPOJobSpec, zero: int) -> list[tuple[Strategy, Strategy]]:
+    """(strategy, its place in memory) that a stage can have: none without beta, no copy under ZeRO-3."""
+    if spec.training.beta == 0:
+        return [("None", "None")]
+    wanted, offload = spec.reference.strategy, spec.reference.offload
+    choices: list[tuple[Strategy, Strategy]] = []
+    if zero == 3:
+        choices.append(("Sharded", "Offload" if offload else "Sharded"))
+        if wanted == "Offload":
+            choices.append(("Offload", "Offload"))
+    elif not offload:
+        choices += [("Clone", "Clone"), ("Offload", "Offload")]
+    elif offload.target == "CPU":
+        choices.append(("Offload", "Offload"))
+    return [choice for choice in choices if wanted in ("Auto", choice[0])]
+
+
+def _eight_bit(spec: GRPOJobSpec, zero: int) -> list[bool]:
+    """Optimizers to try: 8-bit AdamW is bitsandbytes' own and doesn't combine with ZeRO's partitions."""
+    if spec.training.optimizer == "AdamW8bit":
+        return [] if zero else [True]
+    return [False, True] if spec.training.optimizer == "Auto" and not zero else [False]

@@ -1,0 +1,26 @@
+"""Changes one field of a spec by its path: what `--what-if` and the fixes do.
+
+Exists so that a suggested change is planned exactly as if the user had written it. Used by fixes.py and grpo_cli.
+"""
+
+from typing import Any
+
+from grpo_api.job import GRPOJobSpec, parse_spec
+
+
+def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:
+    """The spec with the field at `path`, such as `spec.training.numGenerations`, set; None removes it.
+
+    Raises:
+        SpecInvalid: there is no such field, or the value is not allowed there.
+    """
+    document: dict[str, Any] = spec.model_dump(by_alias=True, exclude_unset=True)
+    *parents, last = path.removeprefix("spec.").split(".")
+    section = document
+    for name in parents:
+        section = section.setdefault(name, {})
+    if value is None:
+        section.pop(last, None)
+    else:
+        section[last] = value
+    return parse_spec(document)

@@ -1,0 +1,9 @@
+"""The memory model: bytes per GPU and per host, for each phase of a GRPO step.
+
+Pure arithmetic over a Shape and a Setup; docs/memory-model.md has formulas, accuracy and what is assumed.
+"""
+
+from .phases import Prediction, predict
+from .setup import Precision, Setup, Strategy
+
+__all__ = ["Precision", "Prediction", "Setup", "Strategy", "predict"]

@@ -1,0 +1,62 @@
+"""From allocated bytes to what the device and the host must have.
+
+The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed, not measured").
+"""
+
+from ..shapes import Shape
+from .phases import Prediction
+from .setup import Setup
+from .states import trained_parameters
+
+GIB = 2**30
+CONTEXT = round(0.55 * GIB)
+"""CUDA context with the kernels of torch and cuBLAS."""
+COMMUNICATOR = round(0.4 * GIB)
+"""NCCL's buffers of one communicator."""
+FRAGMENTATION = 0.04
+"""Share of what comes and goes that the caching allocator can't reuse, with expandable segments."""
+MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
+"""Share of the allocated bytes kept free, by where the shape came from."""
+TORCH_SHARE, TORCH_RESERVE = 0.996, round(0.4 * GIB)
+"""torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
+PROCESS = round(3 * GIB)
+"""Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
+CPU_PROCESS = GIB
+"""The same without CUDA."""
+
+
+def usable_bytes(memory_mib: int) -> int:
+    """Bytes that torch sees on a GPU whose label says `memory_mib`."""
+    return max(0, round(memory_mib * 2**20 * TORCH_SHARE) - TORCH_RESERVE)
+
+
+def device_bytes(prediction: Prediction, world: int, margin: float) -> int:
+    """What the device must have: allocated bytes with margin, fragmentation, context and communicator."""
+    communicator = COMMUNICATOR if world > 1 else 0
+    fragments = FRAGMENTATION * prediction.dynamic
+    return round(prediction.peak * (1 + margin) + fragments) + CONTEXT + communicator
+
+
+def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
+    """Host memory of one pod with so many processes.
+
+    Loading holds the weights once per process (ZeRO-3: the partition and a few modules); offloading holds float32
+    master, moments and gradients, 16 bytes per parameter and rank; an offloaded reference holds its weights.
+    """
+    whole = shape.parameters * setup.weight_bytes
+    partition = whole / setup.world + 3 * shape.head * setup.weight_bytes
+    loading = partition if setup.zero == 3 else whole
+    state = 16 * trained_parameters(shape, setup) / setup.world if setup.offload else 0
+    reference = 0.0
+    if setup.reference == "Offload":
+        reference = whole / setup.world if setup.zero == 3 else whole
+    return round(processes * (PROCESS + max(loading, state) + reference))
+
+
+def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> int:
+    """Disk of one checkpoint: weights (the adapter's under LoRA), optimizer state and a drifting reference."""
+    trained = trained_parameters(shape, setup)
+    weight = 4 if setup.lora and not setup.zero else setup.weight_bytes
+    moments = 12 if setup.zero else 2.03 if setup.eight_bit else 2 * weight
+    reference = shape.parameters * setup.weight_bytes if drifting_reference else 0
+    return round(trained * (weight + moments) + reference)

@@ -1,0 +1,63 @@
+"""Terms of the memory model for generation with transformers' `generate`: prefill, cache and the last decoding step.
+
+Sources: transformers 5.23 (DynamicCache, sliding-window layers), TRL 1.16 (unwrap_model_for_generation gathers under
+ZeRO-3). All results are bytes on one GPU.
+"""
+
+from ..shapes import Shape
+from .activations import cast_cache, forward_transient
+from .setup import Setup
+from .states import live_parameters
+
+
+def gathered_policy(shape: Shape, setup: Setup) -> float:
+    """What ZeRO-3 adds to its own partition to generate: the rest of the model, or without gather the live modules."""
+    if setup.zero != 3:
+        return 0
+    if not setup.gather:
+        return live_parameters(shape, setup)
+    return setup.weight_bytes * shape.parameters * (1 - 1 / setup.world)
+
+
+def cached_positions(shape: Shape, tokens: int) -> int:
+    """Cached positions summed over layers; layers with a window keep at most that many tokens."""
+    if not shape.sliding_window:
+        return shape.layers * tokens
+    windowed = shape.layers - shape.full_attention_layers
+    return shape.full_attention_layers * tokens + windowed * min(tokens, shape.sliding_window)
+
+
+def cache(shape: Shape, setup: Setup, tokens: int) -> float:
+    """Keys and values of `tokens` positions: 2 * positions * key width * bytes * sequences.
+
+    The cache has the dtype of the weights: float32 under autocast, where only products are narrow.
+    """
+    return 2 * cached_positions(shape, tokens) * shape.key_value * setup.weight_bytes * setup.generation_batch
+
+
+def logits(shape: Shape, setup: Setup) -> float:
+    """float32 scores of the next token and their softmax, and under autocast the head's cast."""
+    cast = 2 * shape.head if setup.precision == "mixed" else 0
+    return setup.generation_batch * shape.vocab * 8 + cast
+
+
+def prefill(shape: Shape, setup: Setup) -> float:
+    """The cache of all prompts beside one layer's temporaries, or beside the logits."""
+    per_token = setup.prompt + (
+        9.5 * shape.intermediate + 8 * shape.hidden
+        if setup.lora
+        else forward_transient(shape, setup) / setup.tokens + 2 * shape.hidden
+    )
+    layer = setup.generation_batch * setup.prompt * per_token
+    return cache(shape, setup, setup.prompt) + max(layer, logits(shape, setup))
+
+
+def decode(shape: Shape, setup: Setup) -> float:
+    """The full cache, one layer's keys once more (the cache grows by concatenation), and the logits."""
+    longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
+    return cache(shape, setup, setup.length) + longer + logits(shape, setup)
+
+
+def generation_peak(shape: Shape, setup: Setup) -> float:
+    """The higher of prefill and decoding, with the gathered policy and autocast's cache."""
+    return gathered_policy(shape, setup) + cast_cache(shape, setup) + max(prefill(shape, setup), decode(shape, setup))

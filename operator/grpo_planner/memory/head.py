@@ -1,0 +1,41 @@
+"""Terms of the memory model around the output head: TRL's fused log-probabilities never hold the logits.
+
+Source: trl.kernels.chunked_logprob (TRL 1.16): tiles of 4096 tokens by 32768 words, gradients summed in float32.
+All results are bytes on one GPU.
+"""
+
+from ..shapes import Shape
+from .setup import Setup
+
+TILE_TOKENS = 4096
+TILE_WORDS = 32_768
+
+
+def tile(shape: Shape, setup: Setup) -> float:
+    """One tile of logits, and under autocast the tile's slices of weights and hidden states in bfloat16."""
+    rows = min(setup.scored_tokens, TILE_TOKENS)
+    logits = rows * TILE_WORDS * setup.compute_bytes
+    casts = (min(TILE_WORDS, shape.vocab) + rows) * shape.hidden * 2 if setup.precision == "mixed" else 0
+    return logits + casts
+
+
+def packed_hidden(shape: Shape, setup: Setup) -> float:
+    """The final norm's saved tensors for all tokens, the packed hidden states of scored tokens, and their statistics.
+
+    The norm keeps float32 input and narrow output; 40 bytes per scored token are the running sums and indices.
+    """
+    norm = {"bfloat16": 4 if setup.lora else 6, "mixed": 4 if setup.lora else 8, "float32": 4 if setup.lora else 8}
+    packed = setup.scored_tokens * (shape.hidden * setup.weight_bytes + 40)
+    return packed + norm[setup.precision] * shape.hidden * setup.tokens
+
+
+def forward_peak(shape: Shape, setup: Setup) -> float:
+    """Packed hidden states and one tile."""
+    return packed_hidden(shape, setup) + tile(shape, setup)
+
+
+def backward_peak(shape: Shape, setup: Setup) -> float:
+    """The forward's, with float32 gradients of hidden states and (full training) of the head, then their casts."""
+    wide = 4 if setup.weight_bytes == 4 else 6
+    gradient = 0 if setup.lora else shape.head * wide
+    return forward_peak(shape, setup) + setup.scored_tokens * shape.hidden * wide + gradient

@@ -1,0 +1,117 @@
+"""Terms of the memory model that live through the whole run: weights, gradients, optimizer state, reference, buffers.
+
+Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16; the ZeRO rows were measured as live
+storages of the real DeepSpeed engine on two gloo ranks. All results are bytes on one GPU.
+"""
+
+from ..shapes import Shape
+from .setup import Setup
+
+MAX_LIVE_PARAMETERS = 1_000_000_000
+"""DeepSpeed's stage3_max_live_parameters."""
+SUB_GROUP = 1_000_000_000
+"""DeepSpeed's sub_group_size: parameters that one optimizer kernel handles at a time."""
+EIGHT_BIT_STATE = 2.03
+"""Bytes per parameter of 8-bit AdamW: two moments and a float32 scale per block of 256 (Dettmers et al. 2021)."""
+
+
+def trained_parameters(shape: Shape, setup: Setup) -> int:
+    """Parameters with a gradient: the adapter's, or all."""
+    return shape.adapter_parameters(setup.lora_rank) if setup.lora else shape.parameters
+
+
+def trained_bytes(setup: Setup) -> int:
+    """Bytes of one trained weight: PEFT keeps adapters in float32, DeepSpeed in the base's dtype."""
+    return 4 if setup.lora and not setup.zero else setup.weight_bytes
+
+
+def weights(shape: Shape, setup: Setup) -> float:
+    """parameters * bytes, and the adapter's; divided by the world under ZeRO-3."""
+    adapter = trained_parameters(shape, setup) * trained_bytes(setup) if setup.lora else 0
+    return (shape.parameters * setup.weight_bytes + adapter) / (setup.world if setup.zero == 3 else 1)
+
+
+def optimizer_state(shape: Shape, setup: Setup) -> float:
+    """AdamW's two moments, under ZeRO beside a float32 master and divided by the world.
+
+    8 bytes per parameter in float32, 4 in pure bfloat16, EIGHT_BIT_STATE in 8 bits; ZeRO 12 / world; offloaded 0.
+    """
+    if setup.offload:
+        return 0
+    trained = trained_parameters(shape, setup)
+    if setup.zero:
+        return trained * 12 / setup.world
+    return trained * (EIGHT_BIT_STATE if setup.eight_bit else 2 * trained_bytes(setup))
+
+
+def reference_weights(shape: Shape, setup: Setup) -> float:
+    """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None: nothing stays."""
+    whole = shape.parameters * setup.weight_bytes
+    return {"Clone": whole, "Sharded": whole / setup.world}.get(setup.reference, 0)
+
+
+def visiting_reference(shape: Shape, setup: Setup) -> float:
+    """What an offloaded reference takes during its pass: all of it, or under ZeRO-3 the gathered modules."""
+    if setup.reference != "Offload":
+        return 0
+    return live_parameters(shape, setup) if setup.zero == 3 else shape.parameters * setup.weight_bytes
+
+
+def gradients(shape: Shape, setup: Setup) -> float:
+    """Gradients that wait for the optimizer after a micro-batch.
+
+    All of them without ZeRO; under ZeRO-2 this rank's partition, twice when a second micro-batch is added to it. ZeRO-3
+    keeps one flat partition for good (permanent_gradients); offloaded ones are in host memory.
+    """
+    trained = trained_parameters(shape, setup)
+    if not setup.partitions:
+        return trained * trained_bytes(setup)
+    if setup.zero == 3 or setup.offload:
+        return 0
+    return trained * setup.weight_bytes / setup.world * (2 if setup.accumulates else 1)
+
+
+def permanent_gradients(shape: Shape, setup: Setup) -> float:
+    """ZeRO-3's flat gradient partition, which is never freed (measured): bytes * parameters / world."""
+    if setup.zero != 3 or setup.offload:
+        return 0
+    return trained_parameters(shape, setup) * setup.weight_bytes / setup.world
+
+
+def reduction_buckets(shape: Shape, setup: Setup) -> float:
+    """ZeRO's reduce bucket of hidden**2 elements (transformers' `auto`), two of them in ZeRO-2; DDP's flat buckets.
+
+    DDP holds one more copy of all gradients, as gradient_as_bucket_view is off by default.
+    """
+    if setup.zero:
+        return 0 if setup.lora else shape.hidden**2 * setup.weight_bytes * (2 if setup.zero == 2 else 1)
+    return trained_parameters(shape, setup) * trained_bytes(setup) if setup.world > 1 else 0
+
+
+def live_parameters(shape: Shape, setup: Setup) -> float:
+    """Parameters that ZeRO-3 holds gathered while it computes: at most all, MAX_LIVE and both embeddings."""
+    if setup.zero != 3:
+        return 0
+    return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.head)
+
+
+def step_buffers(shape: Shape, setup: Setup) -> float:
+    """What the optimizer step adds: ZeRO averages and flattens gradients and copies them to float32 (measured).
+
+    8 bytes per parameter and rank under ZeRO-2, 6 per parameter of one sub-group under ZeRO-3; fused AdamW needs none.
+    """
+    if not setup.zero or setup.offload:
+        return 0
+    own = trained_parameters(shape, setup) / setup.world
+    return 6 * min(own, SUB_GROUP) if setup.zero == 3 else 8 * own
+
+
+def static(shape: Shape, setup: Setup) -> float:
+    """All that is live between phases once the first step is over."""
+    return (
+        weights(shape, setup)
+        + optimizer_state(shape, setup)
+        + reference_weights(shape, setup)
+        + reduction_buckets(shape, setup)
+        + permanent_gradients(shape, setup)
+    )

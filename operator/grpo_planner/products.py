@@ -1,0 +1,52 @@
+"""GPU products: memory, speed and bfloat16 of the card that a label names.
+
+Exists because labels carry a name and at best MiB, while the plan needs to know how fast and how capable a card is.
+The data is products.yaml. Used by pools.py.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+NETWORK_GB_PER_S = 50.0
+"""Bandwidth between nodes per GPU and direction, of a 400 Gbit/s network card; an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is known of one kind of GPU."""
+
+    memory_mib: int
+    """Memory as the label says."""
+    teraflops: float
+    """Dense bfloat16 TFLOP/s, float32 where there is no bfloat16."""
+    bandwidth: float
+    """Device memory in GB/s."""
+    link: float
+    """To a neighbour in the same node, GB/s per direction."""
+    bfloat16: bool
+    """Whether matrix products run in bfloat16 (compute capability 8.0 and later)."""
+    known: bool = True
+    """False when the numbers are guesses for an unknown product."""
+
+
+UNKNOWN = Product(0, 100, 600, 25, True, known=False)
+"""A modest data-centre card, for labels that the table doesn't have."""
+
+
+@cache
+def table() -> dict[str, Product]:
+    """All products by the beginning of their label."""
+    rows = yaml.safe_load(files(__package__).joinpath("products.yaml").read_text(encoding="utf-8"))
+    return {name: Product(*row) for name, row in rows.items()}
+
+
+def lookup(label: str) -> Product:
+    """The product with the longest name that the label begins with; UNKNOWN without one.
+
+    The match ends at a word: `NVIDIA-A10` is no beginning of `NVIDIA-A100-SXM4-40GB`.
+    """
+    found = [name for name in table() if label == name or label.startswith(f"{name}-")]
+    return table()[max(found, key=len)] if found else UNKNOWN
