@@ -17,7 +17,7 @@ from .errors import ManifestError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that takes `5e-6` for a number, `4.0` for 4 and a date for text, as kubectl's way through JSON does."""
+    """SafeLoader that takes `5e-6` for a number, `4.0` for 4 and a date for text, as kubectl does for JSON."""
 
     def construct_number(self, node: yaml.ScalarNode) -> float:
         """A float, or an int where there is no fraction."""

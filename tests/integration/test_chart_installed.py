@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import yaml
 
 from tests.cluster.access import Access, CommandError
 from tests.cluster.fixtures import AnyCluster
+from tests.cluster.processes import ClusterError, until
 from tests.samples import changed, job
 
 CHART = Path("charts/grpo-operator")
@@ -25,21 +25,22 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-grpo-operator"
 
 
 @pytest.fixture(scope="module")
-def release(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
+def release(grpo_cluster: AnyCluster) -> Iterator[AnyCluster]:
     """The chart, installed by Helm into a namespace that enforces the restricted pod security standard."""
-    api_cluster.kubectl("delete", "crd", "grpojobs.grpo.dev", "--ignore-not-found")
-    api_cluster.kubectl("create", "namespace", NAMESPACE)
+    grpo_cluster.kubectl("delete", "crd", "grpojobs.grpo.dev", "--ignore-not-found")
+    grpo_cluster.kubectl("create", "namespace", NAMESPACE)
     restricted = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
-    api_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
-    api_cluster.helm("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait=false")
-    yield api_cluster
-    api_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
-    api_cluster.kubectl("delete", "namespace", NAMESPACE)
+    grpo_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
+    grpo_cluster.helm("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait=false")
+    yield grpo_cluster
+    grpo_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
+    grpo_cluster.kubectl("delete", "namespace", NAMESPACE)
 
 
 def test_the_operators_pod_meets_the_restricted_standard(release: AnyCluster) -> None:
     selector = ("--selector=app.kubernetes.io/component=operator", "--namespace", NAMESPACE)
-    release.wait("the pod", "get", "pods", *selector, "-o", "jsonpath={.items[*].status.phase}", expect="Pending")
+    account = "jsonpath={.items[*].spec.serviceAccountName}"
+    release.wait("the pod", "get", "pods", *selector, "-o", account, expect=f"{RELEASE}-grpo-operator")
 
 
 def test_the_operators_account_has_no_wildcard(release: AnyCluster) -> None:
@@ -97,22 +98,32 @@ def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
         process.wait(30)
 
 
+def lines(cluster: Access, kind: str, path: str) -> str:
+    """A field of all objects of the kind in our namespace."""
+    return cluster.kubectl("get", kind, "--namespace", NAMESPACE, "-o", f"jsonpath={{.items[*]{path}}}")
+
+
 def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator: Path) -> None:
-    spec = changed(
-        {
-            "model.parameters": "77K",
-            "placement": {"accelerator": "CPU", "nodes": 1, "priorityClassName": "system-node-critical"},
-            "checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}},
-        }
-    )
-    release.kubectl("create", "--namespace", NAMESPACE, "-f", "-", input=json.dumps(job("rights", spec)))
-    conditions = ("get", "grpojob", "rights", "--namespace", NAMESPACE, "-o", "jsonpath={.status.phase}")
-    deadline = time.monotonic() + 60
-    while not (phase := release.kubectl(*conditions)):
-        assert time.monotonic() < deadline, operator.read_text()
-        time.sleep(0.2)
-    assert phase in ("Queued", "Pending", "Starting")
+    cpu = {"model.parameters": "77K", "placement": {"accelerator": "CPU", "priorityClassName": "system-node-critical"}}
+    claims = changed({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}, "suspend": False, **cpu})
+    for name, spec in (("runs", changed(cpu)), ("claims", claims)):
+        release.kubectl("create", "--namespace", NAMESPACE, "-f", "-", input=json.dumps(job(name, spec)))
+    get_phase = ("get", "grpojob", "runs", "--namespace", NAMESPACE, "-o", "jsonpath={.status.phase}")
+    try:
+        release.wait("the gang", *get_phase, expect="Running")
+        until("the claim", lambda: lines(release, "persistentvolumeclaims", ".metadata.name") == "claims-checkpoints")
+        until("events", lambda: "GRPOJob" in lines(release, "events", ".involvedObject.kind"))
+        patch(release, "runs", {"spec": {"suspend": True}})
+        release.wait("the job", *get_phase, expect="Suspended")
+        patch(release, "runs", {"spec": {"suspend": False, "activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 1}})
+        until("the finished job to go", lambda: lines(release, "grpojobs", ".metadata.name") == "claims")
+    except ClusterError as error:
+        raise AssertionError(operator.read_text()) from error
     assert "forbidden" not in operator.read_text().lower()
+
+
+def patch(cluster: Access, name: str, change: dict[str, object]) -> None:
+    cluster.kubectl("patch", "grpojob", name, "--namespace", NAMESPACE, "--type=merge", "-p", json.dumps(change))
 
 
 def old_chart(folder: Path) -> Path:

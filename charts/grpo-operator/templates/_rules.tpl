@@ -5,7 +5,7 @@
   verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
 - apiGroups: [grpo.dev]
   resources: [grpojobs/status]
-  verbs: [patch, update]
+  verbs: [patch]
 - apiGroups: [grpo.dev]
   resources: [grpojobs/finalizers] # owner references that block deletion
   verbs: [update]
@@ -14,14 +14,14 @@
   verbs: [create, get, list, watch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, delete, deletecollection]
+  verbs: [list, watch, deletecollection] # deletecollection: a gang that hangs is ended whole
 - apiGroups: [""]
   resources: [services]
-  verbs: [create, get, list, watch]
+  verbs: [create, list, watch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims] # checkpoint.volumeClaimTemplate
-  verbs: [create, get]
+  verbs: [create]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
