@@ -190,6 +190,15 @@ BAD: tuple[Bad, ...] = (
     Bad("memory-in-words", {"placement.memory": "16 GB"}, "spec.placement.memory", "match"),
     Bad("bad-label-value", {"placement.nodeSelector": {"pool": "a b"}}, "spec.placement.nodeSelector.pool", "match"),
     Bad("bad-label-key", {"placement.nodeSelector": {"-pool": "a"}}, "spec.placement.nodeSelector", "match"),
+    Bad(
+        "sync-of-adapter", {"reference": {"strategy": "Adapter", "sync": {}}}, "spec.reference", "reference of its own"
+    ),
+    Bad(
+        "seconds-without-effect",
+        {"placement.tolerations": [{"operator": "Exists", "tolerationSeconds": 5}]},
+        "spec.placement.tolerations[0]",
+        "needs effect NoExecute",
+    ),
     Bad("toleration", {"placement.tolerations": [{}]}, "spec.placement.tolerations[0]", "Equal needs key"),
     Bad(
         "two-checkpoint-volumes",

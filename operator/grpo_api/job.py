@@ -134,7 +134,7 @@ def _immutable_after_start() -> tuple[Rule, ...]:
 
 
 class GRPOJob(Model):
-    """One GRPO training job."""
+    """One GRPO training job: `spec` says what to train, `status` how it goes."""
 
     model_config = {"extra": "ignore"}
 

@@ -55,4 +55,5 @@ def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
         KubectlError: no such job.
     """
     found = get(options, f"{PLURAL}.{GROUP}", name)
-    return found["metadata"], GRPOJob.model_validate(found)
+    # a newer operator may say more than this version knows
+    return found["metadata"], GRPOJob.model_validate(found, extra="ignore")

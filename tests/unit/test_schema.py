@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from grpo_api.base import ATOMIC_LIST, Model, format_parameters, parameter_count, quantity_bytes
+from grpo_api.base import ATOMIC_LIST, Model, Rule, format_parameters, parameter_count, quantity_bytes
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.schema import NotStructural, Schema, fields, structural
 from grpo_operator import codegen
@@ -44,6 +44,21 @@ def test_models_refuse_what_the_server_refuses(bad: Bad) -> None:
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(bad.spec)
     assert any(problem.startswith(bad.path) for problem in caught.value.problems)
+
+
+def test_every_rule_has_a_spec_that_breaks_it() -> None:
+    told = ""
+    for bad in BAD:
+        with pytest.raises(SpecInvalid) as caught:
+            parse_spec(bad.spec)
+        told += str(caught.value)
+    assert [rule.message for rule in _rules(Model) if rule.holds and rule.message not in told] == []
+
+
+def _rules(model: type[Model]) -> list[Rule]:
+    """The rules of every model of the contract."""
+    ours = [below for below in model.__subclasses__() if below.__module__.startswith("grpo_api.")]
+    return [*model.RULES, *(rule for below in ours for rule in _rules(below))]
 
 
 def test_all_problems_are_told_at_once_with_path_and_value() -> None:
