@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 from grpo_api.rewards import ModelReward
 from grpo_trainer import models
 from grpo_trainer.errors import BadInput, WeightsDiffer
-from grpo_trainer.fingerprint import fingerprint
+from grpo_trainer.fingerprint import fingerprint, same_bits
 from grpo_trainer.proof import Proof, prove, prove_equal
 from grpo_trainer.weights import open_weights
 from tests.trainer import demo_model
@@ -40,6 +40,21 @@ def flip_last_bit(tensor: torch.Tensor) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return demo_model.save_policy(tmp_path / "model", shard="100KB")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize(("start", "stop"), [(0, 64), (1, 64), (0, 63), (3, 4)])
+def test_bits_are_compared_in_every_layout(dtype: torch.dtype, start: int, stop: int) -> None:
+    values = torch.arange(64).to(dtype)
+    part, copy = values[start:stop], values[start:stop].clone()
+    assert same_bits(part, copy)
+    copy.view(torch.uint8)[-1] ^= 1
+    assert not same_bits(part, copy)
+
+
+def test_equal_numbers_are_not_equal_bits() -> None:
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
 
 
 @pytest.mark.parametrize("tied", [True, False])

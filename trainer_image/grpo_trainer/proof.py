@@ -25,7 +25,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from . import partition, ranks
 from .errors import WeightsDiffer
-from .fingerprint import as_bytes, combined, fingerprint
+from .fingerprint import combined, fingerprint, same_bits
 from .names import Key, keys_of
 from .weights import WeightFiles
 
@@ -152,7 +152,7 @@ def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> No
             return
         try:
             pairs = _converted(parameter, share, files) if converted else _sliced(parameter.key.name, share, files)
-            if not all(_same_bits(mine, theirs) for mine, theirs in pairs):
+            if not all(_as_loaded(mine, theirs) for mine, theirs in pairs):
                 finding.different, finding.expected = name, _expected(parameter.key, share, files)
         except (SafetensorError, OSError, KeyError) as error:
             finding.different, finding.expected = name, f"can't be read ({error!r})"
@@ -176,9 +176,9 @@ def _converted(
         yield tensor.reshape(-1), files.read(key, 0, tensor.numel())
 
 
-def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Whether the file's elements, cast to the model's dtype as loading does, are the same bits."""
-    return torch.equal(as_bytes(mine), as_bytes(theirs.to(device=mine.device, dtype=mine.dtype)))
+    return same_bits(mine, theirs.to(device=mine.device, dtype=mine.dtype))
 
 
 def _expected(key: Key, share: partition.Share, files: WeightFiles) -> str:
