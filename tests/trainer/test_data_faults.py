@@ -1,6 +1,6 @@
-"""Bad data: every fault stops the run before the model loads, with the file, the row and the column.
+"""Bad data: every fault stops the run before its first step, with the file, the row and the column.
 
-Exists because `training failed` after an hour of loading is what users get elsewhere.
+Exists because `ArrowInvalid` and no row is what users get elsewhere.
 """
 
 import json

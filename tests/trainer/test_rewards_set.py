@@ -33,13 +33,14 @@ def test_names_weights_and_functions_agree_by_position() -> None:
         {"accuracy": {}, "weight": -2},
         {"format": {"pattern": "b"}},
         {"name": "judge", "http": {"url": "http://judge/"}},
+        {"http": {"url": "http://other/", "batchTimeoutSeconds": 40}},
     )
-    assert rewards.names == ["format", "accuracy", "format_2", "judge"]
+    assert rewards.names == ["format", "accuracy", "format_2", "judge", "http"]
     assert [function.__name__ for function in rewards.functions] == rewards.names
-    assert rewards.weights == [0.5, -2, 1, 1]
-    assert rewards.processing_classes == [None] * 4
+    assert rewards.weights == [0.5, -2, 1, 1, 1]
+    assert rewards.processing_classes == [None] * 5
     assert list(rewards.counters) == rewards.names
-    assert rewards.longest_seconds == 10 + 0 + 10 + 300
+    assert rewards.longest_seconds == 10 + 0 + 10 + max(300, 40), "services are asked at the same time"
     assert rewards.functions[2](completions=["b"]) == [1.0]
 
 

@@ -1,6 +1,6 @@
 """Loads `spec.dataset`: hub or files → rows with a `prompt` column that fits the model, and a fingerprint of them.
 
-Exists so that bad data stops a run before the model loads, with the row and the column. Called by the worker on every
+Exists so that bad data stops a run before its first step, with the row and the column. Called by the worker on every
 rank; all ranks get the same rows in the same order.
 """
 

@@ -1,7 +1,8 @@
 """The `format` reward: does the whole completion match a regular expression?
 
 Exists because a pattern and a completion together can take exponential time: matching runs in the `regex` package,
-which can be timed out and releases the GIL, so a bad pattern costs its budget and freezes nobody. Built by reward_set.
+which can be timed out and releases the GIL, so a bad pattern costs its budget and freezes nobody. `regex` measures its
+time-outs in CPU seconds of the process, all threads together (C's clock()). Built by reward_set.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class FormatFunction:
 
     @property
     def longest_seconds(self) -> float:
-        """The most time that one call can take."""
+        """The most time that one call can take, on a node that has a CPU for it."""
         return self._spec.batch_timeout_seconds
 
     def __call__(self, completions: Sequence[Completion], **_columns: Any) -> Scores:

@@ -6,6 +6,7 @@ transformers are imported where a reward is a model, and only then.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,10 +58,12 @@ class RewardSet:
     def longest_seconds(self) -> float:
         """The most time that scoring one batch can take, forward passes of reward models left out.
 
-        Sync rewards run one after the other, async ones together; a sum is never too short. The process group must
-        wait longer than this.
+        TRL calls sync rewards one after the other and awaits async ones together. The process group must wait longer
+        than this.
         """
-        return sum(getattr(function, "longest_seconds", 0.0) for function in self.functions)
+        seconds = [(_is_async(function), getattr(function, "longest_seconds", 0.0)) for function in self.functions]
+        together = max((longest for is_async, longest in seconds if is_async), default=0.0)
+        return together + sum(longest for is_async, longest in seconds if not is_async)
 
     def check(self, rows: datasets.Dataset) -> None:
         """Whether the dataset has what the rewards need, before anything is trained.
@@ -78,6 +81,10 @@ class RewardSet:
         for function in self.functions:
             if hasattr(function, "close"):
                 function.close()
+
+
+def _is_async(function: RewardFunction) -> bool:
+    return inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: bool) -> None:
