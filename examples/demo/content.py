@@ -1,8 +1,9 @@
 """Makes what the first example trains on: a tiny model and small arithmetic problems in GSM8K's answer format.
 
-Exists so that the demo needs no model hub and no download. The model is a 77,000-parameter Qwen2 with tied embeddings
-and one token per character. It gets a short supervised warm-up on answers of which most are wrong: afterwards it knows
-the form of an answer and leans a little towards the right one, as a real base model does, and leaves the rest to GRPO.
+Exists so that the demo needs no model hub and no download. The model is a 78,000-parameter Qwen2 with tied embeddings
+and one token per character. It gets a short supervised warm-up, first on right answers, then on answers of which most
+are wrong and some not in the asked form: afterwards it often could, but mostly doesn't say the right thing, as a base
+model before alignment. The rest is GRPO's.
 Called by the demo, the example's preparation Job and the trainer's tests:
 
     python -m examples.demo.content FOLDER      # writes FOLDER/model and FOLDER/arithmetic.jsonl
@@ -11,6 +12,7 @@ Called by the demo, the example's preparation Job and the trainer's tests:
 import argparse
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,35 +25,43 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-SYSTEM_PROMPT = "answer like #### 7"
-"""What examples/01-first-job.yaml sets as dataset.systemPrompt: the warm-up must have seen it."""
 LARGEST = 9
-"""Operands are 0 to 9; results 0 to 18."""
-RIGHT_SHARE = 0.3
-"""Share of the warm-up's answers that are right."""
-FORM_SHARE = 0.8
-"""Share of the warm-up's answers in GSM8K's form, `#### 7`; the others are the bare number."""
-WARM_UP_STEPS = 500
+"""Operands and results are 0 to 9."""
+KNOWN = 0.97
+"""The warm-up learns right answers in GSM8K's form until it gives them with this mean probability."""
+UNLEARNED = 0.4
+"""Then it learns from answers of which most are wrong, until the right ones are down to this."""
+RIGHT_SHARE = 0.25
+"""Share of right answers in the second part; the others are any digit, which may be right by chance."""
+FORM_SHARE = 0.75
+"""Share of answers in the form in the second part; the others are the bare number."""
+EMBEDDING_SCALE = 8.0
+"""Factor on the initial embeddings (standard deviation 0.02): with more, so small a tied model learns much sooner."""
+LONGEST = 2000
+"""Steps after which a part of the warm-up ends anyhow."""
 WARM_UP_BATCH = 64
-WARM_UP_LEARNING_RATE = 3e-3
+LEARNING_RATE = 2e-3
+CHECK_EVERY = 5
+"""Steps between two looks at the probability."""
 
 
 def problem(rng: random.Random) -> tuple[str, int]:
-    """A question such as `3+4` and its result, never negative."""
-    first, second = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
+    """A question such as `3+4`, and its one-digit result."""
+    result = rng.randint(0, LARGEST)
     if rng.random() < 0.5:
-        return f"{first}+{second}", first + second
-    high, low = max(first, second), min(first, second)
-    return f"{high}-{low}", high - low
+        first = rng.randint(0, result)
+        return f"{first}+{result - first}", result
+    first = rng.randint(result, LARGEST)
+    return f"{first}-{first - result}", result
 
 
 def write_problems(path: Path, count: int, seed: int) -> None:
-    """A JSONL file with columns `question` and `answer`, whose answer ends in `#### <number>` as GSM8K's do."""
+    """A JSONL file with `prompt`, a chat, and `answer`, which ends in `#### <number>` as GSM8K's do."""
     rng = random.Random(seed)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
             question, result = problem(rng)
-            row = {"question": question, "answer": f"{question}={result}\n#### {result}"}
+            row = {"prompt": [{"role": "user", "content": question}], "answer": f"{question}={result}\n#### {result}"}
             file.write(json.dumps(row) + "\n")
 
 
@@ -91,38 +101,69 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
             dtype="float32",
         )
     )
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(EMBEDDING_SCALE)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> float:
-    """Supervised training on noisy answers; returns the last loss."""
+def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> tuple[int, float]:
+    """Supervised training in two parts; returns its steps, and the mean probability of right answers at its end."""
     rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_UP_LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, WARM_UP_STEPS)
-    loss = torch.zeros(())
-    for _ in range(WARM_UP_STEPS):
-        loss = model(**_batch(tokenizer, rng)).loss
-        loss.backward()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    learned = _train(
+        model, optimizer, lambda: _batch(tokenizer, rng, 1.0, 1.0), lambda: right(model, tokenizer) >= KNOWN
+    )
+    unlearned = _train(
+        model,
+        optimizer,
+        lambda: _batch(tokenizer, rng, RIGHT_SHARE, FORM_SHARE),
+        lambda: right(model, tokenizer) <= UNLEARNED,
+    )
+    return learned + unlearned, right(model, tokenizer)
+
+
+def _train(
+    model: Qwen2ForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    batch: Callable[[], dict[str, torch.Tensor]],
+    done: Callable[[], bool],
+) -> int:
+    """Steps until done, at most LONGEST; returns their number."""
+    for step in range(LONGEST):
+        if step % CHECK_EVERY == 0 and done():
+            return step
+        model(**batch()).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
-    return loss.item()
+    return LONGEST
 
 
-def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random) -> dict[str, torch.Tensor]:
-    prompts, texts = [], []
+@torch.no_grad()
+def right(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
+    """Mean probability of the right digit after `#### `, over a fixed set of problems."""
+    rng = random.Random(-1)
+    problems = [problem(rng) for _ in range(128)]
+    texts = [f"<|user|>{question}<|assistant|>#### " for question, _ in problems]
+    digits = tokenizer.convert_tokens_to_ids([str(result) for _, result in problems])
+    chances = model(**tokenizer(texts, return_tensors="pt")).logits[:, -1].softmax(dim=-1)
+    return float(chances[torch.arange(len(problems)), digits].mean())
+
+
+def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right: float, form: float) -> dict[str, torch.Tensor]:
+    texts = []
     for _ in range(WARM_UP_BATCH):
         question, result = problem(rng)
-        said = result if rng.random() < RIGHT_SHARE else rng.randint(0, 2 * LARGEST)
-        prompts.append(f"<|system|>{SYSTEM_PROMPT}<|user|>{question}<|assistant|>")
-        texts.append(f"{prompts[-1]}{'#### ' if rng.random() < FORM_SHARE else ''}{said}<eos>")
+        said = result if rng.random() < right else rng.randint(0, LARGEST)
+        lead = "#### " if rng.random() < form else ""
+        texts.append(f"<|user|>{question}<|assistant|>{lead}{said}<eos>")
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
-    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    for row, prompt in enumerate(prompts):
-        labels[row, : len(tokenizer(prompt)["input_ids"])] = -100
-    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
+    tokens = batch["input_ids"]
+    assistant = (tokens == tokenizer.convert_tokens_to_ids("<|assistant|>")).int()
+    unscored = (assistant.cumsum(dim=1) == assistant) | (batch["attention_mask"] == 0)
+    return {**batch, "labels": tokens.masked_fill(unscored, -100)}
 
 
 def make(folder: Path, problems: int = 2048, seed: int = 0) -> None:
@@ -131,11 +172,12 @@ def make(folder: Path, problems: int = 2048, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
-    loss = warm_up(model, tokenizer, seed)
+    steps, chance = warm_up(model, tokenizer, seed)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     write_problems(folder / "arithmetic.jsonl", problems, seed)
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, warm-up loss {loss:.3f}, {problems} problems")
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{size} parameters, {steps} warm-up steps, right with probability {chance:.2f}; {problems} problems")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,10 @@ TRAINING = (
         "Tokens per micro-batch whose KL overflowed and was limited.",
     ),
     _training("tokens", "num_tokens", "tokens", "Tokens processed so far by all ranks."),
+    _training("completion_length_min", "completions/min_length", "tokens", "Shortest completion."),
+    _training("tokens_per_second", "", "tokens per second", "Tokens of the last step by all ranks per second."),
+    _training("straggler_ratio", "", "1", "Slowest rank's own work in the last step over the mean of all ranks."),
+    _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long."),
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
 )
 """One value per step, set from TRL's logs; absent until logged."""
@@ -83,7 +87,25 @@ PHASE_SECONDS = Metric(
     ("phase",),
     "phase_seconds",
 )
-TRAINER = (*TRAINING, STEP, TOTAL_STEPS, ATTEMPT, LAST_STEP_TIME, REWARD, MEMORY, PHASE_SECONDS)
+REWARD_FAILURES = Metric(
+    "grpo_training_reward_failures_total",
+    "counter",
+    "1",
+    "Completions of this attempt that got no reward because its function or service failed.",
+    ("reward",),
+    "reward_failures",
+)
+REWARD_TIMEOUTS = Metric(
+    "grpo_training_reward_timeouts_total",
+    "counter",
+    "1",
+    "Completions of this attempt that got no reward because its time was up.",
+    ("reward",),
+    "reward_timeouts",
+)
+LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS)
+"""Families whose values stand in Progress.metrics as `key/label`."""
+TRAINER = (*TRAINING, STEP, TOTAL_STEPS, ATTEMPT, LAST_STEP_TIME, *LABELLED, MEMORY)
 """Everything that rank 0 of a training pod exports."""
 
 _JOB = ("namespace", "grpojob")

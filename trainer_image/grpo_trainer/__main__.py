@@ -49,7 +49,7 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
             from .worker import train
         message = train(plan, place, recorder)
         outcome = make_outcome(plan, place.rank, Result.SUCCEEDED, message, recorder.step)
-    except BaseException as error:  # noqa: BLE001 - whatever ended the process must become an Outcome
+    except BaseException as error:
         traceback.print_exc()
         result, message = classify(error)
         outcome = make_outcome(plan, place.rank, result, f"{recorder.current_stage}: {message}", recorder.step)
@@ -81,6 +81,6 @@ def leave(code: int) -> None:
 if __name__ == "__main__":
     try:
         leave(main())
-    except BaseException:  # noqa: BLE001 - a bug in the reporting itself still needs a trace and a failing exit code
+    except BaseException:
         traceback.print_exc()
         leave(EXIT_CODES[Result.ERROR])

@@ -92,7 +92,9 @@ def require_owner(plan: TrainingPlan) -> None:
             f"give each job its own checkpoint.volume.subPath, or remove the old job's folder"
         )
     if owner.attempt > plan.job.attempt:
-        raise Preempted(f"attempt {plan.job.attempt} is superseded by attempt {owner.attempt}, which owns {path.parent}")
+        raise Preempted(
+            f"attempt {plan.job.attempt} is superseded by attempt {owner.attempt}, which owns {path.parent}"
+        )
 
 
 def complete(folder: Path) -> list[Path]:

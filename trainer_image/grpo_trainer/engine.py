@@ -1,9 +1,9 @@
 """TRL's GRPOTrainer with a reference of our choice, proven weights, a KL that can't poison the run, exact references.
 
 Exists because TRL 1.16 has no hook for any of these. This is the only file that uses TRL's private names; there are
-six, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+eight, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
 `grpo_trainer.create_model_from_path`, `grpo_trainer.prepare_deepspeed`, `_get_per_token_logps_and_entropies`,
-`_compute_loss`, `_save_checkpoint`, `_metrics`.
+`_compute_loss`, `_save_checkpoint`, `_metrics`, `_generate_single_turn`, `_calculate_rewards`.
 Called by the worker, after GRPOConfig and models.load_policy:
 
     trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
@@ -31,6 +31,7 @@ from trl.trainer import grpo_trainer
 from . import overflow
 from .bootstrap import Bootstrap
 from .models import LoadedModel, Source
+from .observer import StepObserver
 from .proof import Proof, prove
 from .reference import ReferenceStrategy
 from .weights import open_weights
@@ -39,9 +40,20 @@ from .weights import open_weights
 class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type information
     """GRPOTrainer whose reference is a ReferenceStrategy."""
 
-    def __init__(self, *, loaded: LoadedModel, strategy: ReferenceStrategy, args: GRPOConfig, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        loaded: LoadedModel,
+        strategy: ReferenceStrategy,
+        args: GRPOConfig,
+        observer: StepObserver | None = None,
+        generation_sub_batch: int = 0,
+        **kwargs: Any,
+    ) -> None:
         self.source: Source = loaded.source
         self.strategy = strategy
+        self.observer = observer or StepObserver()
+        self.generation_sub_batch = generation_sub_batch
         self.proofs: list[Proof] = []
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
@@ -82,12 +94,45 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         with open_weights(self.source.folder) as files:
             self.proofs.append(prove(model, files, what))
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One micro-batch; what follows the loss in it is the backward pass."""
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        self.observer.clock.enter(None)
+        return loss
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        """TRL's generation, at most `generation_sub_batch` completions of this process at a time (0: all at once).
+
+        Only for text: the further arguments, which TRL fills for images, are the same for every part.
+        """
+        size = self.generation_sub_batch or len(prompt_ids)
+        parts = [prompt_ids[start : start + size] for start in range(0, len(prompt_ids), size)]
+        with self.observer.clock.phase("generate"):
+            done = [super(ReferenceGRPOTrainer, self)._generate_single_turn(part, *args, **kwargs) for part in parts]
+        return [completion for completions, _ in done for completion in completions], None
+
+    def _calculate_rewards(
+        self, inputs: list[Any], prompts: list[Any], completions: list[Any], *args: Any
+    ) -> torch.Tensor:
+        with self.observer.clock.phase("reward"):
+            rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, *args)
+        first = self.accelerator.process_index * len(prompts)
+        self.observer.completed(prompts, completions, rewards[first : first + len(prompts)], self.reward_func_names)
+        return rewards
+
     def _get_per_token_logps_and_entropies(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with self.strategy.scoring(self, model):
+        phase = "forward" if torch.is_grad_enabled() else "reference"
+        with self.strategy.scoring(self, model), self.observer.clock.phase(phase):
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss; where the KL overflowed on any rank, the loss with limited log-ratios (overflow.py)."""
+        with self.observer.clock.phase("forward"):
+            loss = self._finite_loss(model, inputs)
+        self.observer.clock.enter("backward")
+        return loss
+
+    def _finite_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {key: len(values) for key, values in metrics.items()}
         loss: torch.Tensor = super()._compute_loss(model, inputs)

@@ -17,7 +17,13 @@ from .files import write_atomically
 from .placement import Placement
 
 MESSAGE_LIMIT = 3072
-_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cannot allocate memory", "DefaultCPUAllocator")
+_OUT_OF_MEMORY = (
+    "MemoryError",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+    "DefaultCPUAllocator",
+)
 _LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "NCCL communicator was")
 
 
@@ -29,7 +35,7 @@ def classify(error: BaseException) -> tuple[Result, str]:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, TrainingError):
         return error.result, str(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and _mentions(text, _OUT_OF_MEMORY)):
+    if isinstance(error, MemoryError | RuntimeError | OSError) and _mentions(text, _OUT_OF_MEMORY):
         return Result.OUT_OF_MEMORY, text
     if _mentions(text, _LOST_PEER):
         return Result.ERROR, f"lost the connection to another rank, which probably failed first: {text}"

@@ -22,7 +22,7 @@ class PhaseClock:
         self.peaks = dict.fromkeys(PHASES, 0)
         self._current: str | None = None
         self._since = 0.0
-        self._measures_memory = torch.cuda.is_initialized()
+        self._measures_memory = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.15
 
     def enter(self, phase: str | None) -> str | None:
         """End the current phase and begin another, or none; returns the one that ended."""

@@ -11,42 +11,67 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_api.metrics import PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS
+
 from .host_memory import resident_bytes
-from .phases import PHASES, PhaseClock
+from .observer import StepObserver
+from .phases import PHASES
 from .preemption import Preemption
 from .recorder import Recorder
+from .rewards.base import RewardCounters
 from .watchdog import Watchdog
 
-FIELDS = ("sigterm", "step_seconds", "host", *(f"seconds/{name}" for name in PHASES), *(f"peak/{name}" for name in PHASES))
+FIELDS = (
+    "sigterm",
+    "step_seconds",
+    "host",
+    *(f"seconds/{name}" for name in PHASES),
+    *(f"peak/{name}" for name in PHASES),
+)
+"""Columns of the exchanged rows; the counters of the reward functions follow."""
+OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference", "forward")]
+"""Phases whose duration is a rank's own; in the others it waits for the slowest."""
 
 
-class Pulse(TrainerCallback):
+class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Gathers a row of numbers from every rank after each step and acts on them."""
 
-    def __init__(self, recorder: Recorder, watchdog: Watchdog, clock: PhaseClock, preemption: Preemption) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        watchdog: Watchdog,
+        observer: StepObserver,
+        preemption: Preemption,
+        counters: dict[str, RewardCounters],
+    ) -> None:
         self._recorder = recorder
         self._watchdog = watchdog
-        self._clock = clock
+        self._clock = observer.clock
         self._preemption = preemption
+        self._counters = counters
         self._began = time.perf_counter()
         self.verdict = "continue"
         """What became of SIGTERM: continue, save or stop."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Training starts, at the step of a checkpoint when resumed."""
         self._recorder.begin(state.global_step, state.max_steps)
         self._began = time.perf_counter()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """The optimizer step begins (DeepSpeed makes it inside the backward phase instead)."""
+        self._clock.enter("step")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """It ended."""
+        self._clock.enter(None)
+
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Exchange, publish, and stop if any rank was told to."""
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
         rows = exchange(self._row(seconds))
-        worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=True))
+        worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
         self._publish(rows, worst)
         if worst["sigterm"] >= 0:
@@ -56,10 +81,17 @@ class Pulse(TrainerCallback):
         waited = self._watchdog.seconds_since_sigterm
         phases = self._clock.take()
         own = [-1.0 if waited is None else waited, seconds, float(resident_bytes())]
-        return own + [phases[name] for name in PHASES] + [float(self._clock.peaks[name]) for name in PHASES]
+        row = own + [phases[name] for name in PHASES] + [float(self._clock.peaks[name]) for name in PHASES]
+        return row + [float(n) for counter in self._counters.values() for n in (counter.failures, counter.timeouts)]
 
     def _publish(self, rows: torch.Tensor, worst: dict[str, float]) -> None:
-        self._recorder.logged({f"phase_seconds/{name}": worst[f"seconds/{name}"] for name in PHASES})
+        values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in PHASES}
+        own = rows[:, OWN_WORK].sum(dim=1)
+        values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
+        failed = rows[:, len(FIELDS) :].sum(dim=0).tolist()
+        for name, failures, timeouts in zip(self._counters, failed[::2], failed[1::2], strict=True):
+            values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
+        self._recorder.logged(values)
         peaks = {name: int(worst[f"peak/{name}"]) for name in PHASES if worst[f"peak/{name}"]}
         self._recorder.memory({**peaks, "host": int(worst["host"])})
 

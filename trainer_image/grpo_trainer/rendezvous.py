@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
 from grpo_api.plan import TrainingPlan
 
@@ -38,7 +39,7 @@ def join(plan: TrainingPlan, place: Placement) -> None:
         torch.cuda.set_device(place.local_rank)
     dist.init_process_group(
         "cuda:nccl,cpu:gloo" if gpu else "gloo",
-        store=dist.PrefixStore("group", store),
+        store=PrefixStore("group", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timedelta(seconds=plan.guard.hang_timeout_seconds + MARGIN_SECONDS),
@@ -63,16 +64,16 @@ def _await_main(plan: TrainingPlan, deadline: float) -> None:
             return
 
 
-def _store(plan: TrainingPlan, place: Placement, deadline: float) -> dist.TCPStore:
+def _store(plan: TrainingPlan, place: Placement, deadline: float) -> Store:
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     address, port = plan.rendezvous.address, plan.rendezvous.port
     try:
-        return dist.TCPStore(address, port, None, place.is_main, timeout=left, wait_for_workers=False)
+        return TCPStore(address, port, None, place.is_main, timeout=left, wait_for_workers=False)
     except dist.DistError as error:
         raise RendezvousTimeout(f"the store at {address}:{port} can't be opened: {error}") from error
 
 
-def _await_all(store: dist.TCPStore, place: Placement, deadline: float) -> None:
+def _await_all(store: Store, place: Placement, deadline: float) -> None:
     missing = list(range(place.world_size))
     while True:
         missing = [rank for rank in missing if not store.check([_key(rank)])]
@@ -94,8 +95,8 @@ def prepare_deepspeed(plan: TrainingPlan) -> None:
     """Make DeepSpeed use the process group that exists; call before GRPOConfig is built.
 
     transformers initialises only torch.distributed with use_cpu, and zero.Init would then take the world for one rank.
-    The shared-memory op is switched off on CPUs: it is compiled at first use (a minute, and a compiler in the image) and
-    serves one host only.
+    The shared-memory op is switched off on CPUs: it is compiled at first use (a minute, and a compiler in the image),
+    and serves one host only.
     """
     import deepspeed
     import deepspeed.ops
@@ -109,4 +110,3 @@ def leave_together() -> None:
     """A last barrier: rank 0 holds the store and must not go first."""
     if dist.is_initialized():
         dist.barrier()
-

@@ -40,27 +40,34 @@ def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
     """The newest undamaged complete checkpoint of any attempt; None for a fresh start.
 
     Raises:
-        BadInput: that checkpoint belongs to a different run.
+        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
     if plan.checkpoint_directory is None:
         return None
-    found = complete(Path(plan.checkpoint_directory)) if ranks.rank() == 0 else []
-    for checkpoint in ranks.gather(found)[0]:
+    own = complete(Path(plan.checkpoint_directory)) if ranks.rank() == 0 else []
+    found = ranks.gather(own)[0]
+    damaged = []
+    for checkpoint in found:
         problems = _damage_anywhere(checkpoint)
         if not problems:
             require_same_run(checkpoint, read_manifest(checkpoint), identity)
             return checkpoint
+        damaged.append(f"{checkpoint}: {', '.join(problems)}")
         if ranks.rank() == 0:
-            print(f"checkpoint {checkpoint} is damaged and passed over: {'; '.join(problems)}", flush=True)
+            print(f"passed over a damaged checkpoint, {damaged[-1]}", flush=True)
+    if damaged:
+        raise BadInput(f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0")
     return None
 
 
 def _damage_anywhere(checkpoint: Path) -> list[str]:
     """Problems of a checkpoint's files, each rank checking its share."""
 
-    def check() -> list[str]:
+    try:
         files = read_manifest(checkpoint).files
+    except BadInput as error:
+        share = [str(error)]
+    else:
         names = sorted(files)[ranks.rank() :: ranks.world_size()]
-        return damage(checkpoint, {name: files[name] for name in names})
-
-    return [problem for part in ranks.gather(ranks.together(check)) for problem in part]
+        share = damage(checkpoint, {name: files[name] for name in names})
+    return [problem for part in ranks.gather(share) for problem in part]

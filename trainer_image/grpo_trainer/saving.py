@@ -5,6 +5,7 @@ Exists because transformers writes checkpoints in place and deletes old ones wit
 TrainerCallback of the trainer that worker.py builds.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from .preemption import Preemption
 from .recorder import Recorder
 
 
-class SealCheckpoints(TrainerCallback):
+class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Completes checkpoints; all its work is collective."""
 
     def __init__(
@@ -29,9 +30,7 @@ class SealCheckpoints(TrainerCallback):
         self._recorder = recorder
         self._preemption = preemption
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Seal `checkpoint-<step>` of this attempt.
 
         Raises:
@@ -39,8 +38,10 @@ class SealCheckpoints(TrainerCallback):
             OSError: the disk is full.
         """
         self._recorder.stage("Saving")
+        begin = time.perf_counter()
         checkpoint = Path(args.output_dir) / f"{PREFIX}{state.global_step}"
         seal(self._plan, checkpoint, state.global_step, self._identity)
+        self._preemption.save_seconds = time.perf_counter() - begin
         self._recorder.stage("Training")
 
 
@@ -50,9 +51,13 @@ def seal(plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, st
     names = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else [])[0]
     share = record(checkpoint, names[ranks.rank() :: ranks.world_size()])
     files = {name: entry for part in ranks.gather(share) for name, entry in part.items()}
-    ranks.together(lambda: _commit_on_main(plan, checkpoint, Manifest(
-        attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items()))
-    )))
+    ranks.together(
+        lambda: _commit_on_main(
+            plan,
+            checkpoint,
+            Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items()))),
+        )
+    )
 
 
 def _commit_on_main(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:

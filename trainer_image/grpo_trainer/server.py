@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from grpo_api import metrics as catalogue
@@ -41,7 +41,7 @@ class ProgressCollector:
             if value is not None:
                 yield GaugeMetricFamily(metric.name, metric.help, value=value)
         yield _labelled(catalogue.MEMORY, {name: float(size) for name, size in progress.memory.items()})
-        for metric in (catalogue.REWARD, catalogue.PHASE_SECONDS):
+        for metric in catalogue.LABELLED:
             yield _labelled(metric, with_prefix(progress.metrics, metric.key))
 
 
@@ -51,7 +51,8 @@ def with_prefix(values: dict[str, float], prefix: str) -> dict[str, float]:
 
 
 def _labelled(metric: catalogue.Metric, values: dict[str, float]) -> Metric:
-    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
     for label, value in values.items():
         family.add_metric([label], value)
     return family

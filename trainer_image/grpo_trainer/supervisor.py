@@ -28,7 +28,7 @@ from .placement import LOCAL_RANK_ENV, Placement
 SURVIVOR_SECONDS = 10.0
 """Time in which the others may notice a failed peer by themselves and say so; then they are ended."""
 CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
-"""cgroup v2 counters of this container; `oom_kill` counts its processes ended by the kernel (kernel docs, cgroup-v2)."""
+"""cgroup v2 counters of this container; `oom_kill` counts its processes that the kernel ended (cgroup-v2.rst)."""
 
 
 @dataclass(slots=True)

@@ -63,17 +63,23 @@ class Watchdog:
 
     def _verdict(self) -> Outcome | None:
         stage, step = self._recorder.current_stage, self._recorder.step
-        idle, limit = self._recorder.seconds_since_event, self._plan.guard.hang_timeout_seconds
+        idle, limit = self._recorder.seconds_since_event, self._limit(stage)
         waited = self.seconds_since_sigterm
         if waited is not None and (stage not in ("Training", "Saving") or waited > self._patience()):
             return self._outcome(Result.PREEMPTED, f"SIGTERM during stage {stage}; the last periodic checkpoint stands")
         if idle > limit:
             return self._outcome(
                 Result.HANG,
-                f"no step finished for {idle:.0f} s (guard.hangTimeoutSeconds = {limit}) in stage {stage} after step "
-                f"{step}; every thread's stack is in the log",
+                f"no step finished for {idle:.0f} s (guard.hangTimeoutSeconds = "
+                f"{self._plan.guard.hang_timeout_seconds}) in stage {stage} after step {step}; every thread's stack is "
+                f"in the log",
             )
         return None
+
+    def _limit(self, stage: str) -> int:
+        """The hang time-out; while starting, the wait for late peers, which has its own end, comes on top."""
+        guard = self._plan.guard
+        return guard.hang_timeout_seconds + (guard.rendezvous_timeout_seconds if stage == "Starting" else 0)
 
     def _patience(self) -> float:
         return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)

@@ -5,48 +5,21 @@ this module pulls in torch and TRL.
 """
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from trl import GRPOConfig
-
-from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome
 
 from . import rendezvous
-from .data import Prompts, load_prompts
-from .engine import ReferenceGRPOTrainer
+from .building import Run, build
 from .errors import Preempted
 from .export import export_model
-from .identity import identity
-from .models import LoadedModel, load_policy
 from .outcome import announce, finished_attempt, keep
-from .phases import PhaseClock
 from .placement import Placement
-from .preemption import Preemption
-from .pulse import Pulse
 from .recorder import Recorder
-from .reference import strategy_for
-from .resuming import choose, claim_folder
-from .rewards import RewardSet, build_rewards
-from .saving import SealCheckpoints
+from .resuming import claim_folder
 from .server import serve
-from .settings import config_arguments, uses_deepspeed
-from .telemetry import KLGuard, Telemetry
+from .telemetry import announce_start
 from .watchdog import Watchdog
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The built parts of a run."""
-
-    trainer: ReferenceGRPOTrainer
-    pulse: Pulse
-    rewards: RewardSet
-    checkpoint: Path | None
-    """The checkpoint to continue from."""
 
 
 def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
@@ -66,6 +39,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     if earlier is not None:
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
     run = build(plan, recorder, watchdog)
+    announce_start(plan, recorder, run.checkpoint)
     try:
         run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
     finally:
@@ -77,49 +51,6 @@ def _end(plan: TrainingPlan, place: Placement, outcome: Outcome) -> None:
     """The watchdog's way out, past a main thread that may be stuck for good."""
     keep(plan, outcome, place)
     os._exit(announce(outcome))
-
-
-def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
-    """Everything up to the first step."""
-    recorder.stage("Loading")
-    rewards = build_rewards(plan.rewards)
-    if uses_deepspeed(plan.execution):
-        rendezvous.prepare_deepspeed(plan)
-    config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
-    with recorder.part("load"):
-        loaded = load_policy(plan)
-    with recorder.part("data"):
-        prompts = load_prompts(
-            plan.dataset, plan.training, loaded.tokenizer, root=Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-        )
-    run_identity = identity(plan, prompts.fingerprint)
-    checkpoint = choose(plan, run_identity)
-    preemption = Preemption.of(plan)
-    pulse = Pulse(recorder, watchdog, PhaseClock(), preemption)
-    seal = SealCheckpoints(plan, run_identity, recorder, preemption)
-    callbacks = [pulse, seal, Telemetry(recorder), KLGuard(plan.guard)]
-    recorder.stage("Proving")
-    with recorder.part("trainer"):
-        trainer = _trainer(plan, loaded, config, prompts, rewards, callbacks)
-    return Run(trainer, pulse, rewards, checkpoint)
-
-
-def _trainer(
-    plan: TrainingPlan,
-    loaded: LoadedModel,
-    config: GRPOConfig,
-    prompts: Prompts,
-    rewards: RewardSet,
-    callbacks: list[Any],
-) -> ReferenceGRPOTrainer:
-    return ReferenceGRPOTrainer(
-        loaded=loaded,
-        strategy=strategy_for(plan),
-        args=config,
-        reward_funcs=list(rewards.functions),
-        train_dataset=prompts.rows,
-        callbacks=callbacks,
-    )
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:

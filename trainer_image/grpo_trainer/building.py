@@ -1,0 +1,131 @@
+"""Builds a run from its plan, up to the first step: rewards, configuration, policy, data, trainer and callbacks.
+
+Exists to keep the order of construction, on which much depends, readable in one place: reward models before
+GRPOConfig (inside ZeRO-3 they would be partitioned), GRPOConfig before the policy (which must be). Called by worker.py.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig
+
+from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
+from grpo_api.plan import TrainingPlan
+
+from . import rendezvous
+from .data import Prompts, load_prompts
+from .engine import ReferenceGRPOTrainer
+from .errors import BadInput
+from .identity import identity
+from .models import LoadedModel, load_policy
+from .observer import StepObserver
+from .preemption import Preemption
+from .pulse import Pulse
+from .recorder import Recorder
+from .reference import strategy_for
+from .resuming import choose
+from .rewards import RewardSet, build_rewards
+from .saving import SealCheckpoints
+from .settings import config_arguments, uses_deepspeed
+from .telemetry import KLGuard, Telemetry
+from .watchdog import Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The built parts of a run."""
+
+    trainer: ReferenceGRPOTrainer
+    pulse: Pulse
+    rewards: RewardSet
+    checkpoint: Path | None
+    """The checkpoint to continue from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """What the trainer is made of."""
+
+    loaded: LoadedModel
+    config: GRPOConfig
+    prompts: Prompts
+    rewards: RewardSet
+
+
+def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
+    """Everything up to the first step. A collective.
+
+    Raises:
+        TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
+    """
+    recorder.stage("Loading")
+    rewards = build_rewards(plan.rewards, device=device(plan))
+    require_patience(plan, rewards.longest_seconds)
+    if uses_deepspeed(plan.execution):
+        rendezvous.prepare_deepspeed(plan)
+    config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
+    with recorder.part("load"):
+        loaded = load_policy(plan)
+    with recorder.part("data"):
+        prompts = _load_data(plan, loaded)
+        rewards.check(prompts.rows)
+    recorder.logged({"prompts_dropped": float(prompts.dropped)})
+    run_identity = identity(plan, prompts.fingerprint)
+    with recorder.part("verify"):
+        checkpoint = choose(plan, run_identity)
+    observer, preemption = StepObserver(), Preemption.of(plan)
+    pulse = Pulse(recorder, watchdog, observer, preemption, rewards.counters)
+    seal = SealCheckpoints(plan, run_identity, recorder, preemption)
+    callbacks = [pulse, seal, Telemetry(recorder, observer), KLGuard(plan.guard)]
+    parts = TrainerParts(loaded, config, prompts, rewards)
+    recorder.stage("Proving")
+    with recorder.part("trainer"):
+        trainer = make_trainer(plan, parts, observer, callbacks)
+    recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
+    return Run(trainer, pulse, rewards, checkpoint)
+
+
+def device(plan: TrainingPlan) -> torch.device:
+    """Where this process computes."""
+    return torch.device("cpu" if plan.execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}")
+
+
+def require_patience(plan: TrainingPlan, longest_seconds: float) -> None:
+    """A reward may not take longer than the watchdog waits.
+
+    Raises:
+        BadInput: the rewards' declared time-outs exceed guard.hangTimeoutSeconds.
+    """
+    limit = plan.guard.hang_timeout_seconds
+    if longest_seconds >= limit:
+        raise BadInput(
+            f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "
+            f"for guard.hangTimeoutSeconds = {limit} is ended as a hang; raise that, or lower the time-outs"
+        )
+
+
+def _load_data(plan: TrainingPlan, loaded: LoadedModel) -> Prompts:
+    root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
+    return load_prompts(plan.dataset, plan.training, loaded.tokenizer, root=root)
+
+
+def make_trainer(
+    plan: TrainingPlan, parts: TrainerParts, observer: StepObserver, callbacks: list[TrainerCallback]
+) -> ReferenceGRPOTrainer:
+    """TRL's trainer with the plan's reference strategy; without transformers' own printing. A collective."""
+    trainer = ReferenceGRPOTrainer(
+        loaded=parts.loaded,
+        strategy=strategy_for(plan),
+        args=parts.config,
+        observer=observer,
+        generation_sub_batch=plan.execution.generation_sub_batch,
+        reward_funcs=list(parts.rewards.functions),
+        reward_processing_classes=parts.rewards.processing_classes,
+        train_dataset=parts.prompts.rows,
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

@@ -1,0 +1,57 @@
+"""What the engine shows of a step while it runs: the phase clock, and a few completions with their rewards.
+
+Exists so that the engine, which touches TRL's private names, knows nothing of telemetry. Made by building.py, called by
+engine.py, read by the callbacks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .phases import PhaseClock
+
+SAMPLES = 3
+"""Completions kept of a generation."""
+SAMPLE_CHARACTERS = 600
+"""Longest prompt and completion text of a sample; the middle is cut out."""
+
+
+class StepObserver:
+    """The live view of a step."""
+
+    def __init__(self) -> None:
+        self.clock = PhaseClock()
+        self.samples: list[dict[str, str | float]] = []
+        """The last generation's samples: prompt, completion and one number per reward function."""
+
+    def completed(
+        self, prompts: Sequence[Any], completions: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]
+    ) -> None:
+        """Keep the first completions of a generation, of different prompts where there are any.
+
+        Args:
+            prompts: texts or chats of this process.
+            completions: texts or chats, one per prompt.
+            rewards: shape (completions, reward functions), NaN where a function gave none.
+            names: of the reward functions.
+        """
+        chosen = spread(len(completions), SAMPLES)
+        scores = rewards[chosen].tolist() if chosen else []
+        self.samples = [
+            {"prompt": shown(prompts[index]), "completion": shown(completions[index])}
+            | {name: score for name, score in zip(names, row, strict=True) if score == score}  # noqa: PLR0124 - NaN
+            for index, row in zip(chosen, scores, strict=True)
+        ]
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """At most `wanted` positions spread over `count`: completions of one prompt stand together."""
+    return [index * count // wanted for index in range(wanted)] if count >= wanted else list(range(count))
+
+
+def shown(text: Any) -> str:
+    """A prompt or completion as bounded text; of a chat the last message."""
+    whole = text if isinstance(text, str) else str(text[-1]["content"])
+    half = SAMPLE_CHARACTERS // 2
+    return whole if len(whole) <= SAMPLE_CHARACTERS else f"{whole[:half]} […] {whole[-half:]}"
