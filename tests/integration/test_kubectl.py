@@ -6,6 +6,7 @@ Exists because these come from the CRD alone and no other test looks at them. Th
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,11 @@ def test_explain_reads_well(running: AnyCluster, path: str, texts: list[str]) ->
     said = " ".join(running.kubectl("explain", path).split())
     for text in texts:
         assert text in said
+
+
+@pytest.mark.parametrize("example", sorted(Path("examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_accepted(running: AnyCluster, example: Path) -> None:
+    assert "grpojob.grpo.dev" in running.kubectl("create", "--dry-run=server", "-f", str(example))
 
 
 def test_describe_shows_conditions(running: AnyCluster) -> None:
