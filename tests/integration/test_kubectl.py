@@ -15,7 +15,7 @@ from tests.cluster.access import CommandError
 from tests.cluster.fixtures import AnyCluster
 from tests.samples import changed, job
 
-NAME = "gsm8k-llama"
+NAME = "seen-by-kubectl"
 SINCE = "2026-01-31T12:00:00Z"
 
 
