@@ -17,7 +17,7 @@ from .build import NODE_PROGRAMS, Toolchain, toolchain
 from .cache import cache_root, locked
 from .controlplane import ControlPlane, free_port
 from .guard import Guard
-from .processes import ClusterError, Processes
+from .processes import ClusterError, Processes, marked
 from .settings import FILE, ClusterSettings, load_settings
 
 Say = Callable[[str], None]
@@ -54,7 +54,7 @@ class Cluster(Access):
     def create(cls, name: str, settings: ClusterSettings, say: Say = quiet) -> "Cluster":
         """Start a cluster and return it; it ends with this process unless `keep` is called.
 
-        Raises ClusterError when one of that name is up. What a dead one of that name left is removed first.
+        Raises ClusterError when one of that name is up. What dead ones left is removed first.
         """
         prerequisites.require(settings.nodes > 0)
         cluster = _claim(clusters_folder() / name, settings)
@@ -86,8 +86,11 @@ class Cluster(Access):
         """The API server's URL."""
         return self.control_plane.url
 
-    def _up(self, say: Say) -> None:
+    def watch(self) -> None:
+        """Bind the cluster's life to this process."""
         self._guard = Guard(self.processes)
+
+    def _up(self, say: Say) -> None:
         if self.settings.nodes:
             network.create(self.settings.slot, self.processes)
         self.control_plane.start()
@@ -114,11 +117,20 @@ class Cluster(Access):
         if self._guard:
             self._guard.reap()
             self._guard = None
+        with locked(_lock()):
+            self.clean()
+
+    def clean(self) -> None:
+        """Remove what the processes leave when they are gone; the caller holds the lock, as two may want to.
+
+        Without the folder the slot may be another cluster's already.
+        """
+        if not self.directory.exists():
+            return
         if self.settings.nodes:
             network.remove(self.settings.slot)
             cgroups.remove(self.directory)
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
+        shutil.rmtree(self.directory)
 
     def stop_apiserver(self) -> None:
         """Kill the API server as a crash would; its data stays."""
@@ -143,25 +155,39 @@ class Cluster(Access):
         nodes.kubelet(self.directory, self.processes, node, action)
 
 
+def _lock() -> Path:
+    return clusters_folder() / ".lock"
+
+
 def _claim(directory: Path, settings: ClusterSettings) -> Cluster:
-    """Make the state folder with the settings completed by the addresses; nobody else gets the same."""
-    with locked(clusters_folder() / ".lock"):
+    """Make the state folder with the settings completed by the addresses; nobody else gets the same.
+
+    The guard starts under the same lock: so a folder whose cluster has no process is one that a crash left.
+    """
+    with locked(_lock()):
+        _sweep()
         if directory.exists():
-            _remove_dead(directory)
+            raise ClusterError(
+                f"a cluster {directory.name!r} is up already: `python -m tests.cluster --name {directory.name} down` "
+                "removes it"
+            )
         directory.mkdir(mode=0o700)
         slot = _free_slot() if settings.nodes else 0
         address, port = (network.Addresses(slot).host, 6443) if settings.nodes else ("127.0.0.1", free_port())
         assets = "" if settings.nodes else os.environ.get("KUBEBUILDER_ASSETS", "")
         plane = replace(settings.control_plane, address=address, port=port, assets=assets)
-        complete = replace(settings, slot=slot, control_plane=plane)
-        complete.save(directory)
-    return Cluster(directory, complete)
+        cluster = Cluster(directory, replace(settings, slot=slot, control_plane=plane))
+        cluster.settings.save(directory)
+        cluster.watch()
+    return cluster
 
 
-def _remove_dead(directory: Path) -> None:
-    if Processes(directory).find():
-        raise ClusterError(f"a cluster {directory.name!r} is up already: `python -m tests.cluster down` removes it")
-    Cluster.open(directory).down()
+def _sweep() -> None:
+    """Remove what is left of clusters that died with their guards, as when the machine went down."""
+    alive = set(marked().values())
+    for file in clusters_folder().glob(f"*/{FILE}"):
+        if str(file.parent) not in alive:
+            Cluster.open(file.parent).clean()
 
 
 def _free_slot() -> int:

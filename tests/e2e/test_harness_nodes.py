@@ -1,17 +1,25 @@
 """The node level of the cluster harness keeps its promises; every other end-to-end test stands on it."""
 
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.access import CommandError
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import Cluster, clusters_folder
 from tests.cluster.controlplane import ControlPlaneSettings
-from tests.cluster.images import CONTAINER_SITE_PACKAGES, Image, light_trainer_image, python_image
-from tests.cluster.processes import until
+from tests.cluster.images import (
+    CONTAINER_SITE_PACKAGES,
+    Image,
+    light_trainer_image,
+    python_image,
+    slim_trainer_image,
+)
+from tests.cluster.processes import Processes, until
 from tests.cluster.settings import ClusterSettings, GpuSettings
 from tests.cluster.wheels import site_packages
 
@@ -88,6 +96,29 @@ spec:
   terminationGracePeriodSeconds: 0
   containers:
   - {name: main, image: IMAGE, imagePullPolicy: Never, command: [sleep, infinity]}
+"""
+
+TRAINER = """
+apiVersion: v1
+kind: Pod
+metadata: {name: trainer}
+spec:
+  restartPolicy: Never
+  volumes: [{name: scratch, emptyDir: {}}]
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    securityContext: {readOnlyRootFilesystem: true, runAsNonRoot: true}
+    volumeMounts: [{name: scratch, mountPath: /tmp}]
+    command: [python3, -c]
+    args:
+    - |
+      import json, os, torch, trl, grpo_trainer
+      weight = torch.tensor([2.0], requires_grad=True)
+      (weight * weight).backward()
+      seen = {"cuda": torch.cuda.is_available(), "gradient": weight.grad.tolist()}
+      print(json.dumps({**seen, "trl": trl.__file__, "user": os.getuid()}))
 """
 
 
@@ -171,6 +202,20 @@ def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
     assert {kind: (before[kind], after[kind]) for kind in before if before[kind] != after[kind]} == {}
 
 
+@pytest.mark.parametrize("role", ["switch", "node-0", "nodes/node-0/containerd", "nodes/node-0/kubelet"])
+def test_a_start_that_is_killed_halfway_leaves_no_trace(role: str) -> None:
+    before = _traces()
+    name = f"halfway-{os.getpid()}"
+    processes = Processes(clusters_folder() / name)
+    command = [sys.executable, "-m", "tests.cluster", "--name", name, "up", "--nodes", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) as owner:
+        until(f"the process {role}", lambda: processes.find(role))
+        owner.kill()
+    until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
+    after = _traces()
+    assert {kind: (before[kind], after[kind]) for kind in before if before[kind] != after[kind]} == {}
+
+
 def _traces() -> dict[str, list[str]]:
     """Return all that a cluster could leave on the host, by kind."""
     commands = {
@@ -194,17 +239,17 @@ def _output(command: str) -> str:
     return subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout
 
 
-def test_the_light_trainer_image_runs_on_the_dependencies_that_nodes_show() -> None:
-    image = light_trainer_image()
-    shown = {str(site_packages()): CONTAINER_SITE_PACKAGES}
-    with Cluster.create(f"light-{os.getpid()}", ClusterSettings(1, shown=shown)) as own:
+@pytest.mark.parametrize("build", [light_trainer_image, slim_trainer_image])
+def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(build: Callable[[], Image]) -> None:
+    image = build()
+    light = build is light_trainer_image
+    shown = {str(site_packages()): CONTAINER_SITE_PACKAGES} if light else {}
+    with Cluster.create(f"trainer-{os.getpid()}", ClusterSettings(1, shown=shown)) as own:
         own.load(image.archive)
-        code = "import torch, trl, grpo_trainer; print(torch.__version__, torch.cuda.is_available(), trl.__file__)"
-        own.kubectl(
-            "run", "light", f"--image={image.name}", "--restart=Never", "--command", "--", "python3", "-c", code
-        )
-        own.wait("the pod", "get", "pod", "light", "-o", "jsonpath={.status.phase}", expect="Succeeded")
-        version, cuda, place = own.kubectl("logs", "light").split()
-    assert version.partition("+")[0] == Path(next(site_packages().glob("torch-*"))).name.split("-")[1].partition("+")[0]
-    assert cuda == "False"
-    assert place.startswith(CONTAINER_SITE_PACKAGES)
+        own.kubectl("apply", "-f", "-", input=TRAINER.replace("IMAGE", image.name))
+        own.wait("the pod", "get", "pod", "trainer", "-o", "jsonpath={.status.phase}", expect="Succeeded", seconds=300)
+        seen = json.loads(own.kubectl("logs", "trainer"))
+    assert seen["cuda"] is False
+    assert seen["gradient"] == [4.0]
+    assert seen["trl"].startswith(CONTAINER_SITE_PACKAGES) is light
+    assert seen["user"] == 65532

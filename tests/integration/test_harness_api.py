@@ -142,6 +142,14 @@ time.sleep(600)
     until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
 
 
+def test_what_a_crash_of_everything_left_is_swept_by_the_next_start() -> None:
+    lost = Cluster.create(f"lost-{os.getpid()}", ClusterSettings())
+    lost.processes.kill()  # the guard too, as when the machine goes down
+    assert lost.directory.exists()
+    with Cluster.create(f"harness-{os.getpid()}", ClusterSettings()):
+        assert not lost.directory.exists()
+
+
 def test_an_interrupted_start_leaves_nothing() -> None:
     name = f"harness-{os.getpid()}"
     command = [sys.executable, "-m", "tests.cluster", "--name", name, "up", "--api-only"]

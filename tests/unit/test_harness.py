@@ -1,0 +1,155 @@
+"""The pure parts of the cluster harness: caching, settings, addresses, and what it borrows from the host."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import cgroups, prerequisites
+from tests.cluster.cache import cached, content_key, keep_newest
+from tests.cluster.controlplane import ControlPlaneSettings
+from tests.cluster.images import pip_config
+from tests.cluster.network import SLOTS, Addresses
+from tests.cluster.processes import ClusterError, until
+from tests.cluster.settings import ClusterSettings, GpuSettings, load_settings
+from tests.cluster.wheels import slim_metadata
+
+
+def test_a_key_changes_with_names_and_bytes_but_not_with_generated_files(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one")
+    first = content_key(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_text("generated")
+    assert content_key(tmp_path) == first
+    (tmp_path / "a.py").write_text("two")
+    changed = content_key(tmp_path)
+    assert changed != first
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert content_key(tmp_path) not in {first, changed}
+
+
+def test_parts_of_a_key_cannot_run_together() -> None:
+    assert content_key("ab", "c") != content_key("a", "bc")
+
+
+def test_an_interrupted_build_is_started_anew(tmp_path: Path) -> None:
+    target = tmp_path / "tool"
+
+    def interrupted(part: Path) -> None:
+        part.mkdir()
+        (part / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(target, interrupted)
+    assert not target.exists()
+    assert cached(target, lambda part: part.mkdir()) == target
+    assert list(target.iterdir()) == []
+
+
+def test_a_finished_build_is_not_repeated(tmp_path: Path) -> None:
+    target = tmp_path / "tool"
+    cached(target, lambda part: part.touch())
+    cached(target, lambda _: pytest.fail("built twice"))
+
+
+def test_only_the_newest_archives_are_kept(tmp_path: Path) -> None:
+    for age, name in enumerate(["c", "a", "b"]):
+        (tmp_path / f"image-{name}.tar").touch()
+        os.utime(tmp_path / f"image-{name}.tar", (age, age))
+    (tmp_path / "other.tar").touch()
+    keep_newest(tmp_path, "image-?.tar", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image-a.tar", "image-b.tar", "other.tar"]
+
+
+def test_settings_survive_the_state_folder(tmp_path: Path) -> None:
+    settings = ClusterSettings(
+        nodes=2,
+        slot=3,
+        shown={"/host": "/pod"},
+        gpus=GpuSettings(8),
+        control_plane=ControlPlaneSettings("10.99.3.1", 6443, audit=True),
+    )
+    settings.save(tmp_path)
+    assert load_settings(tmp_path) == settings
+
+
+def test_a_folder_whose_start_was_interrupted_at_once_can_be_opened(tmp_path: Path) -> None:
+    assert load_settings(tmp_path) == ClusterSettings()
+
+
+def test_no_labels_and_no_capacity_without_gpus() -> None:
+    assert GpuSettings().labels == {}
+    assert GpuSettings().capacity == {}
+    assert GpuSettings(2).labels["nvidia.com/gpu.count"] == "2"
+
+
+def test_clusters_on_one_machine_share_no_address() -> None:
+    every = [Addresses(slot) for slot in range(SLOTS)]
+    assert len({addresses.host for addresses in every}) == SLOTS
+    assert len({addresses.pod_subnet(0) for addresses in every}) == SLOTS
+    assert len({addresses.link for addresses in every}) == SLOTS
+
+
+def test_version_2_groups_delegate_only_what_a_kubelet_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain files stand in for a version 2 hierarchy, which not every machine has."""
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids rdma\n")
+    (tmp_path / "cgroup.subtree_control").write_text("pids\n")
+    monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path])
+    cgroups.make("grpo-test")
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +memory"
+    assert (tmp_path / "grpo-test").is_dir()
+
+
+def test_version_1_cpusets_start_with_their_parents_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain files stand in for a version 1 cpuset hierarchy, which makes such files in every new folder."""
+    child = tmp_path / "grpo-test"
+    child.mkdir()
+    (tmp_path / "tasks").touch()
+    for name, value in (("cpuset.cpus", "0-1\n"), ("cpuset.mems", "0\n")):
+        (tmp_path / name).write_text(value)
+        (child / name).write_text("\n")
+    monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path])
+    cgroups.make("grpo-test")
+    assert (child / "cpuset.cpus").read_text() == "0-1\n"
+    assert (child / "cpuset.mems").read_text() == "0\n"
+
+
+def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prerequisites, "_present", lambda _: False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(prerequisites, "APT", Path("/nonexistent"))
+    with pytest.raises(ClusterError) as refused:
+        prerequisites.require(nodes=False, images=True)
+    lines = str(refused.value).splitlines()
+    assert lines[1] == "  apt-get install -y binutils buildah debootstrap gcc openssl"
+    assert lines[2].strip().startswith("Go 1.21 or newer")
+
+
+def test_a_container_borrows_only_the_settings_that_choose_the_index() -> None:
+    listed = "global.index-url='https://index.test/simple'\n:env:.find-links='/host/wheels'\nglobal.cert='/host/ca'\n"
+    lines = pip_config(listed).splitlines()
+    assert "index-url = https://index.test/simple" in lines
+    assert not [line for line in lines if "/host/" in line]
+
+
+def test_a_repacked_wheel_needs_no_cuda() -> None:
+    text = (
+        "Metadata-Version: 2.4\nName: torch\nVersion: 2.15.0\nRequires-Dist: filelock\n"
+        'Requires-Dist: nvidia-nccl-cu13==2.30.7; platform_system == "Linux"\n'
+        "Requires-Dist: cuda-toolkit[cublas]==13.2.2\nRequires-Dist: triton~=3.9.0\n\nVersion: 2.15.0 of the text\n"
+    )
+    slim = slim_metadata(text, "2.15.0")
+    assert slim.splitlines()[2:4] == ["Version: 2.15.0+nocuda", "Requires-Dist: filelock"]
+    assert "Requires-Dist: nvidia" not in slim
+    assert "Version: 2.15.0 of the text" in slim
+
+
+def test_waiting_ends_with_the_last_reason() -> None:
+    def refuses() -> bool:
+        raise ConnectionError("refused by the peer")
+
+    with pytest.raises(ClusterError, match="the peer to answer: refused by the peer"):
+        until("the peer to answer", refuses, seconds=0.1)
