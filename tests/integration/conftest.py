@@ -20,7 +20,9 @@ def api_cluster() -> Iterator[AnyCluster]:
 def crd_cluster(api_cluster: AnyCluster) -> AnyCluster:
     """The same cluster, knowing GRPOJobs; no operator runs in it."""
     api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
-    api_cluster.kubectl("wait", "--for=condition=Established", "crd/grpojobs.grpo.dev")
+    # not `kubectl wait`: it fails on a definition that has no conditions yet
+    established = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
+    api_cluster.wait("GRPOJobs", "get", "crd", "grpojobs.grpo.dev", "-o", established, expect="True")
     return api_cluster
 
 

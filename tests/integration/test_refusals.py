@@ -1,0 +1,86 @@
+"""What only the operator can know to be wrong gets Admitted=False, a reason and a sentence, and nothing is created.
+
+Exists beside test_bad_specs.py: a schema knows neither Python's regular expressions, nor models, nor how big a plan
+is, nor how many nodes share a volume.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.integration.operator_bench import JOBS, PODS, Bench, Object, OperatorThread, operating
+
+CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
+CPU = {"accelerator": "CPU", "nodes": 2}
+WIDE = {"format": {"pattern": "數" * 4000}}
+
+
+@pytest.fixture(scope="module")
+def bench(grpo_cluster: Cluster) -> Bench:
+    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
+        yield one
+
+
+def refused(bench: Bench, name: str, **spec: Any) -> tuple[str, str]:
+    """Submits the job and returns the reason and the sentence of its refusal, once there is one."""
+    bench.submit(name, **spec)
+    bench.wait("a verdict", lambda: bench.condition("Admitted", name)[0])
+    status, reason, message = bench.condition("Admitted", name)
+    assert status == "False"
+    assert bench.status(name).get("attempt", 0) == 0
+    return reason, message
+
+
+def created(bench: Bench) -> list[Object]:
+    return [item for path in (JOBS, PODS, CLAIMS) for item in bench.get(path)["items"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "reason", "says"),
+    [
+        (
+            "pattern",
+            {"rewards": [{"format": {"pattern": "<answer>("}}]},
+            "InvalidSpec",
+            "spec.rewards[0].format.pattern: Value error, no regular expression",
+        ),
+        ("model", {"model": {"name": "nobody/knows-this"}}, "UnknownModel", "parameters"),
+        ("batch", {"training": {"promptsPerStep": 1, "numGenerations": 3}}, "InvalidBatchSplit", "3"),
+        (
+            "claim",
+            {"checkpoint": {"volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"}}},
+            "NotSupported",
+            "spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteOnce can't be shared by 2 nodes",
+        ),
+        ("size", {"rewards": [WIDE] * 32}, "NotSupported", "bytes of settings"),
+    ],
+)
+def test_a_job_that_only_the_operator_can_refuse(
+    bench: Bench, name: str, spec: dict[str, Any], reason: str, says: str
+) -> None:
+    told, message = refused(bench, name, **spec)
+    assert (told, says in message) == (reason, True), message
+    assert created(bench) == []
+
+
+def test_a_refused_job_starts_once_it_is_mended(bench: Bench) -> None:
+    refused(bench, "mended", rewards=[{"format": {"pattern": "("}}])
+    bench.patch("/apis/grpo.dev/v1alpha1/namespaces/{}/grpojobs", "mended", {"spec": {"rewards": [{"accuracy": {}}]}})
+    bench.wait_running("mended")
+    assert bench.condition("Admitted", "mended")[0] == "True"
+
+
+def test_without_an_image_anywhere_nothing_starts(grpo_cluster: Cluster) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    with operating(grpo_cluster, namespaces=(bench.namespace,), trainer_image=""):
+        reason, message = refused(bench, "bare", placement=CPU)
+    assert reason == "NoImage"
+    assert message.startswith("spec.image: unset")
+    assert created(bench) == []
