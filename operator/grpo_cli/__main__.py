@@ -11,10 +11,10 @@ from importlib.metadata import version
 
 from grpo_api.job import SpecInvalid
 
-from . import logs, render, status
+from . import logs, plan, render, status
 from .errors import CliError
 
-COMMANDS = (render, status, logs)
+COMMANDS = (plan, render, status, logs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
     CliError
     ├── ManifestError     a file that holds no GRPOJob, or is no YAML
+    ├── InventoryError    an inventory or a config.json that can't be read, or none where one is needed
+    ├── ValueRefused      a --what-if that names no field, or a picture that can't be drawn here
     ├── KubectlError      kubectl is missing, or ended with an error
     └── NotYet            the cluster has not what the command shows: no plan, no pod
 
@@ -23,3 +25,11 @@ class KubectlError(CliError):
 
 class NotYet(CliError):
     """The cluster has not what the command shows."""
+
+
+class InventoryError(CliError):
+    """An inventory or a config.json that can't be read, or none where one is needed."""
+
+
+class ValueRefused(CliError):
+    """A --what-if that names no field, or a picture that can't be drawn here."""

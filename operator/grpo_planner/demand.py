@@ -4,10 +4,12 @@ Exists so that the search sees numbers and allowed methods instead of a spec. Us
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
+from grpo_api.rewards import ModelReward
 
 from . import batch
 from .architecture import Resolved, Source, by_name_and_size
@@ -46,7 +48,7 @@ class Method:
         return f"{parts} {sharding}{'+offload' if self.offload else ''}, {self.strategy}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Demand:
     """A job's model and pins."""
 
@@ -55,8 +57,14 @@ class Demand:
     source: Source
     label: str
     notes: tuple[str, ...]
-    reward_bytes: int
+    reward_models: tuple[ModelReward, ...]
     reward_shapes: tuple[Shape, ...]
+
+    @cached_property
+    def reward_bytes(self) -> int:
+        """Weights of all reward models: every process holds them whole, in their own dtype."""
+        pairs = zip(self.reward_models, self.reward_shapes, strict=True)
+        return sum(shape.parameters * (2 if reward.dtype == "bfloat16" else 4) for reward, shape in pairs)
 
     @property
     def margin(self) -> float:
@@ -86,11 +94,15 @@ class Demand:
         """Host memory of one pod where it is pinned, in bytes."""
         return quantity_bytes(self.spec.placement.memory) if self.spec.placement.memory else None
 
-    def scoring_bytes(self, sequences: int) -> int:
-        """Temporaries of the reward models, which score all sequences of a process in one pass."""
-        training = self.spec.training
-        setup = Setup("bfloat16", training.max_prompt_length, training.max_completion_length, sequences)
-        return max((round(no_grad_transient(shape, setup)) for shape in self.reward_shapes), default=0)
+    @cached_property
+    def scoring_bytes(self) -> int:
+        """Temporaries of the largest reward model's pass over one of its batches."""
+        training, widest = self.spec.training, 0
+        for reward, shape in zip(self.reward_models, self.reward_shapes, strict=True):
+            precision: Precision = "bfloat16" if reward.dtype == "bfloat16" else "float32"
+            setup = Setup(precision, training.max_prompt_length, training.max_completion_length, reward.batch_size)
+            widest = max(widest, round(no_grad_transient(shape, setup)))
+        return widest
 
     def precision(self, method: Method, hardware: Product) -> Precision | None:
         """Dtypes of a method on a GPU; None when a pinned bfloat16 is not to be had.
@@ -113,15 +125,17 @@ def build_demand(spec: GRPOJobSpec, resolved: Resolved) -> Demand:
         PlanRefused: a reward model's size is unknown, or generationBatchSize doesn't divide.
     """
     batch.generations_ahead(spec)
-    notes, shapes, size = [resolved.note] if resolved.note else [], [], 0
+    notes, models, shapes = [resolved.note] if resolved.note else [], [], []
     for index, reward in enumerate(spec.rewards):
         if reward.model is None:
             continue
         scorer = by_name_and_size(reward.model.name, reward.model.parameters, f"spec.rewards[{index}].model")
         notes += [scorer.note] if scorer.note else []
+        models.append(reward.model)
         shapes.append(scorer.shape)
-        size += scorer.shape.parameters * (2 if reward.model.dtype == "bfloat16" else 4)
-    return Demand(spec, resolved.shape, resolved.source, resolved.label, tuple(notes), size, tuple(shapes))
+    return Demand(
+        spec, resolved.shape, resolved.source, resolved.label, tuple(notes), tuple(models), tuple(shapes)
+    )  # fmt: skip
 
 
 def methods(spec: GRPOJobSpec) -> list[Method]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid
 
+from .batch import divisors, step_completions
 from .edit import with_value
 from .pools import Pool
 from .result import Fix
@@ -93,9 +94,12 @@ def _pins(spec: GRPOJobSpec) -> Iterator[tuple[str, list[Any], str]]:
 
 
 def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, list[Any], str]]:
-    """More or other GPUs."""
+    """More or other GPUs, or fewer where there are not so many."""
     placement = spec.placement
     most = max((pool.gpus for pool in pools), default=0)
+    if placement.gpus and placement.gpus.min > most:
+        fewer = [size for size in reversed(divisors(step_completions(spec))) if size <= most]
+        yield "spec.placement.gpus.min", fewer, "fewer GPUs, so more time"
     if placement.gpus and placement.gpus.max and placement.gpus.max < most:
         more = [n for n in (placement.gpus.max * 2**power for power in range(1, 10)) if n <= most]
         yield "spec.placement.gpus.max", more or [most], "more GPUs"

@@ -61,11 +61,13 @@ def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
     emptied = _with_free_gpus(emptied)
     chosen, options = _searched(demand, emptied)
     if chosen:
-        if not inventory.visible:
-            notes.append("pods of other namespaces can't be seen here: whether GPUs are free is left to the scheduler")
         return _planned(demand, options, chosen, notes, fits_now=not inventory.visible)
     if not options:
-        raise _no_layout(demand, emptied, notes)
+        refused = _no_layout(demand, emptied, notes)
+        fixes = _fixes(demand, inventory, emptied)
+        return PlanResult(
+            feasible=False, reason=refused.reason, message=str(refused), fixes=fixes, architecture=demand.source
+        )
     return _nothing_fits(demand, options, inventory, emptied)
 
 

@@ -75,6 +75,7 @@ class Search:
         self._demand = demand
         self._pools = pools
         self._predictions: dict[Setup, Prediction] = {}
+        self._groups: dict[tuple[int, bool], list[list[Variant]]] = {}
 
     def families(self) -> list[Option]:
         """The best candidate of each (pool, extent, method), or its closest miss."""
@@ -102,7 +103,10 @@ class Search:
         """The fastest variant that fits; else the one that needs least."""
         if layout.world == 1 and method.zero and not method.offload:
             return None
-        groups = self._variants(layout.world, method)
+        key = (layout.world, method.zero == 3)
+        if key not in self._groups:
+            self._groups[key] = self._variants(*key)
+        groups = self._groups[key]
         leanest = self._option(pool, layout, method, groups[-1][-1])
         if leanest is None or leanest.shortage:
             return leanest
@@ -122,7 +126,7 @@ class Search:
                         yield option
                         break
 
-    def _variants(self, world: int, method: Method) -> list[list[Variant]]:
+    def _variants(self, world: int, gathers: bool) -> list[list[Variant]]:
         """Variants in groups from fastest to leanest; within a group, checkpointing and micro-batch differ."""
         training = self._demand.spec.training
         micros = sorted(batch.micro_batches(self._demand.spec, world, MOST_SEQUENCES), reverse=True)
@@ -133,7 +137,7 @@ class Search:
         calls = list(dict.fromkeys(calls))
         return [
             [Variant(gathered, size, checkpointing, micro) for checkpointing in saved for micro in micros]
-            for gathered, size in product(gather if method.zero == 3 else (True,), calls)
+            for gathered, size in product(gather if gathers else (True,), calls)
         ]
 
     def _option(self, pool: Pool, layout: Layout, method: Method, variant: Variant) -> Option | None:
@@ -151,7 +155,7 @@ class Search:
             demand.spec.adapter.rank if method.lora else 0, method.eight_bit, variant.checkpointing, variant.gather,
             method.reference, steps > 1,
         )  # fmt: skip
-        prediction = self._predict(setup, parts.generation_batch)
+        prediction = self._predict(setup)
         calls = math.ceil(parts.generation_batch / variant.generation_batch) / steps
         room = pool.host_room(layout, demand.pod_cpu) or 0
         return Option(
@@ -162,11 +166,11 @@ class Search:
             step_seconds(demand.shape, setup, pool.hardware, layout, calls),
         )  # fmt: skip
 
-    def _predict(self, setup: Setup, sequences: int) -> Prediction:
+    def _predict(self, setup: Setup) -> Prediction:
         """The memory of a setup, which doesn't depend on the pool."""
         if setup not in self._predictions:
-            scoring = self._demand.scoring_bytes(sequences)
-            self._predictions[setup] = predict(self._demand.shape, setup, self._demand.reward_bytes, scoring)
+            demand = self._demand
+            self._predictions[setup] = predict(demand.shape, setup, demand.reward_bytes, demand.scoring_bytes)
         return self._predictions[setup]
 
 

@@ -35,7 +35,12 @@ def forward_peak(shape: Shape, setup: Setup) -> float:
 
 
 def backward_peak(shape: Shape, setup: Setup) -> float:
-    """The forward's, with float32 gradients of hidden states and (full training) of the head, then their casts."""
+    """The forward's, with float32 gradients of hidden states and (full training) of the head, then their casts.
+
+    Under autocast the next slice of the head is cast while the last one is still held.
+    """
     wide = 4 if setup.weight_bytes == 4 else 6
     gradient = 0 if setup.lora else shape.head * wide
-    return forward_peak(shape, setup) + setup.scored_tokens * shape.hidden * wide + gradient
+    second_slice = min(TILE_WORDS, max(0, shape.vocab - TILE_WORDS)) * shape.hidden * 2
+    slices = second_slice if setup.precision == "mixed" else 0
+    return forward_peak(shape, setup) + setup.scored_tokens * shape.hidden * wide + gradient + slices

@@ -1,0 +1,109 @@
+"""`grpo plan`: will it fit, on what, how, why not otherwise, and what would each change cost; no cluster needed.
+
+Exists as the planner's own face. Exit codes: 0 planned, 2 the job or the inventory is wrong, 3 nothing fits (the
+table and the cheapest changes are still printed). Registered by __main__.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_planner import PlanReason, PlanResult, plan_job
+
+from . import picture, plan_table, sources, what_if
+from .errors import NotYet, ValueRefused
+from .manifest import load_jobs
+
+PLANNED, WRONG, NOTHING_FITS = 0, 2, 3
+SPEC_IS_WRONG = (PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL)
+
+
+def register(commands: Any) -> None:
+    """Adds the command to argparse's sub-commands."""
+    parser: ArgumentParser = commands.add_parser("plan", help="plan a job and say why: strategy, GPUs, memory, time")
+    parser.add_argument("-f", "--filename", required=True, help="file with GRPOJobs; - is standard input")
+    sources.add_arguments(parser)
+    parser.add_argument(
+        "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
+        help="json follows docs/plan-schema.json; svg and png draw memory per phase",
+    )  # fmt: skip
+    parser.add_argument(
+        "--what-if", metavar="KEY=VALUE", action="append", default=[],
+        help="plan again with a field changed, such as numGenerations=16, and show the difference",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="print every candidate of the table, not the first twelve")
+    parser.add_argument("--to", metavar="FILE", help="write the picture here; unset: <job>.png, or svg to the terminal")
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Plans every job of the file; the exit code is the worst of them."""
+    return max(_one(options, job) for job in load_jobs(options.filename))
+
+
+def _one(options: Namespace, job: dict[str, Any]) -> int:
+    """Plans and prints one job."""
+    name = job.get("metadata", {}).get("name", "job")
+    spec = parse_spec(job["spec"])
+    result = _planned(options, spec)
+    if options.output in ("svg", "png"):
+        _draw(options, name, result)
+    elif options.output == "json":
+        print(result.model_dump_json(indent=2))
+    elif options.output == "yaml":
+        print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
+    else:
+        plan_table.show(name, result, everything=options.all)
+    code = exit_code(result)
+    for change in options.what_if:
+        code = max(code, _what_if(options, spec, result, change))
+    return code
+
+
+def _what_if(options: Namespace, spec: GRPOJobSpec, result: PlanResult, change: str) -> int:
+    """Plans the changed job and prints the difference.
+
+    Raises:
+        ValueRefused: the output is not the table, the only format that shows a difference.
+    """
+    if options.output != "table":
+        raise ValueRefused("--what-if is shown as a table; leave out -o")
+    changed_spec = what_if.changed(spec, change)
+    changed = _planned(options, changed_spec)
+    plan_table.difference(change, result, changed)
+    return exit_code(changed)
+
+
+def _planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
+    """The plan of a spec on what the flags name."""
+    return plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
+
+
+def exit_code(result: PlanResult) -> int:
+    """0 planned, 2 the spec is wrong, 3 nothing fits."""
+    if result.feasible:
+        return PLANNED
+    return WRONG if result.reason in SPEC_IS_WRONG else NOTHING_FITS
+
+
+def _draw(options: Namespace, name: str, result: PlanResult) -> None:
+    """Writes the picture of the chosen plan, or of the nearest candidate.
+
+    Raises:
+        NotYet: there is neither.
+    """
+    plan = result.chosen or (result.candidates[0].plan if result.candidates else None)
+    if plan is None:
+        raise NotYet(f"{name}: {result.message}")
+    if options.output == "png":
+        path = Path(options.to or f"{name}.png")
+        picture.png(plan, path)
+        print(path, file=sys.stderr)
+    elif options.to:
+        Path(options.to).write_text(picture.svg(plan), encoding="utf-8")
+    else:
+        print(picture.svg(plan), end="")

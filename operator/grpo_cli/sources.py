@@ -1,0 +1,102 @@
+"""Where `grpo plan` finds GPUs and the model's shape: a file, a few words, a cluster, a cache or the hub.
+
+Exists to keep the reading apart from planning and printing. Used by plan.py.
+"""
+
+import os
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_api.job import GRPOJobSpec
+from grpo_operator.inventory import cards, left_out, node_facts, planner_node, pod_facts
+from grpo_operator.resources import Amounts
+from grpo_planner import Inventory, Node
+from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
+from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+
+from . import kubectl
+from .errors import InventoryError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags that say where the GPUs and the model's shape are."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--inventory", metavar="FILE", help="YAML file: nodes: [{count, gpuProduct, gpusPerNode, …}]")
+    source.add_argument("--gpus", metavar="[NODESx]GPUSxPRODUCT", help="such as 8xNVIDIA-L4 or 4x8xNVIDIA-H200")
+    source.add_argument("--context", metavar="NAME", help="the nodes of a kubeconfig's context; `.` is the current one")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--config", metavar="PATH", help="the model's config.json, or a folder that holds it")
+    shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
+
+
+def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
+    """The inventory that the flags name; a CPU job needs none.
+
+    Raises:
+        InventoryError: there is no such file, it is wrong, or a GPU job has no inventory.
+    """
+    try:
+        if options.gpus:
+            return parse_gpus(options.gpus)
+        if options.inventory:
+            return parse_inventory(yaml.safe_load(Path(options.inventory).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, InventoryInvalid) as error:
+        where = f"{options.inventory}: " if options.inventory else ""
+        raise InventoryError(f"{where}{error}") from error
+    if options.context:
+        return cluster_inventory(options, spec)
+    if spec.placement.accelerator == "CPU":
+        return Inventory()
+    raise InventoryError("which GPUs? Give --gpus 8xNVIDIA-H100-80GB-HBM3, --inventory FILE or --context NAME")
+
+
+def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
+    """What the job may use of a cluster, as the operator would see it.
+
+    Raises:
+        KubectlError: kubectl is missing or refuses.
+    """
+    target = Namespace(context=None if options.context == "." else options.context, namespace=None)
+    pods = [pod_facts(item) for item in kubectl.get(target, "pods", "--all-namespaces")["items"]]
+    taken: dict[str, dict[str, float]] = {}
+    for pod in pods:
+        for name, amount in (pod.takes if pod else {}).items():
+            if pod:
+                used = taken.setdefault(pod.node, {})
+                used[name] = used.get(name, 0.0) + amount
+    return _usable(kubectl.get(target, "nodes")["items"], taken, spec)
+
+
+def _usable(items: list[dict[str, Any]], taken: dict[str, dict[str, float]], spec: GRPOJobSpec) -> Inventory:
+    """The nodes that the job's pods may be bound to, and a sentence for each GPU node that is left out."""
+    nodes: list[Node] = []
+    warnings: list[str] = []
+    for facts in map(node_facts, items):
+        found, said = cards(facts)
+        why = left_out(facts, spec.placement)
+        if why and (found or said):
+            warnings.append(f"node {facts.name}: left out, {why}")
+        elif not why:
+            warnings += said
+            used: Amounts = taken.get(facts.name, {})
+            nodes += [planner_node(facts, kind, used) for kind in found]
+    return Inventory(tuple(nodes), tuple(warnings))
+
+
+def config(options: Namespace, spec: GRPOJobSpec) -> dict[str, Any] | None:
+    """The model's config.json: the given one, the hub's when allowed, else one that is on this machine.
+
+    Raises:
+        InventoryError: it was asked for and can't be read.
+    """
+    try:
+        if options.config:
+            return read_config(Path(options.config))
+        if options.fetch_config:
+            return fetch_config(spec.model.name, spec.model.revision, os.environ.get("HF_TOKEN"))
+        return local_config(spec.model.name)
+    except ConfigUnreadable as error:
+        raise InventoryError(str(error)) from error

@@ -1,0 +1,57 @@
+"""`--what-if KEY=VALUE`: which field of the spec a short key means, and the spec with it changed.
+
+Exists so that users type `numGenerations=16` instead of a path. Used by plan.py.
+"""
+
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from grpo_api.job import GRPOJobSpec
+from grpo_planner.edit import with_value
+
+from .errors import ValueRefused
+
+SECTIONS = ("training", "placement", "adapter", "reference", "model", "checkpoint")
+"""Where a short key is looked for, in this order."""
+
+
+def changed(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
+    """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs.
+
+    Raises:
+        ValueRefused: the key names no field, or there is no `=`.
+        SpecInvalid: the value is not allowed there.
+    """
+    key, separator, text = change.partition("=")
+    if not separator:
+        raise ValueRefused(f"--what-if {change!r} has no value; write it as numGenerations=16")
+    value: Any = yaml.safe_load(text)
+    if key == "gpus" and isinstance(value, int):
+        value = {"min": value, "max": value}
+    return with_value(spec, path_of(key), value)
+
+
+def path_of(key: str) -> str:
+    """The path that a key means: itself when it begins with `spec.`, else that of the field with this name.
+
+    Raises:
+        ValueRefused: there is none.
+    """
+    if key.startswith("spec."):
+        return key
+    if "." in key and key.split(".", maxsplit=1)[0] in SECTIONS:
+        return f"spec.{key}"
+    name = to_camel(key)
+    for section in SECTIONS:
+        kind = GRPOJobSpec.model_fields[section].annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and name in _names(kind):
+            return f"spec.{section}.{name}"
+    raise ValueRefused(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…")
+
+
+def _names(kind: type[BaseModel]) -> set[str]:
+    """Field names as users write them."""
+    return {field.alias or name for name, field in kind.model_fields.items()}

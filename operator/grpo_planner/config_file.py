@@ -1,0 +1,88 @@
+"""Reads a model's config.json: from its folder, from the hub's cache on this machine, or, when allowed, from the hub.
+
+Exists as the planner's only edge to the world; everything else here is pure. Used by grpo_cli and the operator.
+"""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 10
+"""Longest wait for the hub."""
+LARGEST = 1_000_000
+"""Bytes; a config.json is a few kilobytes."""
+HUB = "https://huggingface.co"
+"""Where HF_ENDPOINT is unset."""
+
+
+class ConfigUnreadable(OSError):
+    """A config.json that was asked for and can't be had; the message says why."""
+
+
+def local_config(model: str) -> dict[str, Any] | None:
+    """The config.json of a model folder, or of a hub id in this machine's cache; None if there is none.
+
+    Raises:
+        ConfigUnreadable: the file is there and is no JSON object.
+    """
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        cached = sorted(_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"))
+        if not cached:
+            return None
+        path = cached[-1]
+    return read_config(path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or in the config.json of a folder.
+
+    Raises:
+        ConfigUnreadable: there is none.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        return _object(file.read_bytes(), str(file))
+    except OSError as error:
+        raise ConfigUnreadable(f"{file}: {error.strerror or error}") from error
+
+
+def fetch_config(model: str, revision: str | None = None, token: str | None = None) -> dict[str, Any]:
+    """The config.json of a hub id, over HTTP. Only for callers whose user allowed it.
+
+    Raises:
+        ConfigUnreadable: the hub refuses, doesn't answer in time, or sends something else.
+    """
+    url = f"{os.environ.get('HF_ENDPOINT', HUB)}/{model}/resolve/{revision or 'main'}/config.json"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            return _object(answer.read(LARGEST), url)
+    except urllib.error.HTTPError as error:
+        raise ConfigUnreadable(f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN") from error
+    except OSError as error:
+        raise ConfigUnreadable(f"{url}: {error}") from error
+
+
+def _cache() -> Path:
+    """The hub's cache, as huggingface_hub finds it."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ConfigUnreadable: it is none.
+    """
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ConfigUnreadable(f"{where} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigUnreadable(f"{where} holds no JSON object")
+    return found

@@ -1,0 +1,94 @@
+"""The planner's closed form against fake-tensor accounts of the real code: within 1 % of the total peak.
+
+Exists so that an upgrade of transformers, PEFT, TRL or torch that moves memory fails here, and not on a GPU. Widths are
+those of real models; most have few layers, since each further layer adds the same bytes, and the terms around the
+head, which are the harder ones, weigh more then. benchmarks/memory_truth.py runs whole models.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from grpo_planner import catalogue
+from grpo_planner.memory import Prediction, Setup, predict
+from grpo_planner.shapes import Shape
+from tests.trainer.accounting import Account, Case, Precision, account
+
+TOLERANCE = 0.01
+
+
+def shape(name: str, layers: int) -> Shape:
+    """A catalogued shape with fewer layers; of Gemma's, every sixth layer attends to everything."""
+    whole = catalogue.shapes()[name]
+    return replace(whole, layers=layers, full_attention_layers=layers // 6 if whole.sliding_window else 0)
+
+
+def case(
+    name: str, family: str, precision: Precision = "bfloat16", layers: int = 3, lora: int = 0,
+    checkpointing: bool = True, rows: int = 4, prompt: int = 256, completion: int = 256, generated: int = 8,
+    eight_bit: bool = False,
+) -> Case:  # fmt: skip
+    """A case by its model's name."""
+    return Case(
+        name, family, shape(name, layers), precision, rows, prompt, completion, checkpointing, lora, eight_bit, generated
+    )  # fmt: skip
+
+
+CASES = [
+    case("qwen2.5-0.5b", "qwen2"),
+    case("qwen2.5-0.5b", "qwen2", "mixed"),
+    case("qwen2.5-0.5b", "qwen2", "float32"),
+    case("qwen2.5-0.5b", "qwen2", lora=16),
+    case("qwen2.5-0.5b", "qwen2", "mixed", eight_bit=True),
+    case("qwen2.5-1.5b", "qwen2", "mixed", checkpointing=False, rows=8),
+    case("qwen2.5-1.5b", "qwen2", lora=8, checkpointing=False, rows=8),
+    case("qwen2.5-7b", "qwen2", rows=2, completion=1024),
+    case("qwen2.5-7b", "qwen2", lora=64, rows=2, completion=1024),
+    case("qwen3-0.6b", "qwen3", "mixed", checkpointing=False, rows=8),
+    case("qwen3-0.6b", "qwen3", checkpointing=False, rows=16),
+    case("qwen3-4b", "qwen3", "float32", checkpointing=False, rows=8),
+    case("qwen3-4b", "qwen3", "mixed", lora=16, checkpointing=False, rows=8),
+    case("qwen3-4b", "qwen3", lora=32, checkpointing=False, rows=8),
+    case("llama-3.2-1b", "llama"),
+    case("llama-3.2-1b", "llama", "mixed", checkpointing=False, rows=8),
+    case("llama-3.2-1b", "llama", lora=16, checkpointing=False, rows=16),
+    case("llama-3.1-8b", "llama", rows=1, prompt=512, completion=2048),
+    case("mistral-7b", "mistral", "mixed", rows=2),
+    case("mistral-7b", "mistral", lora=16, rows=8, completion=512),
+    case("smollm2-360m", "llama", "mixed", rows=16, generated=32),
+    case("smollm2-360m", "llama", "float32", lora=16, checkpointing=False, rows=8),
+    case("phi-4-mini", "phi3"),
+    case("phi-4-mini", "phi3", "mixed", checkpointing=False, rows=8),
+    case("phi-4-mini", "phi3", lora=16, checkpointing=False, rows=8),
+    case("gemma-3-1b", "gemma3_text", layers=6),
+    case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, rows=8),
+    case("gemma-3-1b", "gemma3_text", layers=6, lora=16, checkpointing=False, rows=8),
+]
+
+
+def predicted(case: Case, accumulation: int) -> Prediction:
+    """The closed form for the same configuration; a reference that needs no weights of its own."""
+    setup = Setup(
+        case.precision, case.prompt, case.completion, case.micro_batch, accumulation, case.generation_batch,
+        lora_rank=case.lora_rank, eight_bit=case.eight_bit, checkpointing=case.checkpointing, reference="Adapter",
+    )  # fmt: skip
+    return predict(case.shape, setup)
+
+
+def counted(truth: Account, accumulation: int) -> int:
+    """The account's peak of one micro-batch, or of all."""
+    return max(peak for name, peak in truth.phases.items() if accumulation > 1 or "accumulating" not in name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_total_peak_is_within_one_percent(case: Case) -> None:
+    truth = account(case)
+    adapter = truth.trained if case.lora_rank else 0
+    assert truth.parameters == case.shape.parameters + adapter
+    for accumulation in (1, 2):
+        assert predicted(case, accumulation).peak == pytest.approx(counted(truth, accumulation), rel=TOLERANCE)
+
+
+def test_an_account_is_the_same_every_time() -> None:
+    case = CASES[3]
+    assert account(case) == account(case)
