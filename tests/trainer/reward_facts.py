@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from grpo_api.dataset import DatasetSpec
+from grpo_api.dataset import DatasetFiles, DatasetSpec
+from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import RewardSpec
 from grpo_trainer.data import load_prompts
@@ -21,23 +22,40 @@ from grpo_trainer.states import check_states
 from tests.trainer import runs
 
 ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
+SETTINGS: tuple[str, ...] = (
+    "learning_rate",
+    "adam_beta1",
+    "adam_beta2",
+    "weight_decay",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "max_grad_norm",
+    "num_generations",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "beta",
+)
+"""Of trl.GRPOConfig."""
 
 
-def measure(folder: Path, plan: dict[str, Any], root: str) -> dict[str, Any]:
-    """Logs of the last step, the reward model's state, and where its scores differ from a direct call."""
+def measure(folder: Path, plan: dict[str, Any], data: str, root: str = "absent") -> dict[str, Any]:
+    """Logs of the last step, the settings that TRL runs with, and the reward model's state.
+
+    `data` is where the dataset's files are mounted, `root` where the rewards' are.
+    """
     job = TrainingPlan.model_validate(plan)
     rewards = build_rewards(job.rewards, root=Path(root))
     try:
-        return _trained(job, rewards)
+        return _trained(job, rewards, Path(data))
     finally:
         rewards.close()
 
 
-def _trained(job: TrainingPlan, rewards: RewardSet) -> dict[str, Any]:
+def _trained(job: TrainingPlan, rewards: RewardSet, data: Path) -> dict[str, Any]:
     logs = runs.Logs()
     config = runs.configuration(job, reward_weights=rewards.weights)
     loaded = load_policy(job)
-    prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=ROWS.parent)
+    prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=data)
     rewards.check(prompts.rows)
     trainer = ReferenceGRPOTrainer(
         loaded=loaded,
@@ -57,6 +75,8 @@ def _trained(job: TrainingPlan, rewards: RewardSet) -> dict[str, Any]:
         "dtypes": sorted({str(parameter.dtype) for model in models for parameter in model.parameters()}),
         "elements": sum(parameter.numel() for model in models for parameter in model.parameters()),
         "policy_dtypes": sorted({str(parameter.dtype) for parameter in trainer.model.parameters()}),
+        "rows": len(prompts.rows),
+        "settings": {name: str(getattr(trainer.args, name)) for name in SETTINGS},
         "counters": {name: [c.timeouts, c.failures] for name, c in rewards.counters.items()},
     }
 
@@ -73,5 +93,19 @@ def job(model: Path, rewards: list[dict[str, Any]], zero: int = 0, world_size: i
         update={
             "dataset": DatasetSpec.model_validate(dataset),
             "rewards": [RewardSpec.model_validate(reward) for reward in rewards],
+        }
+    )
+
+
+def gsm8k_job(model: Path, spec: GRPOJobSpec, rows: Path) -> TrainingPlan:
+    """The GSM8K example with a tiny model, two steps and short completions; a character is a token here."""
+    execution = {"microBatch": 4, "gradientAccumulation": 4, "stepsPerGeneration": 4}
+    smaller = {"max_steps": 2, "max_prompt_length": 8192, "max_completion_length": 12}
+    files = DatasetFiles.model_validate({"configMap": {"name": "rows"}, "paths": [rows.name]})
+    return runs.plan(model, execution=execution).model_copy(
+        update={
+            "dataset": spec.dataset.model_copy(update={"name": None, "config": None, "files": files}),
+            "rewards": spec.rewards,
+            "training": spec.training.model_copy(update=smaller),
         }
     )

@@ -1,42 +1,27 @@
 """The examples' data and rewards, run: the GSM8K job on rows in its format, and the code inside the ConfigMaps.
 
-Exists because an example is copied before it is understood. With the real GSM8K rows at hand (GSM8K_SAMPLE, or
-shared/data beside the repository) the same test runs on them too.
+Exists because an example is copied before it is understood.
 """
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from grpo_api.dataset import DatasetFiles
-from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_cli.manifest import load_documents, load_jobs
+from grpo_api.job import GRPOJobSpec
 from grpo_trainer.data import Prompts, load_prompts
 from grpo_trainer.rewards import build_rewards
 from grpo_trainer.rewards.answers import expected_answer
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.http_service import HTTPFunction
+from tests.trainer.example_jobs import ROWS, example
 from tests.trainer.tiny_tokenizer import tiny_tokenizer
-
-REPOSITORY = Path(__file__).parents[2]
-OWN_ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
-REAL_ROWS = Path(os.environ.get("GSM8K_SAMPLE", REPOSITORY.parent / "shared" / "data" / "gsm8k-sample.jsonl"))
-ROWS = [path for path in (OWN_ROWS, REAL_ROWS) if path.is_file()]
-
-
-def example(name: str) -> tuple[GRPOJobSpec, list[dict[str, Any]]]:
-    """An example's spec, and all its objects."""
-    path = REPOSITORY / "examples" / name
-    (job,) = load_jobs(str(path))
-    return parse_spec(job["spec"]), load_documents(path.read_text())
 
 
 def prompts_of(spec: GRPOJobSpec, rows: Path) -> Prompts:

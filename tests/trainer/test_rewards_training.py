@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.trainer import demo_model
+from tests.trainer.example_jobs import ROWS as GSM8K_ROWS
+from tests.trainer.example_jobs import example
 from tests.trainer.faulty_service import serving
 from tests.trainer.gang import run_gang
-from tests.trainer.reward_facts import job
+from tests.trainer.reward_facts import ROWS, gsm8k_job, job
 
 MODULE = """
 def constant(completions, question, trainer_state, log_metric, **kwargs):
@@ -58,7 +60,9 @@ def test_all_kinds_together(tmp_path: Path, models: tuple[Path, Path], root: Pat
         lambda _, body: (200, b'{"rewards": [' + b",".join([b"8"] * len(body["completions"])) + b"]}")
     ) as service:
         plan = job(policy, all_kinds(service.url, judge), zero, world_size).model_dump(mode="json")
-        results = run_gang("tests.trainer.reward_facts:measure", tmp_path, world_size, plan=plan, root=str(root))
+        results = run_gang(
+            "tests.trainer.reward_facts:measure", tmp_path, world_size, plan=plan, data=str(ROWS.parent), root=str(root)
+        )
     for result in results:
         assert result["dtypes"] == ["torch.bfloat16"], "the reward model keeps its dtype"
         assert result["policy_dtypes"] == ["torch.float32"]
@@ -74,3 +78,29 @@ def test_all_kinds_together(tmp_path: Path, models: tuple[Path, Path], root: Pat
     assert "rewards/judge/mean" in logs
     weighted = 0.5 + 3 * logs["rewards/accuracy/mean"] + 2 * 0.25 + 0.5 * 0.5 + 0.125 * 8
     assert logs["reward"] == pytest.approx(weighted, abs=1e-5)
+
+
+def test_the_gsm8k_job_trains_with_the_example_s_settings(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    """On the real rows where they are at hand; the published recipe's numbers, read from TRL's own arguments."""
+    rows = GSM8K_ROWS[-1]
+    plan = gsm8k_job(models[0], example("02-gsm8k-llama.yaml")[0], rows).model_dump(mode="json")
+    (result,) = run_gang("tests.trainer.reward_facts:measure", tmp_path, 1, plan=plan, data=str(rows.parent))
+    assert result["rows"] == len(rows.read_text().splitlines())
+    assert result["settings"] == {
+        "learning_rate": "5e-06",
+        "adam_beta1": "0.9",
+        "adam_beta2": "0.99",
+        "weight_decay": "0.1",
+        "lr_scheduler_type": "SchedulerType.COSINE",
+        "max_grad_norm": "0.1",
+        "num_generations": "4",
+        "per_device_train_batch_size": "4",
+        "gradient_accumulation_steps": "4",
+        "warmup_steps": "0.1",
+        "beta": "0.04",
+    }
+    logs = result["logs"]
+    assert logs["steps"] == 2
+    assert logs["rewards/format/mean"] == 0.0, "twelve characters hold no reasoning"
+    assert 0.0 <= logs["rewards/accuracy/mean"] <= 2.0
+    assert logs["reward"] == pytest.approx(logs["rewards/format/mean"] + logs["rewards/accuracy/mean"], abs=1e-6)
