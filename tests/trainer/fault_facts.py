@@ -7,14 +7,16 @@ every rank of a gang (tests/trainer/gang.py), called by test_proof_gang.py and b
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 
 from grpo_trainer import partition, ranks
 from grpo_trainer.errors import TrainingError
 from grpo_trainer.models import load_policy
+from grpo_trainer.reference.base import unwrapped
 from tests.trainer import demo_model, runs
 
 STAGES = {"1 process": (0, "Clone"), "DDP": (0, "Clone"), "ZeRO-2": (2, "Clone"), "ZeRO-3": (3, "Sharded")}
@@ -63,6 +65,35 @@ def _answer(folder: Path, model: str, damage: Callable[[PreTrainedModel], None],
     except TrainingError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def drifted(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, Any]]:
+    """What this rank raised when rank 1's policy changed by one bit just before a checkpoint, and what was written."""
+    if ranks.rank() == 0:
+        demo_model.save_policy(folder / "good")
+    ranks.gather(0)
+    answers: dict[str, dict[str, Any]] = {}
+    for parallelism in parallelisms:
+        stage, strategy = STAGES[parallelism]
+        output = folder / parallelism
+        settings = {"output_dir": str(output), "save_strategy": "steps", "save_steps": 2}
+        trainer = runs.build(runs.plan(folder / "good", strategy, stage, ranks.world_size()), Drift(), **settings)
+        try:
+            trainer.train()
+        except TrainingError as error:
+            written = sorted(path.name for path in output.iterdir())
+            answers[parallelism] = {"error": f"{type(error).__name__}: {error}", "written": written}
+        runs.reset()
+    return answers
+
+
+class Drift(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Turns one bit of rank 1's policy at the end of step 2."""
+
+    def on_step_end(self, _: Any, state: Any, *__: Any, model: PreTrainedModel, **___: Any) -> None:
+        """After the optimizer, before the checkpoint."""
+        if state.global_step == 2 and ranks.rank() == 1:
+            flip(unwrapped(model))
 
 
 def untouched(_: PreTrainedModel) -> None:

@@ -19,4 +19,5 @@ def everything(folder: Path, cells: dict[str, list[str]]) -> dict[str, Any]:
         "overflow": step_facts.overflowed(folder / "overflow", PARALLELISMS),
         "step": step_facts.stepped(folder / "step", PARALLELISMS),
         "faults": fault_facts.inject(folder / "faults", PARALLELISMS),
+        "drift": fault_facts.drifted(folder / "drift", ["DDP", "ZeRO-2"]),
     }

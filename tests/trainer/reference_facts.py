@@ -6,6 +6,8 @@ log-probabilities on one fixed batch, how the weights were proven, what an inter
 against the uninterrupted one, and whether the sync is bit for bit what TRL does.
 """
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,45 +56,46 @@ def measure(folder: Path, cells: dict[str, list[str]]) -> dict[str, dict[str, di
 
 
 def _cell(folder: Path, model: Path, stage: int, strategy: str) -> dict[str, Any]:
+    """An uninterrupted run, probed before its first step, and one that starts at its checkpoint."""
     job = {"model": model, "zero": stage, "world_size": ranks.world_size(), **_arguments(strategy)}
     probe = Probe()
-    trainer = runs.build(runs.plan(**job), probe, output_dir=str(folder), max_steps=1)
-    probe.trainer = trainer
-    trainer.train()
-    facts: dict[str, Any] = {"proofs": [[p.what, p.parameters, p.across_ranks, p.seconds] for p in trainer.proofs]}
-    facts |= probe.facts
-    runs.reset()
-    if strategy in SYNCED:
-        job["reference"] = job.get("reference", {}) | {"sync": {"everySteps": 2, "mixup": MIXUP}}
-    return facts | _resume(folder, job)
-
-
-def _arguments(strategy: str) -> dict[str, Any]:
-    if strategy == "Sharded to host":
-        return {"strategy": "Sharded", "reference": {"offload": {"target": "CPU"}}}
-    return {"strategy": strategy} | ({"training": {"beta": 0.0}} if strategy == "None" else {})
-
-
-def _resume(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """What steps after a checkpoint log in one run and in one that starts there."""
-    settings = {"output_dir": str(folder), "save_strategy": "steps", "save_steps": SAVED}
-    logged = []
-    for checkpoint in (None, str(folder / f"checkpoint-{SAVED}")):
-        logs = runs.Logs()
-        trainer = runs.build(runs.plan(**job), logs, **settings)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        logged.append(logs.numbers(SAVED + 1, STEPS))
-        proven = [proof.what for proof in trainer.proofs]
-        del trainer
-        runs.reset()
+    whole_run = _run(folder, job, None, probe)
+    resumed_run = _run(folder, job, f"checkpoint-{SAVED}", None)
     ranks.gather(0)
     if ranks.rank() == 0:
         shutil.rmtree(folder)
-    return {"uninterrupted": logged[0], "resumed": logged[1], "proven": proven}
+    return probe.facts | {
+        "proofs": whole_run["proofs"],
+        "uninterrupted": whole_run["logged"],
+        "resumed": resumed_run["logged"],
+        "proven": [what for what, *_ in resumed_run["proofs"]],
+    }
+
+
+def _run(folder: Path, job: dict[str, Any], checkpoint: str | None, probe: Probe | None) -> dict[str, Any]:
+    """What the steps after the checkpoint log, and what was proven."""
+    runs.reset()
+    logs = runs.Logs()
+    settings = {"output_dir": str(folder), "save_strategy": "steps", "save_steps": SAVED}
+    trainer = runs.build(runs.plan(**job), logs, **settings)
+    if probe:
+        probe.trainer = trainer
+        trainer.add_callback(probe)
+    trainer.train(resume_from_checkpoint=str(folder / checkpoint) if checkpoint else None)
+    proofs = [[proof.what, proof.parameters, proof.across_ranks, proof.seconds] for proof in trainer.proofs]
+    return {"logged": logs.numbers(SAVED + 1, STEPS), "proofs": proofs}
+
+
+def _arguments(strategy: str) -> dict[str, Any]:
+    """How a cell's plan differs from the default one: a moving reference wherever there is one."""
+    reference: dict[str, Any] = {"sync": {"everySteps": 2, "mixup": MIXUP}} if strategy in SYNCED else {}
+    if strategy == "Sharded to host":
+        return {"strategy": "Sharded", "reference": reference | {"offload": {"target": "CPU"}}}
+    return {"strategy": strategy, "reference": reference, "training": {"beta": 0.0} if strategy == "None" else {}}
 
 
 class Probe(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Looks at the wrapped models before the first step."""
+    """Looks at the wrapped models before the first step, and leaves them as they were."""
 
     trainer: ReferenceGRPOTrainer
 
@@ -102,6 +105,7 @@ class Probe(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Scores the fixed batch with a policy that differs from the reference in a known way."""
         trainer = self.trainer
+        start = whole(trainer.model)
         disturb(trainer.model)
         self.facts["policy"] = score(trainer, trainer.model_wrapped)
         if trainer.ref_model is not None:
@@ -111,7 +115,7 @@ class Probe(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         elif trainer.beta:
             with use_adapter(trainer.accelerator.unwrap_model(trainer.model), None):
                 self.facts["reference"] = score(trainer, trainer.model)
-            self.facts["models"] = sum(isinstance(value, nn.Module) for value in (trainer.ref_model, trainer.model))
+        fill(trainer.model, start)
 
 
 @torch.no_grad()

@@ -17,7 +17,14 @@ import grpo_trainer as package
 from grpo_trainer import engine
 
 SOURCE = inspect.getsource(GRPOTrainer)
-PRIVATE = {"_get_per_token_logps_and_entropies", "_compute_loss", "_save_checkpoint", "_metrics"}
+PRIVATE = {
+    "_get_per_token_logps_and_entropies",
+    "_compute_loss",
+    "_save_checkpoint",
+    "_metrics",
+    "_generate_single_turn",
+    "_calculate_rewards",
+}
 
 
 def calls(name: str, source: str = SOURCE) -> list[str]:
@@ -72,6 +79,19 @@ def test_metrics_are_lists_by_mode() -> None:
 def test_checkpoints_are_saved_by_one_method() -> None:
     assert parameters(GRPOTrainer._save_checkpoint) == ["self", "model", "trial"]
     assert "super()._save_checkpoint(model, trial)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+
+
+def test_generation_takes_rows_of_token_ids_and_returns_completions_and_no_logprobs() -> None:
+    assert parameters(GRPOTrainer._generate_single_turn)[:2] == ["self", "prompt_ids"]
+    source = inspect.getsource(GRPOTrainer._generate_single_turn)
+    assert source.rstrip().endswith("return completion_ids, logprobs")
+    assert "logprobs = None  # not used in this case" in source
+
+
+def test_rewards_come_from_one_method_for_the_completions_of_all_ranks() -> None:
+    names = ["self", "inputs", "prompts", "completions", "completion_ids_list"]
+    assert parameters(GRPOTrainer._calculate_rewards) == names
+    assert "rewards_per_func = gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
 
 
 def test_engine_is_the_only_file_with_trls_private_names() -> None:

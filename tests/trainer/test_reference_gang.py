@@ -128,3 +128,11 @@ def test_every_rank_answers_a_fault_alike(gang: list[dict[str, Any]], parallelis
 @pytest.mark.parametrize("parallelism", PARALLELISMS)
 def test_right_weights_are_accepted(gang: list[dict[str, Any]], parallelism: str) -> None:
     assert [facts["faults"][parallelism]["none"] for facts in gang] == ["", ""]
+
+
+@pytest.mark.parametrize("parallelism", ["DDP", "ZeRO-2"])
+def test_ranks_that_drifted_apart_write_no_checkpoint(gang: list[dict[str, Any]], parallelism: str) -> None:
+    first, second = (facts["drift"][parallelism] for facts in gang)
+    assert first["error"] == second["error"]
+    assert first["error"].startswith("WeightsDiffer: policy: parameter model.layers.1.mlp.down_proj.weight differs")
+    assert first["written"] == []

@@ -1,4 +1,4 @@
-"""Keeps the reference right while TRL trains: after a resume, at every sync, at every checkpoint and at the end.
+"""Keeps the reference right while TRL trains: after a resume, at every sync and at the end.
 
 Exists as the callback of ReferenceGRPOTrainer, so that the engine itself only holds what touches TRL's private names.
 Registered by engine.py; nobody else calls it.
@@ -41,12 +41,8 @@ class Bootstrap(TrainerCallback):  # type: ignore[misc]  # transformers is not f
             self.trainer.strategy.move(self.trainer)
             check_states(self.trainer)
 
-    def on_save(self, *_: Any, **__: Any) -> None:
-        """A checkpoint of ranks that drifted apart is worth nothing: compare samples."""
-        prove_equal(self.trainer.model, "policy")
-
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """The same at the end of the run."""
+        """What is exported is the same on all ranks; the engine has asked the same before every checkpoint."""
         prove_equal(self.trainer.model, "policy")
 
 

@@ -32,7 +32,7 @@ from . import overflow
 from .bootstrap import Bootstrap
 from .models import LoadedModel, Source
 from .observer import StepObserver
-from .proof import Proof, prove
+from .proof import Proof, prove, prove_equal
 from .reference import ReferenceStrategy
 from .weights import open_weights
 
@@ -163,7 +163,12 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             return inputs | {"ref_per_token_logps": overflow.limited(policy, reference)}, count
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Saves the reference first: once TRL's part is written, the checkpoint looks complete."""
+        """Saves the reference first: once TRL's part is written, the checkpoint looks complete.
+
+        Raises:
+            WeightsDiffer: the ranks have drifted apart; such a checkpoint is worth nothing and isn't written.
+        """
+        prove_equal(self.model, "policy")
         self.strategy.save(self, Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
         super()._save_checkpoint(model, trial)
 

@@ -1,0 +1,153 @@
+"""A reference that moves, is saved and comes back, and the states that everything must be in.
+
+Exists beside test_reference.py, which covers what each strategy builds. Covers grpo_trainer/sync.py, partition.py,
+states.py and reference/store.py, in one process; test_reference_gang.py has several.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from grpo_api.rewards import ModelReward
+from grpo_trainer import partition, sync
+from grpo_trainer.engine import ReferenceGRPOTrainer
+from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
+from grpo_trainer.models import load_policy
+from grpo_trainer.reference import store
+from grpo_trainer.rewards.reward_model import reward_model
+from grpo_trainer.states import check_states
+from tests.trainer import demo_model, runs
+from tests.trainer.reference_facts import disturb, whole
+
+SYNC = {"sync": {"everySteps": 2, "mixup": 0.25}}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    runs.reset()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return demo_model.save_policy(tmp_path / "model")
+
+
+def build(model: Path, *callbacks: Any, **arguments: Any) -> ReferenceGRPOTrainer:
+    job = runs.plan(model, **arguments)
+    return runs.build(job, *callbacks, output_dir=str(model.parent / "output"), save_strategy="no")
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sync_mixes_every_parameter_once(tmp_path: Path, tied: bool) -> None:
+    trainer = build(demo_model.save_policy(tmp_path / "model", tied=tied), reference=SYNC)
+    before = whole(trainer.ref_model)
+    disturb(trainer.model)
+    trainer.strategy.move(trainer)
+    policy = whole(trainer.model)
+    expected = {name: before[name].mul(0.75).add(policy[name], alpha=0.25) for name in before}
+    assert equal(whole(trainer.ref_model), expected)
+
+
+def test_sync_refuses_models_that_do_not_match() -> None:
+    with pytest.raises(TrainingError, match="bias"):
+        sync.mix(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
+    with pytest.raises(TrainingError, match="partitioned differently"):
+        sync.mix(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False), 0.5)
+
+
+def test_full_mixup_at_every_step_keeps_the_kl_at_zero(model: Path) -> None:
+    logs = runs.Logs()
+    build(model, logs, reference={"sync": {"everySteps": 1, "mixup": 1.0}}).train()
+    assert [logs.rows[step]["kl"] for step in range(1, 7)] == [0.0] * 6
+
+
+def test_only_a_moved_reference_is_saved(model: Path, tmp_path: Path) -> None:
+    trainer = build(model)
+    trainer.strategy.save(trainer, tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -> None:
+    trainer = build(model, reference=SYNC)
+    disturb(trainer.ref_model.requires_grad_(True))
+    moved = whole(trainer.ref_model.requires_grad_(False))
+    trainer.strategy.save(trainer, tmp_path)
+    disturb(trainer.ref_model.requires_grad_(True))
+    trainer.strategy.restore(trainer, tmp_path)
+    assert equal(whole(trainer.ref_model), moved)
+    with pytest.raises(BadInput, match="another model, not Offload"):
+        store.restore(trainer.ref_model, tmp_path, "Offload")
+    path = next(tmp_path.rglob("reference.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsDiffer, match="saved was"):
+        trainer.strategy.restore(trainer, tmp_path)
+    path.unlink()
+    with pytest.raises(BadInput, match=r"has no reference\.safetensors"):
+        trainer.strategy.restore(trainer, tmp_path)
+
+
+def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
+    reward = demo_model.save_reward_model(tmp_path / "reward")
+    job = runs.plan(model, training={"maxSteps": 1})
+    config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
+    judge = reward_model("judge", ModelReward(name=str(reward), dtype="float32"), "cpu")
+    rewards = [runs.digits, judge]
+    trainer = runs.trainer(job, config, load_policy(job), rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
+    trainer.train()
+    check_states(trainer)
+    layer = trainer.ref_model.model.layers[0]
+    score_head = judge.model.get_parameter("score.weight")
+    norm = trainer.model.model.norm.weight
+    group = trainer.optimizer.param_groups[0]["params"]
+
+    def wrong(message: str, do: Any, undo: Any) -> None:
+        do()
+        with pytest.raises(TrainingError, match=message):
+            check_states(trainer)
+        undo()
+        check_states(trainer)
+
+    wrong(r"layers\.0.* reference is in train mode", layer.train, layer.eval)
+    wrong(
+        r"layers\.0.* reference requires a gradient",
+        lambda: layer.requires_grad_(True),
+        lambda: layer.requires_grad_(False),
+    )
+    wrong(
+        r"score\.weight of the reward model 1 has a gradient",
+        lambda: setattr(score_head, "grad", torch.zeros_like(score_head)),
+        lambda: setattr(score_head, "grad", None),
+    )
+    wrong(r"of the reward model 1 is in the optimizer", lambda: group.append(score_head), group.pop)
+    wrong(
+        "no parameter of the policy",
+        lambda: trainer.model.requires_grad_(False),
+        lambda: trainer.model.requires_grad_(True),
+    )
+    kept = trainer.optimizer.param_groups
+    without = [[p for p in g["params"] if p is not norm] for g in kept]
+    lists = [g["params"] for g in kept]
+    wrong(
+        r"norm\.weight requires a gradient, but the optimizer",
+        lambda: [g.update(params=p) for g, p in zip(kept, without, strict=True)],
+        lambda: [g.update(params=p) for g, p in zip(kept, lists, strict=True)],
+    )
+
+
+def test_a_share_is_the_parameters_own_memory() -> None:
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    with partition.held(parameter, change=True) as share:
+        share.tensor.fill_(2.0)
+        assert (share.start, share.stop, share.shape, share.whole) == (0, 6, (2, 3), True)
+    assert parameter.detach().eq(2.0).all()
