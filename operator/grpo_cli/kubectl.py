@@ -19,14 +19,19 @@ from .errors import KubectlError
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags that say which cluster and which namespace."""
-    parser.add_argument("-n", "--namespace", help="namespace of the job; unset: the context's")
+    add_namespace(parser)
     parser.add_argument("--context", help="context of the kubeconfig; unset: the current one")
+
+
+def add_namespace(parser: ArgumentParser) -> None:
+    """The flag that says which namespace, for commands whose `--context` means more."""
+    parser.add_argument("-n", "--namespace", help="namespace of the job; unset: the context's")
 
 
 def command(options: Namespace, *arguments: str) -> list[str]:
     """kubectl's command line."""
     line = shlex.split(os.environ.get("KUBECTL", "kubectl"))
-    line += [f"--context={options.context}"] if options.context else []
+    line += [f"--context={options.context}"] if options.context not in (None, ".") else []
     line += [f"--namespace={options.namespace}"] if options.namespace else []
     return [*line, *arguments]
 

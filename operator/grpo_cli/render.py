@@ -12,9 +12,9 @@ import yaml
 from grpo_api.job import parse_spec
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
 from grpo_operator.names import Key
-from grpo_planner import Inventory, plan_job
+from grpo_planner import plan_job
 
-from . import kubectl
+from . import kubectl, sources
 from .errors import NotYet
 from .manifest import load_jobs
 
@@ -28,7 +28,8 @@ def register(commands: Any) -> None:
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt")
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
     parser.add_argument("--trainer-image", default="grpo-trainer", help="image of jobs without spec.image")
-    kubectl.add_arguments(parser)
+    kubectl.add_namespace(parser)
+    sources.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -45,7 +46,7 @@ def _planned(options: Namespace) -> list[Attempt]:
     attempts = []
     for job in load_jobs(options.filename):
         metadata, spec = job.get("metadata", {}), parse_spec(job["spec"])
-        result = plan_job(spec, Inventory())
+        result = plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
         if result.chosen is None:
             raise NotYet(f"{metadata.get('name')}: {result.message}")
         key = Key(options.namespace or metadata.get("namespace", "default"), metadata["name"])

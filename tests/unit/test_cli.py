@@ -87,6 +87,18 @@ def test_render_prints_what_the_operator_creates(tmp_path: Path, capsys: pytest.
     assert TrainingPlan.model_validate(carried).job.name == "first"
 
 
+def test_render_plans_a_gpu_job_on_the_gpus_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, job("big", changed({"model.parameters": "8B", "adapter.use": "Never"})))
+    assert main(["render", "-f", path]) == 2
+    assert "which GPUs?" in capsys.readouterr().err
+    assert main(["render", "-f", path, "--gpus", "1xTesla-T4"]) == 2
+    assert "grpo: big: " in capsys.readouterr().err
+    assert main(["render", "-f", path, "--gpus", "2x8xNVIDIA-H100-80GB-HBM3"]) == 0
+    gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
+    container = gang["spec"]["template"]["spec"]["containers"][0]
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) >= 1
+
+
 def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
