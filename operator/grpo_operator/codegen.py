@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_operator.generate import alerts, crd, dashboard, documents
+from grpo_operator.generate import alerts, crd, dashboard, documents, planner
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +19,8 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "charts/grpo-operator/files/alerts.yaml": alerts.render,
     "charts/grpo-operator/files/dashboard.json": dashboard.render,
     "docs/metrics.md": documents.metrics,
+    "docs/planner-table.md": planner.table,
+    "docs/plan-schema.json": planner.schema,
 }
 """Every generated file by its path in the repository, with the function that renders it."""
 
