@@ -64,6 +64,12 @@ def spins(completions, **kwargs):
     while True:
         pass
 
+def leaves_a_child(completions, **kwargs):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(completions[0], "w") as file:
+        file.write(str(child.pid))
+    os._exit(7)
+
 def dies(completions, **kwargs):
     os._exit(7)
 
@@ -171,6 +177,16 @@ def test_a_hang_is_ended_with_its_children_counted_and_started_anew(make: Any) -
     assert is_alive(int(after))
     function.close()
     assert not is_alive(int(after))
+
+
+def test_what_a_crashed_function_started_is_ended_too(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="process ended with status 7"):
+        make("mine:leaves_a_child")(completions=[str(tmp_path / "pid")], prompts=["p"])
+    for _ in range(600):
+        if has_ended(int((tmp_path / "pid").read_text())):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the function's own child outlived it")
 
 
 @pytest.mark.parametrize(

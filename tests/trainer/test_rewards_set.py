@@ -19,6 +19,7 @@ from grpo_trainer.rewards import RewardSet, build_rewards
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_model import RewardModel
 from tests.trainer import demo_model
+from tests.trainer.tiny_tokenizer import tiny_tokenizer
 
 ROWS = Dataset.from_list([{"prompt": "1+1=", "answer": "#### 2", "word": "two", "none": None}])
 
@@ -116,6 +117,18 @@ def test_what_is_no_reward_model_is_bad_input(tmp_path: Path) -> None:
         rewards_of({"model": {"name": str(policy)}})
     with pytest.raises(BadInput, match="absent does not exist"):
         rewards_of({"model": {"name": str(tmp_path / "absent")}})
+
+
+def test_a_reward_model_must_be_able_to_read_the_prompts(tmp_path: Path) -> None:
+    folder = demo_model.save_reward_model(tmp_path / "judge")
+    tiny_tokenizer(None).save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink()
+    rewards = rewards_of({"name": "judge", "model": {"name": str(folder)}})
+    rewards.check(ROWS)
+    with pytest.raises(
+        BadInput, match="'judge': the prompts are chats but the reward model's tokenizer has no chat templ"
+    ):
+        rewards.check(Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}]))
 
 
 def test_a_reward_model_is_refused_where_it_would_load_partitioned(tmp_path: Path) -> None:

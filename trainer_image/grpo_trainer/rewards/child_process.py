@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,17 @@ class FunctionProcess:
             self._restart()
             raise
         except (EOFError, ConnectionError) as error:
-            status = self._process.wait(_STOP_SECONDS)
-            raise FunctionFailed(f"the function's process ended with status {status}") from error
+            raise FunctionFailed(f"the function's process ended with status {self._status()}") from error
         return answer
 
     def close(self) -> None:
         """End the process and everything that it started. Harmless when called twice."""
+        if self._connection.closed:
+            return
         self._connection.close()
-        if self._process.poll() is None:
+        with suppress(ProcessLookupError):  # it ended by itself and left no children
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -98,12 +100,19 @@ class FunctionProcess:
         except TimeoutError:
             problem = f"the import took more than {START_SECONDS:.0f} s"
         except (EOFError, ConnectionError):
-            problem = f"the process ended with status {self._process.wait(_STOP_SECONDS)} during the import"
+            problem = f"the process ended with status {self._status()} during the import"
         if problem is not None:
             self.close()
             raise BadInput(f"{self._function} can't be imported: {problem}")
         self._starting = False
         return bool(answer["async"])
+
+    def _status(self) -> int:
+        """How the process ended, after its end of the socket closed."""
+        with suppress(subprocess.TimeoutExpired):  # user code closed the socket and lives on
+            self._process.wait(_STOP_SECONDS)
+        self.close()
+        return int(self._process.returncode)
 
     def _restart(self) -> None:
         self.close()

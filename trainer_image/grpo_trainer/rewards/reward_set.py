@@ -69,9 +69,15 @@ class RewardSet:
         """Whether the dataset has what the rewards need, before anything is trained.
 
         Raises:
-            BadInput: an answer column is missing, or one of its cells holds no answer; names the row.
+            BadInput: an answer column is missing, or one of its cells holds no answer (names the row); or a reward
+                model can't read chats.
         """
-        for spec, name in zip(self.specs, self.names, strict=True):
+        for spec, name, tokenizer in zip(self.specs, self.names, self.processing_classes, strict=True):
+            if tokenizer and tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
+                problem = "the prompts are chats but the reward model's tokenizer has no chat template"
+                raise BadInput(
+                    f"reward {name!r}: {problem}; take another model, or text prompts without a system prompt"
+                )
             if spec.accuracy:
                 where = f"reward {name!r}: column {spec.accuracy.answer_column!r}"
                 _check_answers(rows, spec.accuracy.answer_column, where, numeric=spec.accuracy.compare == "Numeric")
