@@ -73,7 +73,39 @@ def test_full_mixup_at_every_step_keeps_the_kl_at_zero(model: Path) -> None:
 def test_only_a_moved_reference_is_saved(model: Path, tmp_path: Path) -> None:
     trainer = build(model)
     trainer.strategy.save(trainer, tmp_path / "checkpoint")
-    assert not (tmp_path / "checkpoint").exists()
+    assert [path.name for path in (tmp_path / "checkpoint" / store.FOLDER).iterdir()] == [store.IDENTITY]
+
+
+def test_a_checkpoint_of_other_start_weights_is_refused(tmp_path: Path) -> None:
+    first = build(demo_model.save_policy(tmp_path / "model"))
+    first.strategy.save(first, tmp_path / "checkpoint")
+    first.strategy.restore(first, tmp_path / "checkpoint")
+    runs.reset()
+    second = build(demo_model.save_policy(tmp_path / "model", seed=1))
+    with pytest.raises(BadInput, match=f"{first.start}, now {second.start}"):
+        second.strategy.restore(second, tmp_path / "checkpoint")
+    with pytest.raises(BadInput, match="strategy Clone, this run's is Offload"):
+        store.check_identity(tmp_path / "checkpoint", "Offload", first.start)
+    with pytest.raises(BadInput, match="start a new job"):
+        store.check_identity(tmp_path / "model", "Clone", first.start)
+
+
+def test_a_resumed_policy_is_proven_against_the_checkpoint(model: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "output")
+    settings = {"output_dir": folder, "save_strategy": "steps", "save_steps": 3}
+    runs.build(runs.plan(model), **settings).train()
+    runs.reset()
+    trainer: Any = runs.build(runs.plan(model), **settings)
+    load = trainer._load_from_checkpoint
+
+    def damaged(checkpoint: str, *arguments: Any) -> None:
+        load(checkpoint, *arguments)
+        with torch.no_grad():
+            trainer.model.get_parameter("model.norm.weight")[0] += 1e-3
+
+    trainer._load_from_checkpoint = damaged
+    with pytest.raises(WeightsDiffer, match=r"resumed policy: parameter model\.norm\.weight"):
+        trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
 
 
 def test_a_saved_reference_is_restored_and_proven(model: Path, tmp_path: Path) -> None:

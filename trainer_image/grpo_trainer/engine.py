@@ -94,6 +94,11 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         with open_weights(self.source.folder) as files:
             self.proofs.append(prove(model, files, what))
 
+    @property
+    def start(self) -> str:
+        """Fingerprint of the weights that the run began with, adapter included."""
+        return self.proofs[0].fingerprint
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One micro-batch; what follows the loss in it is the backward pass."""
         loss: torch.Tensor = super().training_step(*args, **kwargs)

@@ -80,17 +80,19 @@ class ReferenceStrategy(ABC):
             mixing.mix(trainer.model, unwrapped(trainer.ref_model), self.sync.mixup)
 
     def save(self, trainer: ReferenceGRPOTrainer, folder: Path) -> None:
-        """Writes the reference into a checkpoint if it moves; one at step 0's weights is built from the model again."""
+        """Writes into a checkpoint which weights the reference began with and, if it moves, where it is now."""
+        store.save_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
             store.save(unwrapped(trainer.ref_model), folder, self.name)
 
     def restore(self, trainer: ReferenceGRPOTrainer, folder: Path) -> None:
-        """Reads the moved reference from a checkpoint. A collective.
+        """Checks that the reference began as the checkpoint's, and reads where it has moved since. A collective.
 
         Raises:
-            BadInput: the checkpoint has none, or one of another strategy, model or world size.
+            BadInput: the checkpoint's is of another strategy, model, world size or sync.
             WeightsDiffer: what was read is not what was saved.
         """
+        store.check_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
             store.restore(unwrapped(trainer.ref_model), folder, self.name)
 

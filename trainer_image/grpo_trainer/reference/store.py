@@ -1,8 +1,9 @@
-"""A moved reference in a checkpoint: each rank's own elements as safetensors.
+"""The reference's part of a checkpoint: which weights it began with, and, if it moved, where it is now.
 
-Exists because a synchronised reference is state: TRL rebuilds it from the model on resume, and the KL jumps. One file
-without ZeRO-3, written by rank 0; under ZeRO-3 one per rank with its partitions, so that nothing is gathered.
-Called by reference/base.py.
+Exists because both are state that TRL forgets. A reference that stays is built from the model again on resume; if the
+model's files have changed meanwhile, it would silently be another one, so their fingerprint is kept. A synchronised
+one is saved: one safetensors file by rank 0, under ZeRO-3 one per rank with its own partitions, so that nothing is
+gathered. Called by reference/base.py.
 """
 
 import json
@@ -18,6 +19,37 @@ from ..errors import BadInput, WeightsDiffer
 from ..fingerprint import fingerprint
 
 FOLDER = "reference"
+IDENTITY = "identity.json"
+
+
+def save_identity(folder: Path, strategy: str, start: str) -> None:
+    """Rank 0 writes which reference the checkpoint belongs to; `start` is the fingerprint of the start weights."""
+    if ranks.rank() == 0:
+        path = folder / FOLDER / IDENTITY
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"strategy": strategy, "start": start}))
+
+
+def check_identity(folder: Path, strategy: str, start: str) -> None:
+    """Whether this run's reference begins as the checkpoint's did. A collective.
+
+    Raises:
+        BadInput: another strategy, or the model's files have changed since.
+    """
+    ranks.together(lambda: _check_identity(folder / FOLDER / IDENTITY, {"strategy": strategy, "start": start}))
+
+
+def _check_identity(path: Path, current: dict[str, str]) -> None:
+    if not path.exists():
+        raise BadInput(f"checkpoint {path.parent.parent} does not say which reference it had; start a new job")
+    saved = json.loads(path.read_text())
+    if saved["strategy"] != current["strategy"]:
+        raise BadInput(f"{path}: reference strategy {saved['strategy']}, this run's is {current['strategy']}")
+    if saved["start"] != current["start"]:
+        raise BadInput(
+            f"the model's files have changed since this checkpoint: start weights had fingerprint {saved['start']}, now "
+            f"{current['start']}. The reference would be another; restore the files or pin spec.model.revision"
+        )
 
 
 def save(reference: nn.Module, folder: Path, strategy: str) -> None:
