@@ -58,7 +58,7 @@ def test_a_catastrophe_costs_its_budget_and_no_reward(pattern: str, text: str) -
 
 
 def test_other_threads_go_on_while_a_pattern_runs_away() -> None:
-    """Without `concurrent` the GIL is held for the whole match and the counter below does not move."""
+    """With `concurrent=False`, or in `re`, the GIL is held for the whole match and the counter does not move."""
     function, counters = format_function(r"(a|aa)+", timeout_seconds=0.5)
     stop, beats = threading.Event(), 0
 
