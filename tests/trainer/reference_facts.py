@@ -89,6 +89,8 @@ def _run(folder: Path, job: dict[str, Any], checkpoint: str | None, probe: Probe
 def _arguments(strategy: str) -> dict[str, Any]:
     """How a cell's plan differs from the default one: a moving reference wherever there is one."""
     reference: dict[str, Any] = {"sync": {"everySteps": 2, "mixup": MIXUP}} if strategy in SYNCED else {}
+    if strategy.endswith(" in bfloat16"):
+        return _arguments(strategy.removesuffix(" in bfloat16")) | {"execution": {"dtype": "bfloat16"}}
     if strategy == "Sharded to host":
         return {"strategy": "Sharded", "reference": reference | {"offload": {"target": "CPU"}}}
     return {"strategy": strategy, "reference": reference, "training": {"beta": 0.0} if strategy == "None" else {}}
