@@ -29,7 +29,7 @@ LARGEST = 9
 """Operands and results are 0 to 9."""
 KNOWN = 0.97
 """The warm-up learns right answers in GSM8K's form until it gives them with this mean probability."""
-UNLEARNED = 0.4
+UNLEARNED = 0.33
 """Then it learns from answers of which most are wrong, until the right ones are down to this."""
 RIGHT_SHARE = 0.25
 """Share of right answers in the second part; the others are any digit, which may be right by chance."""
@@ -41,7 +41,9 @@ LONGEST = 2000
 """Steps after which a part of the warm-up ends anyhow."""
 WARM_UP_BATCH = 64
 LEARNING_RATE = 2e-3
-CHECK_EVERY = 5
+UNLEARNING_RATE = 5e-4
+"""Lower, so that it forgets what to say sooner than what it knows."""
+CHECK_EVERY = 3
 """Steps between two looks at the probability."""
 
 
@@ -115,6 +117,7 @@ def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> tu
     learned = _train(
         model, optimizer, lambda: _batch(tokenizer, rng, 1.0, 1.0), lambda: right(model, tokenizer) >= KNOWN
     )
+    optimizer.param_groups[0]["lr"] = UNLEARNING_RATE
     unlearned = _train(
         model,
         optimizer,

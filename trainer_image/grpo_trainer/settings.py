@@ -74,12 +74,12 @@ def _batching(execution: ExecutionPlan) -> dict[str, Any]:
 
 
 def _precision(execution: ExecutionPlan) -> dict[str, Any]:
-    """bf16 asks for autocast over the weights' own dtype, or for DeepSpeed's bf16 engine with float32 masters.
+    """bf16 asks for autocast over the weights' own dtype, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
 
     Dropout is off: policy and reference must differ by their weights alone (TRL issue 3500: a KL in thousands).
     """
     return {
-        "bf16": execution.dtype == "bfloat16",
+        "bf16": execution.autocast or (uses_deepspeed(execution) and execution.dtype == "bfloat16"),
         "optim": OPTIMIZERS[execution.optimizer],
         "gradient_checkpointing": execution.gradient_checkpointing,
         "use_cpu": execution.accelerator == "CPU",
