@@ -47,7 +47,7 @@ def _check_identity(path: Path, current: dict[str, str]) -> None:
         raise BadInput(f"{path}: reference strategy {saved['strategy']}, this run's is {current['strategy']}")
     if saved["start"] != current["start"]:
         raise BadInput(
-            f"the model's files have changed since this checkpoint: the start weights had fingerprint {saved['start']}, "
+            f"the model's files have changed since this checkpoint: fingerprint then {saved['start']}, "
             f"now {current['start']}. The reference would be another; restore the files or pin spec.model.revision"
         )
 
