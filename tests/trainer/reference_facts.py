@@ -25,13 +25,15 @@ from grpo_trainer.reference.base import unwrapped
 from tests.trainer import demo_model, runs
 
 CELLS = {
-    "1 process": ["Clone", "Offload", "Adapter", "None"],
-    "DDP": ["Clone", "Offload", "Adapter", "None"],
-    "ZeRO-2": ["Clone", "Offload", "Adapter", "None"],
-    "ZeRO-3": ["Sharded", "Sharded to host", "Adapter", "None"],
+    "1 process": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
+    "DDP": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
+    "ZeRO-2": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
+    "ZeRO-3": ["Sharded", "Sharded to host", "Adapter", "None", "Sharded in bfloat16"],
 }
 """Strategies by parallelism; other combinations are refused."""
 STAGES = {"1 process": 0, "DDP": 0, "ZeRO-2": 2, "ZeRO-3": 3}
+HALF = " in bfloat16"
+"""Ends the name of a cell whose weights are in bfloat16."""
 SYNCED = ("Clone", "Offload", "Sharded", "Sharded to host")
 MIXUP = 0.3
 STEPS, SAVED = 6, 3
@@ -89,8 +91,8 @@ def _run(folder: Path, job: dict[str, Any], checkpoint: str | None, probe: Probe
 def _arguments(strategy: str) -> dict[str, Any]:
     """How a cell's plan differs from the default one: a moving reference wherever there is one."""
     reference: dict[str, Any] = {"sync": {"everySteps": 2, "mixup": MIXUP}} if strategy in SYNCED else {}
-    if strategy.endswith(" in bfloat16"):
-        return _arguments(strategy.removesuffix(" in bfloat16")) | {"execution": {"dtype": "bfloat16"}}
+    if strategy.endswith(HALF):
+        return _arguments(strategy.removesuffix(HALF)) | {"execution": {"dtype": "bfloat16"}}
     if strategy == "Sharded to host":
         return {"strategy": "Sharded", "reference": reference | {"offload": {"target": "CPU"}}}
     return {"strategy": strategy, "reference": reference, "training": {"beta": 0.0} if strategy == "None" else {}}
