@@ -86,6 +86,7 @@ def test_a_spent_batch_budget_leaves_the_rest_unscored() -> None:
     assert function(["aaa"]) == [1.0], "the next batch has a budget of its own"
 
 
-def test_a_bad_pattern_is_bad_input() -> None:
-    with pytest.raises(BadInput, match=r"reward 'format': format.pattern '\(a' is no regular expression: missing \)"):
-        format_function("(a")
+def test_a_pattern_that_only_re_takes_is_bad_input() -> None:
+    """The API refuses what `re` refuses; `regex` knows fuzzy counts that `re` takes for text."""
+    with pytest.raises(BadInput, match=r"reward 'format': format.pattern 'a{e<x}' is no regular expression: bad fuzzy"):
+        format_function("a{e<x}")
