@@ -5,6 +5,8 @@ arithmetic.
 """
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional
 
 from grpo_trainer import kl, overflow
 from grpo_trainer.errors import DivergedKL
+from tests.trainer import runs, step_facts
 
 
 def test_k3_by_hand() -> None:
@@ -52,6 +55,24 @@ def test_logged_weighs_by_the_importance_ratio_and_ignores_masked_tokens() -> No
     assert kl.logged(policy, reference, policy, mask).item() == pytest.approx(2 * half / 3)
     sampling = policy - math.log(3)  # every token is three times as likely as when it was sampled
     assert kl.logged(policy, reference, sampling, mask).item() == pytest.approx(3 * 2 * half / 3)
+
+
+def test_trl_logs_what_logged_says(tmp_path: Path) -> None:
+    trainer: Any = runs.build(runs.plan(step_facts.saved_model(tmp_path)), output_dir=str(tmp_path / "output"))
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    inputs = step_facts.fixed_inputs()
+    mask = inputs["completion_mask"]
+    tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    with torch.no_grad():
+        policy, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, tokens, torch.cat([inputs["prompt_mask"], mask], dim=1), mask.size(1)
+        )
+    for sampling in (policy, policy - torch.linspace(-0.5, 0.5, mask.numel()).view(mask.shape)):
+        trainer._compute_loss(trainer.model, inputs | {"old_per_token_logps": sampling})
+        expected = kl.logged(policy, inputs["ref_per_token_logps"], sampling, mask)
+        assert trainer._metrics["train"]["kl"][-1] == pytest.approx(expected.item(), rel=1e-5)
+    runs.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

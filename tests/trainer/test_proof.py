@@ -185,15 +185,22 @@ def test_samples_need_no_file(folder: Path) -> None:
 def test_damaged_files_are_refused_before_loading(folder: Path, damage: object, message: str) -> None:
     damage(sorted(folder.glob("*.safetensors"))[-1])  # type: ignore[operator]
     with pytest.raises(BadInput, match=message):
-        models.locate(str(folder), None, "float32")
+        models.locate(str(folder), None, "float32", "spec.model")
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(BadInput, match=r"model\.safetensors"):
-        models.locate(str(tmp_path), None, "float32")
+        models.locate(str(tmp_path), None, "float32", "spec.model")
     with pytest.raises(BadInput, match="does not exist"):
-        models.locate(str(tmp_path / "absent"), None, "float32")
+        models.locate(str(tmp_path / "absent"), None, "float32", "spec.model")
+
+
+def test_a_hub_model_that_cannot_be_fetched_names_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(BadInput, match=r"spec\.rewards\[\]\.model\.name: demo/absent \(revision v1\) can't be fetched"):
+        models.locate("demo/absent", "v1", "float32", "spec.rewards[].model")
 
 
 def test_missing_weights_are_refused_not_random(folder: Path) -> None:
@@ -204,7 +211,7 @@ def test_missing_weights_are_refused_not_random(folder: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BadInput, match=PARAMETER):
-        models.load_causal(models.locate(str(folder), None, "float32"), remote_code=False)
+        models.load_causal(models.locate(str(folder), None, "float32", "spec.model"), remote_code=False)
 
 
 def test_a_reward_model_is_frozen_proven_and_has_one_label(tmp_path: Path) -> None:

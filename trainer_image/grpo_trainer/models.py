@@ -80,7 +80,7 @@ def load_policy(plan: TrainingPlan) -> LoadedModel:
     """
     if is_deepspeed_zero3_enabled() != (plan.execution.zero_stage == 3):
         raise TrainingError("make GRPOConfig with the plan's DeepSpeed config before loading the policy")
-    source = locate(plan.model.name, plan.model.revision, plan.execution.dtype)
+    source = locate(plan.model.name, plan.model.revision, plan.execution.dtype, "spec.model")
     remote_code = plan.model.trust_remote_code
     model = load_causal(source, remote_code)
     adapter = lora(plan.adapter) if plan.execution.method == "LoRA" else None
@@ -94,7 +94,7 @@ def load_reward_model(reward: ModelReward) -> LoadedModel:
         BadInput: missing, damaged, incomplete or with another number of labels.
         WeightsDiffer: ranks found different revisions, or a rank holds other weights than its file.
     """
-    source = locate(reward.name, reward.revision, reward.dtype)
+    source = locate(reward.name, reward.revision, reward.dtype, "spec.rewards[].model")
     model = _load(AutoModelForSequenceClassification, source, remote_code=False)
     if model.config.num_labels != 1:
         raise BadInput(f"reward model {source.name} has {model.config.num_labels} labels; a reward model has one")
@@ -149,14 +149,16 @@ def freeze(model: M) -> M:
     return model.requires_grad_(False).eval()
 
 
-def locate(name: str, revision: str | None, dtype: Dtype) -> Source:
+def locate(name: str, revision: str | None, dtype: Dtype, field: str) -> Source:
     """The folder of a model, with every weight file checked to be there and whole, the same commit on all ranks.
+
+    `field` is the part of the spec that names it, for messages. A collective.
 
     Raises:
         BadInput: not found, or a file is missing, truncated or damaged.
         WeightsDiffer: ranks found different commits.
     """
-    source = ranks.together(lambda: _checked(Source(name, *_folder(name, revision), dtype)))
+    source = ranks.together(lambda: _checked(Source(name, *_folder(name, revision, field), dtype)))
     commits = ranks.gather(source.revision)
     if len(set(commits)) > 1:
         found = ", ".join(f"rank {number}: {commit}" for number, commit in enumerate(commits))
@@ -164,17 +166,17 @@ def locate(name: str, revision: str | None, dtype: Dtype) -> Source:
     return source
 
 
-def _folder(name: str, revision: str | None) -> tuple[Path, str]:
+def _folder(name: str, revision: str | None, field: str) -> tuple[Path, str]:
     """Folder and commit of a model."""
     if Path(name).is_dir():
         return Path(name), ""
     if Path(name).is_absolute():
-        raise BadInput(f"spec.model.name: folder {name} does not exist in the pod; mount it with spec.model.volume")
+        raise BadInput(f"{field}.name: folder {name} does not exist in the pod; mount it with {field}.volume")
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise BadInput(
-            f"spec.model.name: {name} (revision {revision or 'default'}) can't be fetched: {error}. Check the name and "
+            f"{field}.name: {name} (revision {revision or 'default'}) can't be fetched: {error}. Check the name, the "
             "revision, spec.model.tokenSecret for a gated model, and the pods' way to the hub"
         ) from error
     return folder, folder.name

@@ -81,13 +81,13 @@ def open_weights(folder: Path) -> WeightFiles:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The weight files that a folder should have."""
-    files = [folder / name for name in (WHOLE, ADAPTER) if (folder / name).exists()]
-    index = folder / INDEX
+    """The weight files that a folder should have; a whole file comes before an index, as in from_pretrained."""
+    whole, index, adapter = folder / WHOLE, folder / INDEX, folder / ADAPTER
+    files = [whole] if whole.exists() else []
     if not files and index.exists():
         names = json.loads(index.read_text())["weight_map"].values()
         files = [folder / name for name in sorted(set(names))]
-    return files
+    return files + ([adapter] if adapter.exists() else [])
 
 
 def _keys(path: Path) -> list[str]:
