@@ -16,14 +16,14 @@ EXECUTION = (
     "strategy",
     "method",
     "zero_stage",
-    "nodes",
-    "processes_per_node",
+    "world_size",
     "micro_batch",
     "gradient_accumulation",
     "steps_per_generation",
     "generation_sub_batch",
     "optimizer",
     "dtype",
+    "autocast",
 )
 """Fields of the execution plan on which the numbers of a step depend."""
 

@@ -74,7 +74,7 @@ def _batching(execution: ExecutionPlan) -> dict[str, Any]:
 
 
 def _precision(execution: ExecutionPlan) -> dict[str, Any]:
-    """bf16 asks for autocast over the weights' own dtype, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
+    """bf16 asks for autocast, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
 
     Dropout is off: policy and reference must differ by their weights alone (TRL issue 3500: a KL in thousands).
     """

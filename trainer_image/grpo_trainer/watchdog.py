@@ -56,12 +56,13 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             time.sleep(POLL_SECONDS)
-            outcome = self._verdict()
+            outcome = self.verdict()
             if outcome is not None:
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
                 self._end(outcome)
 
-    def _verdict(self) -> Outcome | None:
+    def verdict(self) -> Outcome | None:
+        """How the run has to end now; None while it may go on."""
         stage, step = self._recorder.current_stage, self._recorder.step
         idle, limit = self._recorder.seconds_since_event, self._limit(stage)
         waited = self.seconds_since_sigterm

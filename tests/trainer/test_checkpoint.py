@@ -1,0 +1,148 @@
+"""Checkpoints on disk: fencing, completeness, damage, rotation, and a crash or a full disk at every write.
+
+Exists because these decide whether a run can lose work. The disk errors are real: a limit on file size set by the
+kernel in a child process.
+"""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_api.plan import TrainingPlan
+from grpo_trainer import checkpoint as checkpoints
+from grpo_trainer.checkpoint import Manifest, claim, commit, complete, damage, list_files, read_manifest, record, rotate
+from grpo_trainer.errors import BadInput, Preempted
+from grpo_trainer.identity import identity, require_same_run
+from grpo_trainer.resuming import choose
+from tests.trainer import runs
+from tests.trainer.gang import ISOLATED
+
+
+def make_plan(folder: Path, attempt: int = 1, uid: str = "a", keep: int = 2) -> TrainingPlan:
+    """A plan whose checkpoints are in `folder`."""
+    plan = runs.plan(Path("/models/demo"), folder=folder)
+    job = plan.job.model_copy(update={"attempt": attempt, "uid": uid})
+    return plan.model_copy(update={"job": job, "checkpoint": plan.checkpoint.model_copy(update={"keep": keep})})
+
+
+def save(plan: TrainingPlan, step: int, run: dict[str, str] | None = None) -> Path:
+    """A complete checkpoint of two files."""
+    folder = Path(plan.checkpoint_directory or "") / f"attempt-{plan.job.attempt}" / f"checkpoint-{step}"
+    (folder / "global_step").mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights" * 100)
+    (folder / "global_step" / "rank_0.pt").write_bytes(bytes([step]) * 50)
+    files = record(folder, list_files(folder))
+    commit(plan, folder, Manifest(attempt=plan.job.attempt, step=step, identity=run or {}, files=files))
+    return folder
+
+
+def test_newest_is_by_step_over_all_attempts(tmp_path: Path) -> None:
+    first, second = make_plan(tmp_path), make_plan(tmp_path, attempt=2)
+    claim(first)
+    save(first, 20)
+    claim(second)
+    save(second, 5)
+    assert [path.name for path in complete(tmp_path)] == ["checkpoint-20", "checkpoint-5"]
+
+
+def test_superseded_attempt_can_neither_commit_nor_claim(tmp_path: Path) -> None:
+    old = make_plan(tmp_path)
+    claim(old)
+    claim(make_plan(tmp_path, attempt=2))
+    with pytest.raises(Preempted, match="superseded by attempt 2"):
+        save(old, 10)
+    assert complete(tmp_path) == []
+    with pytest.raises(Preempted, match="superseded"):
+        claim(old)
+
+
+def test_another_job_is_refused_with_both_uids(tmp_path: Path) -> None:
+    claim(make_plan(tmp_path, uid="mine"))
+    with pytest.raises(BadInput, match=r"uid mine, this one is yours.*subPath"):
+        claim(make_plan(tmp_path, uid="yours"))
+
+
+def test_rotation_keeps_the_newest_and_clears_what_older_attempts_left(tmp_path: Path) -> None:
+    first, second = make_plan(tmp_path), make_plan(tmp_path, attempt=2)
+    claim(first)
+    folders = [save(first, step) for step in (10, 20)]
+    torn = tmp_path / "attempt-1" / "checkpoint-30"
+    torn.mkdir()
+    claim(second)
+    newest = save(second, 30)
+    rotate(second)
+    assert complete(tmp_path) == [newest, folders[1]]
+    assert not folders[0].exists()
+    assert not torn.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "global_step/rank_0.pt"])
+@pytest.mark.parametrize("fault", ["missing", "truncated", "flipped"])
+def test_every_damage_is_named_and_the_checkpoint_before_is_chosen(tmp_path: Path, name: str, fault: str) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    run = {"model.name": '"demo"'}
+    good, bad = save(plan, 10, run), save(plan, 20, run)
+    path = bad / name
+    content = path.read_bytes()
+    path.unlink()
+    if fault != "missing":
+        path.write_bytes(content[:-1] if fault == "truncated" else bytes([content[0] ^ 1]) + content[1:])
+    assert name in damage(bad, read_manifest(bad).files)[0]
+    assert choose(plan, run) == good
+
+
+def test_nothing_undamaged_left_is_refused(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    (save(plan, 10) / "model.safetensors").unlink()
+    (save(plan, 20) / checkpoints.MANIFEST).write_text("{")
+    with pytest.raises(BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"):
+        choose(plan, {})
+
+
+def test_another_runs_checkpoint_is_refused_with_every_difference(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    folder = save(plan, 10, identity(plan, "rows"))
+    other = plan.model_copy(
+        update={
+            "model": plan.model.model_copy(update={"name": "/models/other"}),
+            "execution": plan.execution.model_copy(update={"nodes": 4, "strategy": "Offload"}),
+        }
+    )
+    with pytest.raises(BadInput) as refused:
+        require_same_run(folder, read_manifest(folder), identity(other, "other rows"))
+    for part in ("model.name", "dataset: checkpoint", "plan.world_size: checkpoint 1, now 4", "plan.strategy"):
+        assert part in str(refused.value)
+    require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from tests.trainer.test_checkpoint import make_plan, save
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+save(make_plan(Path(sys.argv[1])), 20)
+"""
+
+
+def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    good = save(plan, 10)
+    manifest_bytes = (good / checkpoints.MANIFEST).stat().st_size
+    for limit in (1, 100, 699, manifest_bytes // 2):
+        command = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit)]
+        ended = subprocess.run(command, env=ISOLATED, capture_output=True, text=True, check=False)
+        assert "File too large" in ended.stderr, ended.stderr
+        assert complete(tmp_path) == [good], limit
+        assert choose(plan, {}) == good
+        rotate(plan)
+        assert not (tmp_path / "attempt-1" / "checkpoint-20").exists()
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -1,0 +1,243 @@
+"""The trainer around the training: placement, outcomes, supervisor, watchdog, preemption, telemetry and settings.
+
+Exists for the rules that need no training run to be seen.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from grpo_api.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.running import GuardSpec
+from grpo_trainer.__main__ import read_plan
+from grpo_trainer.errors import BadInput, DivergedKL, RewardError
+from grpo_trainer.observer import SAMPLE_CHARACTERS, StepObserver
+from grpo_trainer.outcome import MESSAGE_LIMIT, bounded, classify, finished_attempt, keep, make_outcome
+from grpo_trainer.phases import PhaseClock
+from grpo_trainer.placement import LOCAL_RANK_ENV, Placement, placement
+from grpo_trainer.preemption import Preemption
+from grpo_trainer.recorder import Recorder
+from grpo_trainer.server import serve
+from grpo_trainer.settings import config_arguments, deepspeed_config
+from grpo_trainer.supervisor import root_cause
+from grpo_trainer.telemetry import KLGuard, translate
+from grpo_trainer.watchdog import Watchdog
+from tests.trainer import runs
+from tests.trainer.gang import ISOLATED
+from tests.trainer.pods import free_port
+
+PLAN = runs.plan(Path("/models/demo"))
+
+
+def changed(**execution: object) -> TrainingPlan:
+    """The plan with another execution."""
+    return PLAN.model_copy(update={"execution": PLAN.execution.model_copy(update=execution)})
+
+
+def test_rank_follows_from_pod_index_and_local_rank() -> None:
+    place = placement(changed(nodes=3, processes_per_node=4), {INDEX_ENV: "2", LOCAL_RANK_ENV: "1"})
+    assert (place.rank, place.world_size, place.is_main) == (9, 12, False)
+
+
+@pytest.mark.parametrize("index", ["", "3", "-1", "x"])
+def test_wrong_pod_index_is_refused(index: str) -> None:
+    with pytest.raises(BadInput, match=r"JOB_COMPLETION_INDEX is .*allows 0 to 2"):
+        placement(changed(nodes=3), {INDEX_ENV: index})
+
+
+def test_plan_errors_come_all_at_once_with_their_paths(tmp_path: Path) -> None:
+    raw = json.loads(PLAN.model_dump_json())
+    raw["schemaVersion"] = 2
+    raw["execution"]["microBatch"] = 0
+    raw["surprise"] = 1
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(BadInput) as refused:
+        read_plan({PLAN_ENV: str(path)})
+    assert all(part in str(refused.value) for part in ("schemaVersion", "execution.microBatch", "surprise"))
+
+
+def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> None:
+    environment = ISOLATED | {PLAN_ENV: str(tmp_path / "none"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    command = [sys.executable, "-X", "importtime", "-m", "grpo_trainer"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == EXIT_CODES[Result.BAD_INPUT]
+    assert Outcome.model_validate_json((tmp_path / "end").read_text()).result is Result.BAD_INPUT
+    assert "grpo_api.plan" in ended.stderr
+    assert " torch\n" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (RewardError("reward 'a'"), Result.REWARD_ERROR),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), Result.OUT_OF_MEMORY),
+        (MemoryError(), Result.OUT_OF_MEMORY),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            Result.OUT_OF_MEMORY,
+        ),
+        (RuntimeError("Connection closed by peer [10.0.0.1]:1"), Result.ERROR),
+        (KeyError("kl"), Result.ERROR),
+    ],
+)
+def test_exceptions_become_results(error: BaseException, result: Result) -> None:
+    assert classify(error)[0] is result
+
+
+def test_long_messages_keep_both_ends() -> None:
+    text = bounded("begin " + "ü" * 9000 + " end")
+    assert len(text.encode()) <= MESSAGE_LIMIT
+    assert text.startswith("begin")
+    assert text.endswith("end")
+
+
+def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path)
+    (tmp_path / "attempt-1").mkdir()
+    assert finished_attempt(plan) is None
+    keep(plan, make_outcome(plan, 0, Result.ERROR, "no", 3), Placement(0, 0, 1, 1))
+    assert finished_attempt(plan) is None
+    keep(plan, make_outcome(plan, 0, Result.SUCCEEDED, "done", 6), Placement(0, 0, 1, 1))
+    found = finished_attempt(plan)
+    assert found is not None
+    assert (found.result, found.step) == (Result.SUCCEEDED, 6)
+
+
+@pytest.mark.parametrize(
+    ("results", "cause"),
+    [
+        ([Result.SUCCEEDED, Result.SUCCEEDED], Result.SUCCEEDED),
+        ([Result.ERROR, Result.OUT_OF_MEMORY], Result.OUT_OF_MEMORY),
+        ([Result.PREEMPTED, Result.ERROR], Result.ERROR),
+        ([Result.SUCCEEDED, Result.PREEMPTED], Result.PREEMPTED),
+        ([Result.HANG, Result.REWARD_ERROR], Result.HANG),
+    ],
+)
+def test_supervisor_reports_the_cause_not_the_symptom(results: list[Result], cause: Result) -> None:
+    outcomes = [make_outcome(PLAN, rank, result, "") for rank, result in enumerate(results)]
+    assert root_cause(outcomes).result is cause
+
+
+def test_worker_that_dies_without_words_gets_an_outcome(tmp_path: Path) -> None:
+    plan = changed(processes_per_node=2)
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\nif os.environ.get('LOCAL_RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = ISOLATED | {PLAN_ENV: str(tmp_path / "plan.json"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    environment["PYTHONPATH"] = f"{tmp_path}:{ISOLATED['PYTHONPATH']}"
+    environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{free_port()}"
+    ended = subprocess.run([sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120)
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, outcome.rank, ended.returncode) == (Result.ERROR, 1, 1)
+    assert "ended by SIGKILL without an outcome" in outcome.message
+
+
+def test_watchdog_ends_a_run_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder.begin(3, 10)
+    watchdog = Watchdog(PLAN, recorder, lambda _: None)
+    assert watchdog.verdict() is None
+    later = time.monotonic() + PLAN.guard.hang_timeout_seconds + 5
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    outcome = watchdog.verdict()
+    assert outcome is not None
+    assert (outcome.result, outcome.step) == (Result.HANG, 3)
+    assert "Training after step 3" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("step", "waited", "step_seconds", "decision"),
+    [(8, 0.0, 1.0, "save"), (9, 0.0, 1.0, "continue"), (9, 50.0, 5.0, "stop"), (8, 54.0, 1.0, "stop")],
+)
+def test_preemption_saves_at_the_boundary_if_time_allows(
+    step: int, waited: float, step_seconds: float, decision: str
+) -> None:
+    assert Preemption(60.0, boundary=4, can_save=True).decide(step, waited, step_seconds) == decision
+    assert Preemption(60.0, boundary=4, can_save=False).decide(step, waited, step_seconds) == "stop"
+
+
+def test_logs_are_translated_and_absent_stays_absent() -> None:
+    logs = {"kl": 0.5, "reward": None, "loss": math.nan, "rewards/tall/mean": 1.0, "rewards/tall/std": 0.1, "x": 2}
+    assert translate(logs) == {"kl": 0.5, "reward_by_function/tall": 1.0}
+
+
+def test_kl_guard_counts_consecutive_steps(tmp_path: Path) -> None:
+    guard = KLGuard(GuardSpec(max_kl=1.0, max_kl_steps=2))
+    log = (
+        TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"),
+        TrainerState(global_step=7),
+        TrainerControl(),
+    )
+    for kl in (2.0, 0.5, math.nan):
+        guard.on_log(*log, logs={"kl": kl})
+    guard.on_log(*log, logs={"loss": 0.0})
+    with pytest.raises(DivergedKL, match=r"above guard.maxKL = 1.0 for 2 steps, 3 at step 7"):
+        guard.on_log(*log, logs={"kl": 3.0})
+
+
+def test_server_answers_and_a_taken_port_costs_only_telemetry(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    serve(recorder)
+    serve(recorder)
+    assert "telemetry is off" in capsys.readouterr().out
+    recorder.logged({"kl": 0.25})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert "grpo_training_kl 0.25" in text
+    assert "grpo_training_reward " not in text
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+
+
+def test_phases_interrupt_each_other() -> None:
+    clock = PhaseClock()
+    with clock.phase("forward"):
+        time.sleep(0.02)
+        with clock.phase("reference"):
+            time.sleep(0.04)
+    taken = clock.take()
+    assert 0.0 < taken["forward"] < taken["reference"]
+    assert set(clock.take().values()) == {0.0}
+
+
+def test_samples_are_bounded_and_leave_out_missing_rewards() -> None:
+    observer = StepObserver()
+    rewards = torch.tensor([[1.0, math.nan]]).repeat(9, 1)
+    observer.completed(["p" * 5000] * 9, [[{"role": "assistant", "content": "c"}]] * 9, rewards, ["a", "b"])
+    assert len(observer.samples) == 3
+    assert len(str(observer.samples[0]["prompt"])) < SAMPLE_CHARACTERS + 10
+    assert observer.samples[0] | {"prompt": ""} == {"prompt": "", "completion": "c", "a": 1.0}
+
+
+def test_plan_fields_reach_the_configurations() -> None:
+    arguments = config_arguments(
+        changed(zero_stage=3, strategy="Sharded", gather_for_generation=False, gradient_checkpointing=True)
+    )
+    assert arguments["ds3_gather_for_generation"] is False
+    assert arguments["gradient_checkpointing"] is True
+    assert arguments["logging_nan_inf_filter"] is False
+    assert arguments["save_total_limit"] is None
+    assert arguments["deepspeed"]["zero_optimization"]["stage"] == 3
+    assert config_arguments(changed(optimizer="AdamW8bit"))["optim"] == "adamw_8bit"
+    assert config_arguments(changed(strategy="None"))["beta"] == 0.0
+    offloaded = deepspeed_config(changed(zero_stage=2, offload="CPU", accelerator="GPU").execution)
+    assert offloaded["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    with pytest.raises(BadInput, match="NVMe"):
+        deepspeed_config(changed(zero_stage=3, offload="NVMe").execution)

@@ -1,0 +1,200 @@
+"""The whole trainer through its real entry point: two ranks train, one is killed, one is told to stop, the run goes on.
+
+Exists because what a pod must survive can't be seen in parts: kill -9, SIGTERM on one rank only, another pod layout.
+One chain of attempts is compared, step by step and digit by digit, with a run that nothing disturbed.
+"""
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Outcome, Progress, Result
+from tests.trainer import demo_model
+from tests.trainer.pods import Gang, free_port
+
+STEPS = 12
+SAVE = 4
+EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length")
+
+
+@dataclass
+class Story:
+    """What was seen of all attempts."""
+
+    calm: dict[int, dict[str, Any]]
+    """Steps of the undisturbed run."""
+    progress: Progress
+    metrics: str
+    outcomes: dict[str, list[Outcome]]
+    codes: dict[str, list[int]]
+    resumed: dict[str, dict[int, dict[str, Any]]]
+    """Steps by attempt of the disturbed run."""
+    folder: Path
+
+
+def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> TrainingPlan:
+    """Two processes in `nodes` pods, rewards that a random model sometimes earns."""
+    return TrainingPlan.model_validate(
+        {
+            "job": {"namespace": "default", "name": "story", "uid": "1234", "attempt": attempt},
+            "rendezvous": {"address": "127.0.0.1", "port": free_port()},
+            "model": {"name": str(model), "parameters": "84K"},
+            "dataset": {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}},
+            "rewards": [
+                {"format": {"pattern": "[^0-9]*[0-9].*"}},
+                {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}},
+            ],
+            "training": {"learningRate": 1e-3, "numGenerations": 4, "promptsPerStep": 4, "maxSteps": STEPS}
+            | {"maxCompletionLength": 6, "warmupRatio": 0.25},
+            "reference": {"sync": {"everySteps": 3}},
+            "adapter": {},
+            "checkpoint": {"keep": 2},
+            "guard": {"hangTimeoutSeconds": 300, "rendezvousTimeoutSeconds": 300},
+            "checkpointDirectory": str(folder),
+            "execution": {
+                "strategy": "Clone",
+                "method": "Full",
+                "accelerator": "CPU",
+                "nodes": nodes,
+                "processesPerNode": 2 // nodes,
+                "microBatch": 4,
+                "gradientAccumulation": 2,
+                "stepsPerGeneration": 4,
+                "generationSubBatch": 8,
+                "dtype": "float32",
+                "saveEverySteps": SAVE,
+            },
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """An undisturbed run; then kill -9, SIGTERM to one rank, and the end in one pod of two processes."""
+    folder = tmp_path_factory.mktemp("story")
+    model = demo_model.save_policy(folder / "model")
+    rows = [{"prompt": f"say {number % 10}"} for number in range(64)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcomes, codes, resumed = {}, {}, {}
+    with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm") as gang:
+        gang.until(lambda: STEPS - 2 in gang.steps())
+        progress, metrics = gang.progress(), gang.get("/metrics")
+        codes["calm"], calm, outcomes["calm"] = gang.wait(), gang.steps(), [gang.outcome(0), gang.outcome(1)]
+    saved = folder / "runs" / "attempt-1" / f"checkpoint-{SAVE}" / "manifest.json"
+    with Gang(make_plan(folder / "runs", model), folder, folder / "pods-1") as gang:
+        gang.until(lambda: saved.exists() and SAVE + 1 in gang.steps())
+        gang.pods[1].kill()
+        codes["killed"], resumed["killed"], outcomes["killed"] = gang.wait(), gang.steps(), [gang.outcome(0)]
+    with Gang(make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2") as gang:
+        gang.until(lambda: any(step > SAVE for step in gang.steps()))
+        gang.pods[1].send_signal(signal.SIGTERM)
+        codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
+        outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
+    with Gang(make_plan(folder / "runs", model, attempt=3, nodes=1), folder, folder / "pods-3") as gang:
+        codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
+    return Story(calm, progress, metrics, outcomes, codes, resumed, folder)
+
+
+def test_undisturbed_run_succeeds(story: Story) -> None:
+    assert story.codes["calm"] == [0, 0]
+    assert [(outcome.result, outcome.step) for outcome in story.outcomes["calm"]] == [(Result.SUCCEEDED, STEPS)] * 2
+    assert sorted(story.calm) == list(range(1, STEPS + 1))
+
+
+def test_killed_rank_ends_the_gang_with_the_lost_peer_named(story: Story) -> None:
+    code, killed = story.codes["killed"]
+    assert (code, killed) == (1, -signal.SIGKILL)
+    assert story.outcomes["killed"][0].result is Result.ERROR
+    assert "lost the connection to another rank" in story.outcomes["killed"][0].message
+
+
+def test_sigterm_on_one_rank_stops_all_at_a_generation_boundary(story: Story) -> None:
+    assert story.codes["stopped"] == [143, 143]
+    first, second = story.outcomes["stopped"]
+    assert (first.result, second.result) == (Result.PREEMPTED, Result.PREEMPTED)
+    assert first.step == second.step
+    assert first.step % 2 == 0, "a generation serves two steps: only after both is a resume exact"
+    assert "a checkpoint was saved" in first.message
+
+
+def test_every_step_of_every_attempt_has_the_undisturbed_numbers(story: Story) -> None:
+    seen: set[int] = set()
+    for steps in story.resumed.values():
+        for step, values in steps.items():
+            assert {key: values.get(key) for key in EXACT} == {key: story.calm[step].get(key) for key in EXACT}, step
+            seen.add(step)
+    assert seen == set(range(1, STEPS + 1))
+    assert min(story.resumed["stopped"]) == SAVE + 1
+    assert min(story.resumed["last"]) == story.outcomes["stopped"][0].step + 1
+
+
+def test_two_processes_in_one_pod_finish_with_one_outcome(story: Story) -> None:
+    assert story.codes["last"] == [0]
+    assert story.outcomes["last"][0].result is Result.SUCCEEDED
+
+
+def test_only_the_newest_checkpoints_are_kept_and_owned(story: Story) -> None:
+    manifests = sorted(path.parent.name for path in (story.folder / "runs").glob("attempt-*/*/manifest.json"))
+    assert len(manifests) == 2
+    assert f"checkpoint-{STEPS}" in manifests
+    assert json.loads((story.folder / "runs" / "owner.json").read_text()) == {"uid": "1234", "attempt": 3}
+
+
+def test_the_export_is_a_plain_model(story: Story) -> None:
+    calm = AutoModelForCausalLM.from_pretrained(story.folder / "calm" / "export").state_dict()
+    resumed = AutoModelForCausalLM.from_pretrained(story.folder / "runs" / "export").state_dict()
+    assert all(bool((calm[name] == resumed[name]).all()) for name in calm)
+
+
+def test_outcomes_are_durable(story: Story) -> None:
+    for attempt, result in ((2, Result.PREEMPTED), (3, Result.SUCCEEDED)):
+        for rank in (0, 1):
+            path = story.folder / "runs" / f"attempt-{attempt}" / f"outcome-rank-{rank}.json"
+            assert Outcome.model_validate_json(path.read_text()).result is result
+
+
+def test_progress_shows_the_live_run(story: Story) -> None:
+    progress = story.progress
+    assert progress.stage in ("Training", "Saving", "Exporting", "Finished")
+    assert progress.step >= STEPS - 2
+    assert progress.total_steps == STEPS
+    assert {
+        "kl",
+        "reward",
+        "loss",
+        "grad_norm",
+        "reward_by_function/tall",
+        "straggler_ratio",
+    } <= progress.metrics.keys()
+    assert {"imports", "rendezvous", "load", "proof", "total"} <= progress.startup_seconds.keys()
+    assert progress.memory["host"] > 0
+    assert progress.seconds_per_step is not None
+    assert {"prompt", "completion", "format", "tall"} <= progress.samples[0].keys()
+
+
+def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -> None:
+    assert f"grpo_training_total_steps {float(STEPS)}" in story.metrics
+    assert 'grpo_training_phase_seconds{phase="generate"}' in story.metrics
+    assert 'grpo_training_reward_failures_total{reward="tall"} 0.0' in story.metrics
+    assert "grpo_training_tokens_per_second " in story.metrics
+    assert 'grpo_training_memory_bytes{phase="generate"}' not in story.metrics, "no device, no device memory"
+
+
+def test_no_worker_is_left(story: Story) -> None:
+    marker = str(story.folder).encode()
+    environments = (path / "environ" for path in Path("/proc").iterdir() if path.name.isdecimal())
+    assert not [path for path in environments if marker in _read(path)]
+
+
+def _read(path: Path) -> bytes:
+    """Environment of a process; empty for one that has just ended."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
