@@ -1,12 +1,12 @@
 """Checkpoints on disk: fencing, completeness, damage, rotation, and a crash or a full disk at every write.
 
 Exists because these decide whether a run can lose work. The disk errors are real: a limit on file size set by the
-kernel in a child process.
+kernel.
 """
 
 import resource
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from grpo_trainer.errors import BadInput, Preempted
 from grpo_trainer.identity import identity, require_same_run
 from grpo_trainer.resuming import choose
 from tests.trainer import runs
-from tests.trainer.gang import ISOLATED
 
 
 def make_plan(folder: Path, attempt: int = 1, uid: str = "a", keep: int = 2) -> TrainingPlan:
@@ -28,11 +27,11 @@ def make_plan(folder: Path, attempt: int = 1, uid: str = "a", keep: int = 2) -> 
     return plan.model_copy(update={"job": job, "checkpoint": plan.checkpoint.model_copy(update={"keep": keep})})
 
 
-def save(plan: TrainingPlan, step: int, run: dict[str, str] | None = None) -> Path:
+def save(plan: TrainingPlan, step: int, run: dict[str, str] | None = None, weights: bytes = b"weights" * 100) -> Path:
     """A complete checkpoint of two files."""
     folder = Path(plan.checkpoint_directory or "") / f"attempt-{plan.job.attempt}" / f"checkpoint-{step}"
     (folder / "global_step").mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(b"weights" * 100)
+    (folder / "model.safetensors").write_bytes(weights)
     (folder / "global_step" / "rank_0.pt").write_bytes(bytes([step]) * 50)
     files = record(folder, list_files(folder))
     commit(plan, folder, Manifest(attempt=plan.job.attempt, step=step, identity=run or {}, files=files))
@@ -121,15 +120,15 @@ def test_another_runs_checkpoint_is_refused_with_every_difference(tmp_path: Path
     require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
 
 
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from tests.trainer.test_checkpoint import make_plan, save
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-save(make_plan(Path(sys.argv[1])), 20)
-"""
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Writes beyond `size` bytes of a file fail, as on a full disk (setrlimit(2); Python ignores SIGXFSZ)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> None:
@@ -137,12 +136,10 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> 
     claim(plan)
     good = save(plan, 10)
     manifest_bytes = (good / checkpoints.MANIFEST).stat().st_size
-    for limit in (1, 100, 699, manifest_bytes // 2):
-        command = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit)]
-        ended = subprocess.run(command, env=ISOLATED, capture_output=True, text=True, check=False)
-        assert "File too large" in ended.stderr, ended.stderr
+    for limit in (1, 49, 699, manifest_bytes // 2):
+        with largest_file(limit), pytest.raises(OSError, match="File too large"):
+            save(plan, 20, weights=b"w" * (700 if limit < 700 else 7))
         assert complete(tmp_path) == [good], limit
         assert choose(plan, {}) == good
         rotate(plan)
         assert not (tmp_path / "attempt-1" / "checkpoint-20").exists()
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

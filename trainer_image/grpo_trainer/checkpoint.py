@@ -115,8 +115,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     try:
         return Manifest.model_validate_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error}") from error
+    except OSError as error:
+        raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise BadInput(f"{checkpoint / MANIFEST} is no manifest: {error.errors()[0]['msg']}") from error
 
 
 def list_files(checkpoint: Path) -> list[str]:
