@@ -170,7 +170,7 @@ def test_a_saved_adapter_is_proven_by_its_file(folder: Path, tmp_path: Path) -> 
             prove(wrapped, files, "policy")
 
 
-def test_samples_need_no_file(folder: Path) -> None:
+def test_ranks_are_compared_without_a_file(folder: Path) -> None:
     prove_equal(load(folder), "policy")
 
 
