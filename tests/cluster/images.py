@@ -53,12 +53,14 @@ class _Recipe:
     """How to build one image.
 
     mounts: host folder → folder that the build's commands see. environment: baked into the base, so the image has it.
+    layers: keep every step for the next build; not for images of gigabytes, whose steps cost more than they save.
     """
 
     name: str
     dockerfile: str
     mounts: tuple[tuple[Path, str], ...] = ()
     environment: tuple[str, ...] = ()
+    layers: bool = True
 
 
 def python_image() -> Image:
@@ -75,13 +77,13 @@ def operator_image() -> Image:
 
 def trainer_image() -> Image:
     """Return the trainer's image from the shipped Dockerfile, as GPU clusters run it (6 GB)."""
-    return _image(_Recipe("grpo-trainer", "trainer_image/Dockerfile"))
+    return _image(_Recipe("grpo-trainer", "trainer_image/Dockerfile", layers=False))
 
 
 def slim_trainer_image() -> Image:
     """Return the shipped trainer Dockerfile's image with torch that lacks CUDA's libraries (1.9 GB)."""
     wheels = ((torch_wheels(), CONTAINER_WHEELS),)
-    return _image(_Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels))
+    return _image(_Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels, layers=False))
 
 
 def light_trainer_image() -> Image:
@@ -123,16 +125,25 @@ def _export_base(name: str, archive: Path) -> None:
 def _build(recipe: _Recipe, image: str, archive: Path) -> None:
     what = progress(f"the image {recipe.name}")
     with what, locked(cache_root() / "buildah.lock"), tempfile.TemporaryDirectory() as temporary:
-        if len(_buildah("images", "--all", "--quiet").split()) > MAX_STORED_IMAGES:
-            _buildah("rmi", "--all", "--force")
-        base = _base(recipe.environment)
-        command: list[object] = ["build", "--quiet", "--isolation", "chroot", "--network", "host", "--layers"]
-        command += ["--build-arg", f"BASE_IMAGE={base}", "--file", REPOSITORY / recipe.dockerfile, "--tag", image]
+        _tidy()
+        command: list[object] = ["build", "--quiet", "--isolation", "chroot", "--network", "host"]
+        command += ["--build-arg", f"BASE_IMAGE={_base(recipe.environment)}", "--file", REPOSITORY / recipe.dockerfile]
         for source, target in (*recipe.mounts, *_host_settings(Path(temporary))):
             command += ["--volume", f"{source}:{target}:ro"]
-        _buildah(*command, REPOSITORY)
-        _buildah("push", "--quiet", image, f"docker-archive:{archive}:{image}")
-        _buildah("rmi", image)
+        destination = f"docker-archive:{archive}:{image}"
+        if recipe.layers:
+            _buildah(*command, "--layers", "--tag", image, REPOSITORY)
+            _buildah("push", "--quiet", image, destination)
+            _buildah("rmi", image)
+        else:
+            _buildah(*command, "--tag", destination, REPOSITORY)
+
+
+def _tidy() -> None:
+    """Remove what interrupted builds left, and everything when edits have filled the storage."""
+    _buildah("rm", "--all")
+    if len(_buildah("images", "--all", "--quiet").split()) > MAX_STORED_IMAGES:
+        _buildah("rmi", "--all", "--force")
 
 
 def _base(environment: tuple[str, ...]) -> str:
@@ -193,9 +204,10 @@ def pip_config(listed: str) -> str:
 
 
 def _buildah(*arguments: object) -> str:
-    """Run buildah on a storage of our own, in a mount namespace of its own so that no mount outlives it."""
+    """Run buildah on a storage of our own, in namespaces of its own: neither a mount nor a command outlives us."""
     storage = cache_root() / "buildah"
-    command = ["unshare", "--mount", "buildah", "--root", storage / "root", "--runroot", storage / "run", *arguments]
+    command: list[object] = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    command += ["--mount-proc", "buildah", "--root", storage / "root", "--runroot", storage / "run", *arguments]
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,

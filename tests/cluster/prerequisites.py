@@ -27,7 +27,6 @@ NODE_TOOLS = {
     "ptp": "containernetworking-plugins",
 }
 IMAGE_TOOLS = {"buildah": "buildah", "debootstrap": "debootstrap", "gcc": "gcc", "readelf": "binutils"}
-GO = "Go 1.21 or newer (https://go.dev/doc/install); it fetches the exact version that go.mod pins by itself"
 
 
 def cni_folder() -> Path:
@@ -50,11 +49,8 @@ def require(nodes: bool, images: bool = False) -> None:
     if packages and APT.exists() and os.geteuid() == 0:
         _install(packages)
         packages = []
-    problems = [f"apt-get install -y {' '.join(packages)}"] if packages else []
-    if not shutil.which("go"):
-        problems.append(GO)
-    if problems:
-        raise ClusterError("missing on this machine; install it with:\n  " + "\n  ".join(problems))
+    if packages:
+        raise ClusterError(f"missing on this machine; install it with:\n  apt-get install -y {' '.join(packages)}")
 
 
 def _missing(tools: dict[str, str]) -> list[str]:

@@ -5,9 +5,6 @@ suffix satisfies the same constraints and is preferred by installers, so the shi
 unchanged. Used by images.py and, as a folder that every container of a test node sees, by the end-to-end tests.
 """
 
-import os
-import shutil
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -16,8 +13,9 @@ from .cache import cache_root, cached, content_key, remove
 from .guard import REPOSITORY
 from .processes import ClusterError, run
 from .progress import progress
+from .python_packages import install_packages
 
-PYTHON_VERSION = "3.11"  # of the Debian base image
+PYTHON = ("--python-version", "3.11")  # of the Debian base image
 SUFFIX = "+nocuda"
 SLIM_SCRIPT = Path(__file__).with_name("slim_torch.sh")
 CONSTRAINTS = REPOSITORY / "constraints.txt"
@@ -55,18 +53,12 @@ def _trainer_requirements() -> list[str]:
     return sorted([*project["dependencies"], *project["optional-dependencies"]["trainer"]])
 
 
-def _uv(*arguments: object) -> None:
-    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if program is None:
-        raise ClusterError("uv is missing: pip install uv")
-    run(program, "pip", "install", "--quiet", "--python-version", PYTHON_VERSION, *arguments)
-
-
 def _install(requirements: list[str], target: Path) -> None:
     links = torch_wheels()
     target.mkdir(parents=True)
     with progress("the test nodes' folder of the trainer's dependencies"):
-        _uv("--target", target, "-c", CONSTRAINTS, "--find-links", links, "--compile-bytecode", *requirements)
+        options = (*PYTHON, "-c", CONSTRAINTS, "--find-links", links, "--compile-bytecode")
+        install_packages(target, *options, *requirements)
 
 
 def _repack(version: str, folder: Path) -> None:
@@ -74,7 +66,7 @@ def _repack(version: str, folder: Path) -> None:
     tree.mkdir(parents=True)
     with progress(f"torch {version} without CUDA's libraries"):
         # copies, not links into uv's cache: the metadata is edited below
-        _uv("--target", tree, "--no-deps", "--link-mode", "copy", f"torch=={version}")
+        install_packages(tree, *PYTHON, "--no-deps", "--link-mode", "copy", f"torch=={version}")
         run("sh", SLIM_SCRIPT, tree)
         info = (tree / f"torch-{version}.dist-info").rename(tree / f"torch-{version}{SUFFIX}.dist-info")
         metadata = info / "METADATA"
