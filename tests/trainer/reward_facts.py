@@ -38,15 +38,20 @@ SETTINGS: tuple[str, ...] = (
 """Of trl.GRPOConfig."""
 
 
-def measure(folder: Path, plan: dict[str, Any], data: str, root: str = "absent") -> dict[str, Any]:
-    """Logs of the last step, the settings that TRL runs with, and the reward model's state.
+def measure(folder: Path, runs_of: list[dict[str, Any]]) -> dict[str, Any]:
+    """For each run, by its name: logs of the last step, the settings that TRL runs with, the reward model's state.
 
-    `data` is where the dataset's files are mounted, `root` where the rewards' are.
+    A run is a `name`, a `plan`, the folder `data` where the dataset's files are and the folder `root` of the rewards'.
     """
-    job = TrainingPlan.model_validate(plan)
-    rewards = build_rewards(job.rewards, root=Path(root))
+    return {run["name"]: _measured(run) for run in runs_of}
+
+
+def _measured(run: dict[str, Any]) -> dict[str, Any]:
+    runs.reset()
+    job = TrainingPlan.model_validate(run["plan"])
+    rewards = build_rewards(job.rewards, root=Path(run["root"]))
     try:
-        return _trained(job, rewards, Path(data))
+        return _trained(job, rewards, Path(run["data"]))
     finally:
         rewards.close()
 

@@ -3,6 +3,7 @@
 Exists because signatures, names, weights and reward models are agreed with TRL, and TRL changes.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.trainer import demo_model
 from tests.trainer.example_jobs import ROWS as GSM8K_ROWS
 from tests.trainer.example_jobs import example
-from tests.trainer.faulty_service import serving
+from tests.trainer.faulty_service import Body, serving
 from tests.trainer.gang import run_gang
 from tests.trainer.reward_facts import ROWS, gsm8k_job, job
 
@@ -53,22 +54,37 @@ def all_kinds(url: str, judge: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("zero", "world_size"), [(0, 1), (3, 2)])
-def test_all_kinds_together(tmp_path: Path, models: tuple[Path, Path], root: Path, zero: int, world_size: int) -> None:
+def runs_of(models: tuple[Path, Path], root: Path, url: str, zero: int, world_size: int) -> list[dict[str, Any]]:
+    """All kinds together; in one process the GSM8K example too, on the real rows where they are at hand."""
     policy, judge = models
-    with serving(
-        lambda _, body: (200, b'{"rewards": [' + b",".join([b"8"] * len(body["completions"])) + b"]}")
-    ) as service:
-        plan = job(policy, all_kinds(service.url, judge), zero, world_size).model_dump(mode="json")
-        results = run_gang(
-            "tests.trainer.reward_facts:measure", tmp_path, world_size, plan=plan, data=str(ROWS.parent), root=str(root)
-        )
-    for result in results:
-        assert result["dtypes"] == ["torch.bfloat16"], "the reward model keeps its dtype"
-        assert result["policy_dtypes"] == ["torch.float32"]
-        assert result["elements"] == results[0]["elements"] > 80_000, "the reward model is whole on every rank"
-        assert set(map(tuple, result["counters"].values())) == {(0, 0)}
-    logs = results[0]["logs"]
+    plan = job(policy, all_kinds(url, judge), zero, world_size).model_dump(mode="json")
+    runs = [{"name": "all kinds", "plan": plan, "data": str(ROWS.parent), "root": str(root)}]
+    if world_size > 1:
+        return runs
+    rows = GSM8K_ROWS[-1]
+    gsm8k = gsm8k_job(policy, example("02-gsm8k-llama.yaml")[0], rows).model_dump(mode="json")
+    return [*runs, {"name": "gsm8k", "plan": gsm8k, "data": str(rows.parent), "root": str(root)}]
+
+
+def results_of(folder: Path, models: tuple[Path, Path], root: Path, zero: int, world_size: int) -> list[dict[str, Any]]:
+    """What the ranks measured, while a service answers 8 for everything."""
+
+    def eights(_: int, body: Body) -> tuple[int, bytes]:
+        return 200, json.dumps({"rewards": [8] * len(body["completions"])}).encode()
+
+    with serving(eights) as service:
+        runs = runs_of(models, root, service.url, zero, world_size)
+        return run_gang("tests.trainer.reward_facts:measure", folder, world_size, runs_of=runs)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, models: tuple[Path, Path], root: Path) -> dict[str, Any]:
+    """Results of one process."""
+    return results_of(tmp_path_factory.mktemp("alone"), models, root, 0, 1)[0]
+
+
+def check_all_kinds(logs: dict[str, float]) -> None:
+    """Each reward's mean, and their weighted sum."""
     assert logs["steps"] == 2
     assert logs["rewards/format/mean"] == 0.5
     assert logs["rewards/python/mean"] == 0.25
@@ -80,12 +96,24 @@ def test_all_kinds_together(tmp_path: Path, models: tuple[Path, Path], root: Pat
     assert logs["reward"] == pytest.approx(weighted, abs=1e-5)
 
 
-def test_the_gsm8k_job_trains_with_the_example_s_settings(tmp_path: Path, models: tuple[Path, Path]) -> None:
-    """On the real rows where they are at hand; the published recipe's numbers, read from TRL's own arguments."""
-    rows = GSM8K_ROWS[-1]
-    plan = gsm8k_job(models[0], example("02-gsm8k-llama.yaml")[0], rows).model_dump(mode="json")
-    (result,) = run_gang("tests.trainer.reward_facts:measure", tmp_path, 1, plan=plan, data=str(rows.parent))
-    assert result["rows"] == len(rows.read_text().splitlines())
+def test_all_kinds_together(alone: dict[str, Any]) -> None:
+    check_all_kinds(alone["all kinds"]["logs"])
+
+
+def test_all_kinds_together_under_zero_3(tmp_path: Path, models: tuple[Path, Path], root: Path) -> None:
+    results = [result["all kinds"] for result in results_of(tmp_path, models, root, 3, 2)]
+    check_all_kinds(results[0]["logs"])
+    for result in results:
+        assert result["dtypes"] == ["torch.bfloat16"], "the reward model keeps its dtype"
+        assert result["policy_dtypes"] == ["torch.float32"]
+        assert result["elements"] == results[0]["elements"] > 80_000, "the reward model is whole on every rank"
+        assert set(map(tuple, result["counters"].values())) == {(0, 0)}
+
+
+def test_the_gsm8k_job_trains_with_the_example_s_settings(alone: dict[str, Any]) -> None:
+    """The published recipe's numbers, read from TRL's own arguments."""
+    result = alone["gsm8k"]
+    assert result["rows"] == len(GSM8K_ROWS[-1].read_text().splitlines())
     assert result["settings"] == {
         "learning_rate": "5e-06",
         "adam_beta1": "0.9",
