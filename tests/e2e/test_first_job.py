@@ -1,0 +1,104 @@
+"""The first example on the real cluster: two pods on two nodes train, and everything that a user looks at is there.
+
+One job, made once for the file; the tests look at what it left.
+"""
+
+import json
+import time
+
+import pytest
+
+from tests.cluster import stack
+
+from .jobs import Jobs, Object, condition, holds, progress
+
+NAME = "first"
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def finished(jobs: Jobs) -> Object:
+    """The job, followed to its end."""
+    jobs.create(NAME, {"maxSteps": STEPS})
+    return jobs.wait_succeeded(NAME)
+
+
+def test_it_succeeds_on_two_nodes_at_the_first_attempt(finished: Object) -> None:
+    status = finished["status"]
+    assert status["phase"] == "Succeeded"
+    assert status["outcome"]["result"] == "Succeeded"
+    assert (status["attempt"], status["restarts"]) == (1, 0)
+    assert progress(finished)["summary"] == f"{STEPS}/{STEPS}"
+    assert len({pod["node"] for pod in status["pods"]}) == 2
+    assert status["plan"]["strategy"] == "Clone"
+
+
+def test_its_conditions_and_metrics_tell_the_story(finished: Object) -> None:
+    for kind in ("Admitted", "Planned", "Succeeded", "Recoverable"):
+        assert holds(finished, kind), condition(finished, kind)
+        assert condition(finished, kind)["observedGeneration"] == finished["metadata"]["generation"]
+    assert not holds(finished, "Failed")
+    assert float(finished["status"]["metrics"]["kl"]) > 0
+    assert 0 <= float(finished["status"]["metrics"]["reward"]) <= 1
+
+
+def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Object) -> None:
+    jobs.kubectl("wait", "--for=condition=Succeeded", f"grpojob/{NAME}", "--timeout", "5s")
+    header, line = jobs.kubectl("get", "grpo", NAME).splitlines()
+    assert header.split() == ["NAME", "PHASE", "MODEL", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
+    assert line.split()[:6] == [NAME, "Succeeded", "77K", "Clone", "0", f"{STEPS}/{STEPS}"]
+    assert f"GRPOJob {finished['metadata']['namespace']}/{NAME}".split("/")[1] in jobs.kubectl("describe", "grpo", NAME)
+
+
+def test_every_step_is_one_json_line_of_rank_zero(jobs: Jobs, finished: Object) -> None:
+    pod = next(pod["name"] for pod in finished["status"]["pods"] if pod["index"] == 0)
+    lines = [json.loads(line) for line in jobs.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
+    assert [line["step"] for line in lines if "reward" in line] == list(range(1, STEPS + 1))
+    assert all(line["totalSteps"] == STEPS for line in lines)
+
+
+def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children(jobs: Jobs, finished: Object) -> None:
+    assert {pod["status"]["phase"] for pod in jobs.list("pods", NAME)} == {"Succeeded"}
+    jobs.kubectl("delete", "grpojob", NAME)
+    end = time.monotonic() + 30
+    while jobs.list("jobs", NAME) or jobs.list("pods", NAME):
+        assert time.monotonic() < end, "children outlive their GRPOJob"
+        time.sleep(0.5)
+
+
+def test_helm_upgrade_and_uninstall_leave_live_jobs_alone(jobs: Jobs) -> None:
+    jobs.create("live", {"maxSteps": STEPS})
+    jobs.wait_step("live", 1)
+    before = {pod["metadata"]["uid"] for pod in jobs.list("pods", "live")}
+    jobs.access.helm(
+        "upgrade",
+        stack.RELEASE,
+        str(stack.CHART),
+        "--namespace",
+        stack.SYSTEM_NAMESPACE,
+        "--reuse-values",
+        "--set",
+        "logLevel=debug",
+        "--wait",
+        "--timeout",
+        "120s",
+    )
+    jobs.access.helm("rollback", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--wait", "--timeout", "120s")
+    values = jobs.access.helm("get", "values", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--output", "json")
+    jobs.access.helm("uninstall", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--wait")
+    assert {pod["metadata"]["uid"] for pod in jobs.list("pods", "live")} == before
+    jobs.access.helm(
+        "install",
+        stack.RELEASE,
+        str(stack.CHART),
+        "--namespace",
+        stack.SYSTEM_NAMESPACE,
+        "--values",
+        "-",
+        "--wait",
+        "--timeout",
+        "120s",
+        input=values,
+    )
+    job = jobs.wait_succeeded("live")
+    assert job["status"]["attempt"] == 1
