@@ -193,8 +193,8 @@ def test_no_worker_is_left(story: Story) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Environment of a process; empty for one that has just ended."""
+    """Environment of a process; empty for one that has just ended, or isn't ours to read."""
     try:
         return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""
