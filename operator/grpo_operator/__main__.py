@@ -57,13 +57,13 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = Recorder(cluster)
+        self._recorder = Recorder(cluster, lambda: len(queue) > 0)
         self.mirrors = self._mirrors(cluster)
         self.working = asyncio.Event()
         """Set once the caches are full and the workers run."""
         self.kopf_ready = asyncio.Event()
         self._puller = ProgressPuller(
-            self._targets, http_fetch(session), queue.add, chosen.progress_interval, metrics.pulled
+            self._targets, http_fetch(session), self._progressed, chosen.progress_interval, metrics.pulled
         )
         self._reconcile = Reconciler(
             cluster,
@@ -101,7 +101,10 @@ class Operator:
 
     def _add(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._queue.add(key)
+            self._queue.add(key, slow=self._caches.quiet(key))
+
+    def _progressed(self, key: Key) -> None:
+        self._queue.add(key, slow=True)
 
     def _add_namespaces(self, keys: Iterable[Key]) -> None:
         """A Service came or went: its namespace's active jobs need it."""
@@ -173,7 +176,7 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
         async with served(application(metrics.registry, operator.unhealthy, operator.unready), chosen):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             ours = asyncio.create_task(operator.run(), name="operator")
-            kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches.grpojobs, queue, configuration), stop))
+            kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches, queue, configuration), stop))
             await _until_one_ends(kopfs, ours)
             queue.close()
     log.info("stopped")

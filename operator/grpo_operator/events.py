@@ -6,6 +6,7 @@ and never retried for long. Called by reconcile.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
@@ -19,6 +20,8 @@ from .records import GRPOJobRecord, timestamp
 log = logging.getLogger(__name__)
 
 BACKLOG = 1000
+PATIENCE = 0.2
+"""Longest wait of an event for the work queue to be empty, in seconds."""
 _TOLD = (
     ConditionType.FAILED,
     ConditionType.SUCCEEDED,
@@ -72,9 +75,10 @@ def event(job: GRPOJobRecord, condition: Condition, now: float) -> dict[str, Any
 class Recorder:
     """Sends events one after the other."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        """Takes the cluster to send to."""
+    def __init__(self, cluster: Cluster, busy: Callable[[], bool] = lambda: False) -> None:
+        """`busy` says whether jobs wait for a look: they go before what only has to be told."""
         self._cluster = cluster
+        self._busy = busy
         self._backlog: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
 
     def record(self, job: GRPOJobRecord, old: list[Condition], new: list[Condition], now: float) -> None:
@@ -91,7 +95,14 @@ class Recorder:
         """Sends until cancelled."""
         while True:
             body = await self._backlog.get()
+            await self._let_work_go_first()
             try:
                 await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
             except ClusterError as error:
                 log.warning("event %s not recorded: %s", body["reason"], error)
+
+    async def _let_work_go_first(self) -> None:
+        for _ in range(10):
+            if not self._busy():
+                return
+            await asyncio.sleep(PATIENCE / 10)

@@ -12,16 +12,16 @@ from kubernetes.aio.client import Configuration
 from grpo_api.contract import GROUP, PLURAL, VERSION
 
 from . import credentials
-from .cache import Cache
-from .records import GRPOJobRecord
+from .names import Key
+from .reconcile import Caches
 from .workqueue import WorkQueue
 
 OUTAGE_TRIES = 120
 """Tries at 5 s each before kopf gives up on an API server that is away, and the process with it."""
 
 
-def registry(jobs: Cache[GRPOJobRecord], queue: WorkQueue, configuration: Configuration) -> kopf.OperatorRegistry:
-    """The handlers, bound to this operator's cache and queue."""
+def registry(caches: Caches, queue: WorkQueue, configuration: Configuration) -> kopf.OperatorRegistry:
+    """The handlers, bound to this operator's caches and queue."""
     handlers = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
@@ -31,10 +31,11 @@ def registry(jobs: Cache[GRPOJobRecord], queue: WorkQueue, configuration: Config
         item = event["object"]
         meta = item["metadata"]
         if event["type"] == "DELETED":
-            jobs.discard(meta["namespace"], meta["name"], meta["uid"])
-            queue.add(jobs.parse(item).parent)
+            caches.grpojobs.discard(meta["namespace"], meta["name"], meta["uid"])
+            queue.add(Key(meta["namespace"], meta["name"]))
         else:
-            queue.add(jobs.put(item).parent)
+            parent = caches.grpojobs.put(item).parent
+            queue.add(parent, slow=caches.quiet(parent))
 
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)

@@ -37,6 +37,8 @@ from .status import URGENT, build, merge_patch, to_json
 log = logging.getLogger(__name__)
 
 NAME_TAKEN_PAUSE = 2.0
+PATIENCE = 3
+"""How many status intervals news of a gang that is still starting waits for company."""
 LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -48,6 +50,13 @@ class Caches:
     jobs: Cache[JobRecord] = field(default_factory=lambda: Cache(job_record))
     pods: Cache[PodRecord] = field(default_factory=lambda: Cache(pod_record))
     services: Cache[ServiceRecord] = field(default_factory=lambda: Cache(service_record))
+
+    def quiet(self, key: Key) -> bool:
+        """Whether nobody waits for a job's next step: its gang starts or runs, and there is only progress to tell."""
+        job = self.grpojobs.get(key)
+        if job is None or not job.active or not self.jobs.of(key):
+            return False
+        return all(pod.live for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
 
 
 class Reconciler:
@@ -62,7 +71,7 @@ class Reconciler:
         *,
         limits: Limits,
         image: str = "",
-        status_interval: float = 1.0,
+        status_interval: float = 5.0,
         progress: Callable[[Key], Pull | None] = lambda _: None,
         wake: Callable[[Iterable[Key]], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
@@ -184,7 +193,9 @@ class Reconciler:
         patch = merge_patch(seen.job.raw_status, to_json(new))
         if not patch:
             return None
-        left = self._written.get(seen.job.parent, 0.0) + self._status_interval - seen.now
+        # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
+        pause = self._status_interval * (1 if seen.started else PATIENCE)
+        left = self._written.get(seen.job.parent, 0.0) + pause - seen.now
         if left > 0 and not URGENT & patch.keys():
             return left
         await self._write(seen, decision, new)
@@ -195,6 +206,7 @@ class Reconciler:
         job = seen.job
         patch = merge_patch(job.raw_status, to_json(new))
         body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
+        log.debug("%s: %s writes %s", job.parent, decision.action, ", ".join(patch))
         try:
             answer = await self._cluster.patch_status(*job.parent, body)
         except NotFound:

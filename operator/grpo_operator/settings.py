@@ -27,8 +27,8 @@ class Settings:
     """Time between two full LISTs of each watched kind."""
     progress_interval: float = 5.0
     """Time between two pulls of a running job's progress."""
-    status_interval: float = 2.0
-    """Shortest time between two status writes that change progress, metrics or pods only."""
+    status_interval: float = 5.0
+    """Shortest time between two status writes that don't change the job's phase."""
     workers: int = 16
     """Jobs that are worked on at a time."""
     limits: Limits = field(default_factory=Limits)

@@ -5,6 +5,7 @@ by the workers of run_workers, which hand keys to the reconciler.
 """
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -20,12 +21,14 @@ FIRST_RETRY, LAST_RETRY = 0.1, 60.0
 
 
 class WorkQueue:
-    """Keys that want to be looked at."""
+    """Keys that want to be looked at, in two lanes: what users wait for goes before what only has to be told."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds; it only measures waiting."""
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, Key]] = asyncio.PriorityQueue()
         self._waiting: dict[Key, float] = {}
+        self._slow: dict[Key, bool] = {}
+        self._count = itertools.count()
         self._active: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -35,13 +38,16 @@ class WorkQueue:
         """Keys that wait for a worker."""
         return len(self._waiting)
 
-    def add(self, key: Key) -> None:
-        """Wants the key looked at now; nothing if it waits already."""
-        if key in self._waiting:
+    def add(self, key: Key, slow: bool = False) -> None:
+        """Wants the key looked at now, behind all others if `slow`; one that waits already moves at most forward."""
+        first = key not in self._waiting
+        if not first and (slow or not self._slow[key]):
             return
-        self._waiting[key] = self._clock()
+        self._slow[key] = slow
+        if first:
+            self._waiting[key] = self._clock()
         if key not in self._active:
-            self._ready.put_nowait(key)
+            self._ready.put_nowait((slow, next(self._count), key))
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Wants the key looked at after a while; an earlier wish stays."""
@@ -63,8 +69,13 @@ class WorkQueue:
 
     async def get(self) -> tuple[Key, float]:
         """The next key and how long it waited, in seconds; the caller must call `done`."""
-        key = await self._ready.get()
+        while True:
+            _, _, key = await self._ready.get()
+            # a key that moved to the fast lane stands in both
+            if key in self._waiting and key not in self._active:
+                break
         self._active.add(key)
+        self._slow.pop(key, None)
         self._cancel(key)
         return key, self._clock() - self._waiting.pop(key)
 
@@ -72,7 +83,7 @@ class WorkQueue:
         """The worker is through; a key added meanwhile is ready again."""
         self._active.discard(key)
         if key in self._waiting:
-            self._ready.put_nowait(key)
+            self._ready.put_nowait((self._slow[key], next(self._count), key))
 
     def retry(self, key: Key) -> float:
         """Adds the key after a pause that doubles with each failure; returns the pause."""
