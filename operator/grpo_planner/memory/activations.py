@@ -95,10 +95,20 @@ def saved(shape: Shape, setup: Setup) -> float:
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
-    """The largest temporaries of one layer's forward pass, beside what it saves."""
-    if setup.lora:
-        return (9 * inner(shape) + 8 * shape.hidden) * setup.tokens
-    return (6 * inner(shape) + (4 if setup.weight_bytes == 2 else 6) * shape.hidden) * setup.tokens
+    """The largest temporaries of one layer's forward pass, beside what it saves: around the gated product.
+
+    Full training: gate, up and their product. LoRA adds a float32 copy of the product for its adapter; recomputed
+    layers hold both projections and the activation as well, and cast a frozen float32 matrix at a time.
+    """
+    wide = setup.compute_bytes * inner(shape)
+    if not setup.lora:
+        return (3 * wide + (4 if setup.weight_bytes == 2 else 6) * shape.hidden) * setup.tokens
+    if setup.checkpointing:
+        cast = 2 * shape.hidden * shape.intermediate if setup.precision == "mixed" else 0
+        return (4 * wide + 8 * shape.hidden) * setup.tokens + cast
+    if setup.precision == "float32":
+        return wide * setup.tokens
+    return (3 * wide + (14 if setup.precision == "bfloat16" else 10) * shape.hidden) * setup.tokens
 
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
@@ -107,10 +117,16 @@ def no_grad_transient(shape: Shape, setup: Setup) -> float:
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
-    """The largest temporaries of one layer's backward pass: at the product of gate and up projections."""
-    if setup.lora:
-        return (6 * inner(shape) + (8 if setup.weight_bytes == 2 else 10) * shape.hidden) * setup.tokens
-    return 4 * inner(shape) * setup.tokens
+    """The largest temporaries of one layer's backward pass: at the product of gate and up projections.
+
+    LoRA's adapter has a float32 copy of the product where there is autocast: in a recomputed layer beside its gradient.
+    """
+    wide = setup.compute_bytes * inner(shape)
+    if not setup.lora or setup.precision == "float32":
+        return 2 * wide * setup.tokens
+    if setup.checkpointing:
+        return (3 * wide + (8 if setup.weight_bytes == 2 else 10) * shape.hidden) * setup.tokens
+    return (2 * wide + 2 * shape.hidden) * setup.tokens
 
 
 def layer_backward(shape: Shape, setup: Setup) -> float:

@@ -56,7 +56,7 @@ def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> 
         "reference": live + reference_peak(shape, setup),
         "forward": live + waiting + forward_peak(shape, setup),
         "backward": live + backward_peak(shape, setup, waiting, all_gradients),
-        "step": all_gradients + states.step_buffers(shape, setup),
+        "step": states.step_buffers(shape, setup) if setup.zero else all_gradients,
     }
     return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
 

@@ -96,9 +96,10 @@ def live_parameters(shape: Shape, setup: Setup) -> float:
 
 
 def step_buffers(shape: Shape, setup: Setup) -> float:
-    """What the optimizer step adds: ZeRO averages and flattens gradients and copies them to float32 (measured).
+    """What ZeRO's optimizer step holds: gradients averaged, flattened and copied to float32 (measured).
 
-    8 bytes per parameter and rank under ZeRO-2, 6 per parameter of one sub-group under ZeRO-3; fused AdamW needs none.
+    8 bytes per parameter and rank under ZeRO-2, its gradients among them; 6 per parameter of one sub-group under ZeRO-3,
+    whose gradients are permanent. Fused AdamW without ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0

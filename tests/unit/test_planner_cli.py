@@ -1,0 +1,210 @@
+"""`grpo plan` as users meet it: outputs, exit codes, what-if, pictures, and every wrong input's sentence."""
+
+import json
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_cli.__main__ import main
+from grpo_planner import PlanResult
+from tests.samples import changed, job
+from tests.unit.planning import BARE, H100, LLAMA_1B, QWEN_32B
+
+EIGHT = ["--gpus", f"8x{H100}"]
+INVENTORY = {"nodes": [{"count": 2, "gpuProduct": H100, "gpusPerNode": 8, "hostMemoryGiB": 1024, "cpu": 128}]}
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Any:
+    """Writes a job's file and returns its path."""
+
+    def write(model: str = LLAMA_1B, **changes: Any) -> str:
+        dotted = {key.replace("__", "."): value for key, value in changes.items()}
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(job("mine", changed({"model.name": model} | dotted, BARE))))
+        return str(path)
+
+    return write
+
+
+def test_the_table_says_what_is_chosen_and_why_not_otherwise(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", manifest(), *EIGHT]) == 0
+    out = capsys.readouterr().out
+    assert "mine  planned  full DDP, Clone on 4 x NVIDIA-H100-80GB-HBM3" in out
+    assert "CHOSEN" in out
+    assert "slower" in out
+    assert "GiB allocated on one GPU: load" in out
+    assert "more with --all" in out
+    assert main(["plan", "-f", manifest(), *EIGHT, "--all"]) == 0
+    assert "more with --all" not in capsys.readouterr().out
+
+
+def test_json_and_yaml_are_the_result(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", manifest(), *EIGHT, "-o", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert PlanResult.model_validate(printed).feasible
+    assert printed["chosen"]["memory"]["phases"]["backward"] > 0
+    assert {"strategy", "method", "zeroStage", "offload", "gpus", "nodes", "gpusPerNode", "gpuProduct", "microBatch",
+            "gradientAccumulation", "gradientCheckpointing", "optimizer", "dtype", "memory",
+            "estimatedStepSeconds"} <= set(printed["chosen"])  # fmt: skip
+    assert printed["candidates"][1]["rejected"]["needBytes"] > 0
+    assert main(["plan", "-f", manifest(), *EIGHT, "-o", "yaml"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == printed
+
+
+def test_nothing_fits_is_3_with_table_and_fixes(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = manifest(QWEN_32B, adapter__use="Never")
+    assert main(["plan", "-f", path, "--gpus", f"1x{H100}"]) == 3
+    out = capsys.readouterr().out
+    assert "OnlyAdapterFits" in out
+    assert "needs" in out
+    assert "fix  set spec.adapter.use to IfNeeded" in out
+
+
+def test_a_wrong_spec_is_2(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", manifest("unknown/model"), *EIGHT]) == 2
+    assert "spec.model.parameters" in capsys.readouterr().out
+    assert main(["plan", "-f", manifest(training__beta=-1.0), *EIGHT]) == 2
+    assert "spec.training.beta" in capsys.readouterr().err
+
+
+def test_what_if_shows_the_difference(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["numGenerations=16", "max_completion_length=1024", "gpus=1"]
+    changes += ["spec.training.beta=0.0", "training.dtype=bfloat16"]
+    flags = [flag for change in changes for flag in ("--what-if", change)]
+    assert main(["plan", "-f", manifest(), *EIGHT, *flags]) == 0
+    out = capsys.readouterr().out
+    assert all(f"what if {change}" in out for change in changes)
+    assert "needed per GPU" in out
+    assert "4 x NVIDIA-H100-80GB-HBM3 becomes 1 x NVIDIA-H100-80GB-HBM3" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--what-if", "numGenerations"], "has no value"),
+        (["--what-if", "nonsense=1"], "is no field of training"),
+        (["--what-if", "numGenerations=1"], "spec.training.numGenerations"),
+        (["--what-if", "numGenerations=16", "-o", "json"], "leave out -o"),
+    ],
+)
+def test_a_wrong_what_if_is_2(
+    flags: list[str], sentence: str, manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert main(["plan", "-f", manifest(), *EIGHT, *flags]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_svg_is_a_picture_of_every_phase(manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", "-f", manifest(), *EIGHT, "-o", "svg"]) == 0
+    text = capsys.readouterr().out
+    words = [element.text or "" for element in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"load", "generate", "reference", "forward", "backward", "step"} <= set(words)
+    assert any(word.startswith("usable 78.9 GiB") for word in words)
+    target = tmp_path / "picture.svg"
+    assert main(["plan", "-f", manifest(), *EIGHT, "-o", "svg", "--to", str(target)]) == 0
+    assert target.read_text() == text
+
+
+def test_png_is_drawn_or_names_what_is_missing(
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    target = tmp_path / "picture.png"
+    flags = ["plan", "-f", manifest(), *EIGHT, "-o", "png", "--to", str(target)]
+    assert main(flags) == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(flags) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_cpu_job_needs_no_inventory_and_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = manifest(placement__accelerator="CPU")
+    assert main(["plan", "-f", path]) == 0
+    assert "no GPUs" in capsys.readouterr().out
+    assert main(["plan", "-f", path, "-o", "svg"]) == 2
+    assert "no GPU memory to draw" in capsys.readouterr().err
+
+
+def test_no_plan_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", manifest("unknown/model"), *EIGHT, "-o", "svg"]) == 2
+    assert "spec.model.parameters" in capsys.readouterr().err
+
+
+def test_an_inventory_file_is_read_strictly(manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    flags = ["plan", "-f", manifest(), "--inventory", str(path)]
+    path.write_text(yaml.safe_dump(INVENTORY))
+    assert main(flags) == 0
+    for document, sentence in (
+        ({"nodes": [{"gpuProduct": H100}]}, "nodes[0].hostMemoryGiB: Field required"),
+        ({"nodes": [INVENTORY["nodes"][0] | {"gpus": 8}]}, "nodes[0].gpus"),
+        ([], "inventory"),
+    ):
+        path.write_text(yaml.safe_dump(document))
+        assert main(flags) == 2
+        assert sentence in capsys.readouterr().err
+    path.write_text("nodes: [")
+    assert main(flags) == 2
+    path.unlink()
+    assert main(flags) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "which GPUs?"),
+        (["--gpus", "many"], "write 8xNVIDIA-L4"),
+        ([*EIGHT, "--config", "/nowhere"], "No such file"),
+        (["--context", "x"], "no cluster x"),
+    ],
+)
+def test_missing_sources_are_2(
+    flags: list[str], sentence: str, manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    script = tmp_path / "kubectl.py"
+    script.write_text("import sys\nsys.exit('no cluster ' + sys.argv[1].removeprefix('--context='))")
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
+    assert main(["plan", "-f", manifest(), *flags]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_given_config_is_exact(manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+              "intermediate_size": 8192, "vocab_size": 128256}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", "-f", manifest("my/own"), *EIGHT, "--config", str(tmp_path), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["architecture"] == "Exact"
+
+
+def test_a_cluster_is_seen_through_kubectl(
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The answers are those of a real API server, cut down; tests/integration asks a real one."""
+    labels = {"nvidia.com/gpu.product": H100, "nvidia.com/gpu.memory": "81559"}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    offers = {"nvidia.com/gpu": "8", "cpu": "128", "memory": "1024Gi"}
+
+    def node(name: str, **spec: Any) -> dict[str, Any]:
+        return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": ready | {"allocatable": offers}}
+
+    pod = {"metadata": {"namespace": "a", "name": "p"}, "status": {"phase": "Running"},
+           "spec": {"nodeName": "n1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "7"}}}]}}  # fmt: skip
+    answers = {"nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]}}
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    script = tmp_path / "kubectl.py"
+    script.write_text(
+        "import json, sys\nanswers = json.load(open(sys.argv[0].replace('kubectl.py', 'answers.json')))\n"
+        "print(json.dumps(next(answers[word] for word in sys.argv if word in answers)))"
+    )
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
+    assert main(["plan", "-f", manifest(), "--context", "."]) == 0
+    out = capsys.readouterr().out
+    assert "1 x NVIDIA-H100-80GB-HBM3 on 1 node" in out
+    assert "node n2: left out, not ready or cordoned" in out

@@ -1,0 +1,79 @@
+"""CPU jobs: the split of the batch, the reference, and the pods' memory."""
+
+from typing import Any
+
+import pytest
+
+from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
+from tests.unit.planning import GIB, spec
+
+
+def cpu(**changes: Any) -> PlanResult:
+    """The plan of a small model on CPUs."""
+    values = {"model__parameters": "77K", "placement__accelerator": "CPU"} | changes
+    return plan_job(spec("demo", **values), Inventory())
+
+
+def test_two_nodes_of_two_processes_share_the_batch() -> None:
+    chosen = cpu(placement__nodes=2, placement__processesPerNode=2).chosen
+    assert chosen is not None
+    assert (chosen.world_size, chosen.micro_batch, chosen.gradient_accumulation) == (4, 16, 1)
+    assert (chosen.dtype, chosen.gpus, chosen.memory, chosen.autocast) == ("float32", 0, None, False)
+    assert GIB < chosen.host_memory_bytes < 8 * GIB
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    answer = cpu(placement__nodes=3)
+    assert answer.reason == PlanReason.INVALID_BATCH_SPLIT
+    assert "3 nodes" in answer.message
+    assert "set spec.training.promptsPerStep to 9" in answer.message
+
+
+def test_a_pinned_micro_batch_that_does_not_divide_is_refused() -> None:
+    answer = cpu(placement__nodes=4, training__perDeviceTrainBatchSize=32)
+    assert "with perDeviceTrainBatchSize 32" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "strategy", "stage", "method"),
+    [
+        ({}, "Clone", 0, "Full"),
+        ({"training__beta": 0.0}, "None", 0, "Full"),
+        ({"adapter__use": "Always"}, "Adapter", 0, "LoRA"),
+        ({"reference__strategy": "Adapter"}, "Adapter", 0, "LoRA"),
+        ({"reference__strategy": "Sharded", "placement__nodes": 2}, "Sharded", 3, "Full"),
+        ({"reference__strategy": "Offload"}, "Offload", 0, "Full"),
+        ({"reference__offload": {}}, "Offload", 0, "Full"),
+        ({"reference__offload": {"target": "NVMe", "path": "/disk"}}, "Offload", 3, "Full"),
+    ],
+)
+def test_the_reference_follows_what_was_asked(changes: dict[str, Any], strategy: str, stage: int, method: str) -> None:
+    chosen = cpu(**changes).chosen
+    assert chosen is not None
+    assert (chosen.strategy, chosen.zero_stage, chosen.method) == (strategy, stage, method)
+
+
+def test_pins_are_obeyed() -> None:
+    chosen = cpu(
+        training__optimizer="AdamW8bit", training__gradientCheckpointing="Enabled", training__dtype="bfloat16",
+        placement__memory="3Gi",
+    ).chosen  # fmt: skip
+    assert chosen is not None
+    assert (chosen.optimizer, chosen.gradient_checkpointing, chosen.dtype) == ("AdamW8bit", True, "bfloat16")
+    assert chosen.host_memory_bytes == 3 * GIB
+
+
+def test_checkpoints_fall_on_generation_boundaries() -> None:
+    chosen = cpu(training__numIterations=3, checkpoint__everySteps=10).chosen
+    assert chosen is not None
+    assert chosen.save_every_steps == 12
+    answer = cpu(training__generationBatchSize=128, training__numIterations=3, checkpoint__everySteps=10)
+    assert answer.chosen is not None
+    assert (answer.chosen.steps_per_generation, answer.chosen.save_every_steps) == (8, 12)
+
+
+def test_a_bigger_model_needs_more_memory() -> None:
+    small, big = cpu().chosen, cpu(model__parameters="494M").chosen
+    assert small is not None
+    assert big is not None
+    assert big.host_memory_bytes - small.host_memory_bytes > 20 * 0.49e9

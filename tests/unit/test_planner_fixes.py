@@ -1,0 +1,47 @@
+"""Ways out of a refusal: each suggested change, applied, is planned.
+
+Exists because a fix that doesn't work is worse than none.
+"""
+
+import pytest
+
+from grpo_api.job import GRPOJobSpec
+from grpo_planner import PlanReason, plan_job
+from grpo_planner.edit import with_value
+from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result, spec
+
+ONE = {"min": 1, "max": 1}
+REFUSED = {
+    "spec.reference.strategy": spec(QWEN_32B, adapter__use="Never", reference__strategy="Clone"),
+    "spec.training.gradientCheckpointing": spec(
+        LLAMA_1B, training__gradientCheckpointing="Disabled", training__maxCompletionLength=65536
+    ),
+    "spec.training.perDeviceTrainBatchSize": spec(
+        QWEN_7B, training__perDeviceTrainBatchSize=256, training__promptsPerStep=32, placement__gpus=ONE
+    ),
+    "spec.placement.gpus.max": spec(QWEN_32B, placement__gpus=ONE, adapter__use="Never"),
+    "spec.placement.gpuProduct": spec(QWEN_32B, placement__gpuProduct=L4, adapter__use="Never"),
+    "spec.placement.memory": spec(LLAMA_1B, placement__memory="2Gi"),
+    "spec.adapter.use": spec(QWEN_7B, placement__gpus=ONE, placement__gpuProduct=L4, adapter__use="Never"),
+    "spec.training.maxCompletionLength": spec(LLAMA_70B, training__maxCompletionLength=131072, adapter__use="Always"),
+}
+THERE = inventory(nodes(1, 8, A100), nodes(1, 4, L4, host_gib=64))
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_each_fix_when_applied_is_planned(path: str) -> None:
+    job: GRPOJobSpec = REFUSED[path]
+    answer = plan_job(job, THERE)
+    assert not answer.feasible
+    assert path in [fix.path for fix in answer.fixes], answer.message
+    assert len(answer.fixes) <= 3
+    for fix in answer.fixes:
+        value = None if fix.value == "" else int(fix.value) if fix.value.isdecimal() else fix.value
+        assert plan_job(with_value(job, fix.path, value), THERE).feasible, fix
+        assert fix.message in answer.message
+
+
+def test_too_few_gpus_offers_fewer() -> None:
+    answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
+    assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
+    assert [(fix.path, fix.value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]

@@ -1,0 +1,127 @@
+"""The memory model's terms against measured engines, published counts and hand-computed cases.
+
+Exists beside tests/trainer/test_memory_truth.py, which holds the whole against the real code: here each part of it that
+a single process can't show, such as ZeRO's partitions.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from grpo_planner import catalogue
+from grpo_planner.memory import Setup, predict, states
+from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, host_bytes, usable_bytes
+from grpo_planner.memory.generation import cache
+from grpo_planner.shapes import Shape
+
+GIB = 2**30
+TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
+BIG = catalogue.shapes()["qwen2.5-7b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("qwen2.5-0.5b", 0.494), ("qwen2.5-72b", 72.7), ("qwen3-8b", 8.19), ("qwen3-30b-a3b", 30.5),
+        ("llama-3.2-1b", 1.236), ("llama-3.1-405b", 405.9), ("mistral-7b", 7.248), ("mixtral-8x7b", 46.7),
+        ("gemma-2-9b", 9.24), ("gemma-3-1b", 1.0), ("phi-4", 14.66), ("smollm2-135m", 0.1345),
+    ],
+)  # fmt: skip
+def test_shapes_count_as_published(name: str, billions: float) -> None:
+    assert catalogue.shapes()[name].counted / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_experts_count_in_all_and_active() -> None:
+    assert catalogue.shapes()["qwen3-30b-a3b"].active_parameters / 1e9 == pytest.approx(3.35, rel=0.02)
+    assert catalogue.shapes()["mixtral-8x7b"].active_parameters / 1e9 == pytest.approx(12.9, rel=0.01)
+
+
+def test_a_small_shape_by_hand() -> None:
+    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64
+    assert TINY.counted == 2 * layer + 2 * 64_000 + 64
+    assert TINY.adapter_parameters(8) == 2 * 8 * ((64 + 64) * 2 + (64 + 32) * 2 + 3 * (64 + 128))
+
+
+@pytest.mark.parametrize(
+    ("zero", "accumulation", "between", "backward", "step"),
+    [(2, 1, 8.00, 9.22, 12.00), (2, 2, 8.00, 10.22, 12.00), (3, 1, 8.03, 10.26, 11.03)],
+)
+def test_zero_rows_as_measured_on_two_ranks(
+    zero: Literal[2, 3], accumulation: int, between: float, backward: float, step: float
+) -> None:
+    """Bytes per parameter of live storages of the real engine with world 2; no activations, 5 % for its buckets."""
+    shape = Shape(1024, 64, 8, 8, 128, 4096, 2000)
+    setup = Setup("bfloat16", 1, 1, 1, accumulation, 1, world=2, zero=zero)
+    count = shape.parameters
+    resting = states.weights(shape, setup) + states.optimizer_state(shape, setup)
+    resting += states.permanent_gradients(shape, setup)
+    floor = between - (0 if zero == 2 else 0.03)
+    assert resting / count == pytest.approx(floor if zero == 2 else 8.0, abs=0.05)
+    prediction = predict(shape, setup)
+    gathered = states.live_parameters(shape, setup) if zero == 3 else 0
+    assert (prediction.phases["step"]) / count == pytest.approx(step, rel=0.05)
+    assert (prediction.phases["backward"] - gathered) / count <= backward * 1.05
+
+
+def test_an_offloaded_reference_visits_for_its_pass_only() -> None:
+    setup = Setup("mixed", 64, 64, 1, reference="Clone")
+    clone, offloaded = predict(BIG, setup), predict(BIG, replace(setup, reference="Offload"))
+    whole = 4 * BIG.parameters
+    assert clone.phases["backward"] - offloaded.phases["backward"] == whole
+    assert clone.phases["reference"] == offloaded.phases["reference"]
+
+
+def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:
+    setup = Setup("bfloat16", 64, 64, 1)
+    assert predict(BIG, setup).phases["reference"] == predict(BIG, setup).static
+    scored = predict(BIG, replace(setup, scores_old_policy=True))
+    assert scored.phases["reference"] > scored.static
+
+
+def test_the_cache_is_as_wide_as_the_weights_and_windows_bound_it() -> None:
+    setup = Setup("mixed", 1024, 1024, 1, generation_batch=3)
+    assert cache(BIG, setup, 2048) == 2 * 28 * 2048 * 4 * 128 * 4 * 3
+    gemma = catalogue.shapes()["gemma-3-1b"]
+    assert cache(gemma, setup, 2048) == 2 * (4 * 2048 + 22 * 512) * 256 * 4 * 3
+
+
+def test_gathering_for_generation_costs_the_rest_of_the_model() -> None:
+    setup = Setup("bfloat16", 64, 64, 1, world=8, zero=3)
+    gathered, kept = predict(BIG, setup), predict(BIG, replace(setup, gather=False))
+    live = states.live_parameters(BIG, setup)
+    assert gathered.phases["generate"] - kept.phases["generate"] == pytest.approx(
+        2 * BIG.parameters * 7 / 8 - live, abs=2
+    )
+
+
+def test_usable_memory_is_what_torch_reports() -> None:
+    for label, torch_gib in ((81559, 79.1), (143771, 139.8), (23034, 22.03), (183359, 178.35), (15360, 14.6)):
+        assert usable_bytes(label) / GIB == pytest.approx(torch_gib, abs=0.5)
+    assert usable_bytes(0) == 0
+
+
+def test_the_device_needs_margin_context_and_communicator() -> None:
+    prediction = predict(TINY, Setup("bfloat16", 8, 8, 1))
+    alone, together = device_bytes(prediction, 1, 0.05), device_bytes(prediction, 2, 0.05)
+    assert alone > prediction.peak * 1.05 + CONTEXT - 1
+    assert together - alone == round(0.4 * GIB)
+
+
+def test_host_memory_holds_loading_or_offloaded_state() -> None:
+    alone = Setup("bfloat16", 8, 8, 1, world=4, zero=2)
+    offloaded = replace(alone, offload=True)
+    one = host_bytes(BIG, alone, 1)
+    assert host_bytes(BIG, alone, 4) == pytest.approx(4 * one, abs=4)
+    assert host_bytes(BIG, offloaded, 1) - 3 * GIB == pytest.approx(16 * BIG.parameters / 4)
+    sharded = host_bytes(BIG, replace(alone, zero=3), 1)
+    assert sharded < one
+
+
+def test_checkpoints_hold_weights_state_and_a_drifted_reference() -> None:
+    full = Setup("mixed", 8, 8, 1)
+    assert checkpoint_bytes(BIG, full, False) == 12 * BIG.parameters
+    assert checkpoint_bytes(BIG, full, True) == 16 * BIG.parameters
+    lora = replace(full, lora_rank=16)
+    assert checkpoint_bytes(BIG, lora, False) == 12 * BIG.adapter_parameters(16)
+    assert checkpoint_bytes(BIG, replace(full, precision="bfloat16", zero=3), False) == 14 * BIG.parameters

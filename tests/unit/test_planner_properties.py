@@ -1,0 +1,125 @@
+"""Properties that every plan has, on random jobs and clusters.
+
+Exists because a planner has too many inputs to enumerate: more memory never hurts, more completions never save, order
+and repetition change nothing, and what is chosen fits.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.job import GRPOJobSpec
+from grpo_planner import Inventory, Node, catalogue, plan_job
+from grpo_planner.memory import Setup, predict
+from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
+
+MODELS = st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"])
+PRODUCTS = st.sampled_from([A10G, A100, H100, H200, L4, T4])
+GROUPS = st.builds(nodes, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]), PRODUCTS, st.sampled_from([32, 256, 2048]))
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "training__beta": st.sampled_from([0.0, 0.04]),
+        "training__numGenerations": st.sampled_from([2, 4, 8, 16]),
+        "training__promptsPerStep": st.sampled_from([1, 3, 8]),
+        "training__maxCompletionLength": st.sampled_from([64, 512, 4096]),
+        "training__optimizer": st.sampled_from(["Auto", "AdamW", "AdamW8bit"]),
+        "training__dtype": st.sampled_from(["Auto", "float32"]),
+        "adapter__use": st.sampled_from(["Never", "IfNeeded", "Always"]),
+        "placement__objective": st.sampled_from(["Balanced", "Fastest", "FewestGPUs"]),
+        "placement__nodes": st.integers(1, 3),
+    },
+)
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> GRPOJobSpec:
+    """A job of a known model with some of its fields set."""
+    changes: dict[str, Any] = draw(CHANGES)
+    return spec(draw(MODELS), **changes)
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> Setup:
+    """Any combination that the memory model is asked about."""
+    zero = draw(st.sampled_from([0, 2, 3]))
+    return Setup(
+        draw(st.sampled_from(["bfloat16", "mixed", "float32"])), draw(st.integers(1, 4096)),
+        draw(st.integers(1, 4096)), draw(st.integers(1, 16)), draw(st.integers(1, 8)), draw(st.integers(1, 64)),
+        draw(st.sampled_from([2, 4, 8])), zero, draw(st.booleans()) and zero > 0, draw(st.sampled_from([0, 16])),
+        False, draw(st.booleans()), draw(st.booleans()),
+        draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])), draw(st.booleans()),
+    )  # fmt: skip
+
+
+@QUICK
+@given(jobs(), GROUPS, st.integers(1, 60_000))
+def test_more_memory_never_makes_a_feasible_job_infeasible(job: GRPOJobSpec, group: Node, more: int) -> None:
+    bigger = replace(group, gpu_memory_mib=group.gpu_memory_mib + more)
+    if plan_job(job, Inventory((group,))).feasible:
+        assert plan_job(job, Inventory((bigger,))).feasible
+
+
+@QUICK
+@given(jobs(), GROUPS)
+def test_the_chosen_plan_fits_and_splits_the_batch(job: GRPOJobSpec, group: Node) -> None:
+    answer = plan_job(job, Inventory((group,)))
+    if answer.chosen is None:
+        assert answer.message
+        return
+    chosen = answer.chosen
+    assert chosen.memory is not None
+    assert chosen.memory.peak_allocated_bytes < chosen.memory.device_bytes <= chosen.memory.usable_bytes
+    assert chosen.memory.host_bytes_per_node <= group.host_memory_free
+    assert chosen.gpus <= group.gpus_total * group.count
+    assert chosen.gpus_per_node <= group.gpus_total
+    step = job.training.prompts_per_step * job.training.num_generations
+    assert chosen.world_size * chosen.micro_batch * chosen.gradient_accumulation == step
+
+
+@QUICK
+@given(jobs(), st.lists(GROUPS, min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_the_order_of_nodes_changes_nothing(job: GRPOJobSpec, groups: list[Node], random: Any) -> None:
+    single = [replace(group, count=1, name=f"n{i}-{j}") for i, group in enumerate(groups) for j in range(group.count)]
+    shuffled = list(single)
+    random.shuffle(shuffled)
+    first = plan_job(job, Inventory(tuple(single)))
+    assert first.model_dump_json() == plan_job(job, Inventory(tuple(shuffled))).model_dump_json()
+    assert first.model_dump_json() == plan_job(job, Inventory(tuple(groups))).model_dump_json()
+
+
+@QUICK
+@given(jobs(), GROUPS)
+def test_the_same_input_gives_the_same_bytes(job: GRPOJobSpec, group: Node) -> None:
+    there = Inventory((group,))
+    assert plan_job(job, there).model_dump_json() == plan_job(job, there).model_dump_json()
+
+
+@QUICK
+@given(jobs(), GROUPS, st.integers(1, 3))
+def test_longer_completions_never_make_an_infeasible_job_feasible(job: GRPOJobSpec, group: Node, bits: int) -> None:
+    longer = job.model_copy(
+        update={"training": job.training.model_copy(
+            update={"max_completion_length": job.training.max_completion_length << bits})}
+    )  # fmt: skip
+    if plan_job(longer, Inventory((group,))).feasible:
+        assert plan_job(job, Inventory((group,))).feasible
+
+
+@settings(max_examples=300, deadline=None)
+@given(setups(), st.sampled_from(sorted(catalogue.shapes())))
+def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
+    shape = catalogue.shapes()[name]
+    before = predict(shape, setup).phases
+    for more in (
+        replace(setup, completion=setup.completion + 64),
+        replace(setup, prompt=setup.prompt + 64),
+        replace(setup, micro_batch=setup.micro_batch + 1),
+        replace(setup, generation_batch=setup.generation_batch + 1),
+        replace(setup, accumulation=setup.accumulation + 1),
+    ):
+        after = predict(shape, more).phases
+        assert all(after[name] >= before[name] for name in before), (more, before, after)
