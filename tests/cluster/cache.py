@@ -7,12 +7,16 @@ no other module has its own idea of locking, of half-written results or of where
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 GENERATED = ("__pycache__", ".egg-info")  # folders that appear beside sources and are no content
+KEY_DIGITS = 12
+KEYED = re.compile(rf"(?P<name>.+)-[0-9a-f]{{{KEY_DIGITS}}}(?P<suffix>(\..+)?)")
+KEPT = 3  # results of one name: another process may still use an older one
 
 
 def cache_root() -> Path:
@@ -22,13 +26,13 @@ def cache_root() -> Path:
 
 
 def content_key(*parts: str | Path) -> str:
-    """Return 12 hex digits that change when a text, a file's bytes, or a folder's names or bytes change."""
+    """Return hex digits that change when a text, a file's bytes, or a folder's names or bytes change."""
     digest = hashlib.sha256()
     for part in parts:
         for name, blob in _pieces(part):
             digest.update(f"{name}\0{len(blob)}\0".encode())
             digest.update(blob)
-    return digest.hexdigest()[:12]
+    return digest.hexdigest()[:KEY_DIGITS]
 
 
 def _pieces(part: str | Path) -> Iterator[tuple[str, bytes]]:
@@ -64,14 +68,18 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
             remove(part)
             make(part)
             part.rename(target)
+            os.utime(target)  # a make may set an older time, and the newest are kept
+            _drop_old(target)
     return target
 
 
-def keep_newest(folder: Path, pattern: str, count: int) -> None:
-    """Delete all but the newest `count` of the entries that match, so that edits do not fill the disk."""
-    entries = sorted(folder.glob(pattern), key=lambda entry: entry.stat().st_mtime)
-    for entry in entries[:-count]:
-        remove(entry)
+def _drop_old(target: Path) -> None:
+    """Delete the oldest results of the same name and another key, so that edits do not fill the disk."""
+    match = KEYED.fullmatch(target.name)
+    if match:
+        siblings = target.parent.glob(f"{match['name']}-{'[0-9a-f]' * KEY_DIGITS}{match['suffix']}")
+        for entry in sorted(siblings, key=lambda entry: entry.stat().st_mtime)[:-KEPT]:
+            remove(entry)
 
 
 def remove(path: Path) -> None:

@@ -5,7 +5,6 @@ mounted over the base or baked into it. Archives are cached by the content of al
 tests, the demo and `make images`.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,14 +15,13 @@ from pathlib import Path
 
 from . import prerequisites
 from .base_image import base_tar
-from .cache import cache_root, cached, content_key, keep_newest, locked
+from .cache import cache_root, cached, content_key, locked
 from .guard import REPOSITORY
 from .processes import ClusterError
 from .progress import progress
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-KEPT_ARCHIVES = 3  # of each image, since another process may be about to load an older one
 MAX_STORED_IMAGES = 60  # with those of intermediate steps; beyond, the builder's storage starts anew
 CONTAINER_WHEELS = "/opt/wheels"
 CONTAINER_SITE_PACKAGES = "/opt/dependencies/site-packages"
@@ -113,7 +111,6 @@ def _image(recipe: _Recipe) -> Image:
     image = f"localhost/{recipe.name}:{key}"
     archive = cache_root() / "images" / f"{recipe.name}-{key}.tar"
     cached(archive, lambda part: _build(recipe, image, part))
-    keep_newest(archive.parent, f"{recipe.name}-{'?' * len(key)}.tar", KEPT_ARCHIVES)
     return Image(image, archive)
 
 
@@ -208,13 +205,7 @@ def _buildah(*arguments: object) -> str:
     storage = cache_root() / "buildah"
     command: list[object] = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     command += ["--mount-proc", "buildah", "--root", storage / "root", "--runroot", storage / "run", *arguments]
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HOME": "/root"},
-    )
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ClusterError(f"`{' '.join(map(str, command))}` failed:\n{done.stderr[-4000:]}{done.stdout[-2000:]}")
     return done.stdout

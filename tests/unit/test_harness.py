@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster import cgroups, prerequisites
 from tests.cluster.build import go_version
-from tests.cluster.cache import cached, content_key, keep_newest
+from tests.cluster.cache import cached, content_key
 from tests.cluster.controlplane import ControlPlaneSettings
 from tests.cluster.images import pip_config
 from tests.cluster.network import SLOTS, Addresses
@@ -54,13 +54,15 @@ def test_a_finished_build_is_not_repeated(tmp_path: Path) -> None:
     cached(target, lambda _: pytest.fail("built twice"))
 
 
-def test_only_the_newest_archives_are_kept(tmp_path: Path) -> None:
-    for age, name in enumerate(["c", "a", "b"]):
-        (tmp_path / f"image-{name}.tar").touch()
-        os.utime(tmp_path / f"image-{name}.tar", (age, age))
-    (tmp_path / "other.tar").touch()
-    keep_newest(tmp_path, "image-?.tar", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["image-a.tar", "image-b.tar", "other.tar"]
+def test_only_the_newest_results_of_a_name_are_kept(tmp_path: Path) -> None:
+    names = [f"image-{content_key(text)}.tar" for text in "abcd"]
+    for age, name in enumerate(names[:3]):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (age, age))
+    (tmp_path / "image-other-0123456789ab.tar").touch()
+    cached(tmp_path / names[3], lambda part: part.touch())
+    kept = [path.name for path in tmp_path.glob("[!.]*")]
+    assert sorted(kept) == sorted([*names[1:], "image-other-0123456789ab.tar"])
 
 
 def test_settings_survive_the_state_folder(tmp_path: Path) -> None:
