@@ -1,0 +1,300 @@
+"""The client of the API server and the puller of progress, against real HTTP servers that misbehave on purpose.
+
+How they behave towards a real API server is in tests/integration/test_operator_lifecycle.py.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from grpo_api.report import Progress
+from grpo_operator import cluster as cluster_module
+from grpo_operator import credentials
+from grpo_operator.cluster import GRPOJOBS, JOBS, PODS, HttpCluster, Selection
+from grpo_operator.errors import AlreadyExists, ConfigurationError, Conflict, Expired, NotFound, Refused, Unavailable
+from grpo_operator.names import Key
+from grpo_operator.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Seen = list[tuple[str, str, int]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """A server on loopback that answers every request by the handler; its URL."""
+    pages = web.Application()
+    pages.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def talking(handler: Handler) -> AsyncIterator[tuple[HttpCluster, Seen]]:
+    """A client of such a server, and the requests that it counted."""
+    seen: Seen = []
+    async with serving(handler) as url:
+        configuration = Configuration(host=url)
+        configuration.api_key = {"BearerToken": "bearer secret"}
+        async with HttpCluster(configuration, lambda *request: seen.append(request)) as client:
+            yield client, seen
+
+
+async def watched(client: HttpCluster, selection: Selection = Selection(PODS)) -> list[tuple[str, Any]]:
+    return [event async for event in client.watch(selection, 5, 10)]
+
+
+def status(code: int, message: str = "no") -> web.Response:
+    return web.json_response({"kind": "Status", "message": message, "code": code}, status=code)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_pause", lambda *_: 0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "method", "error"),
+    [
+        (404, "get", NotFound),
+        (409, "create", AlreadyExists),
+        (409, "patch_status", Conflict),
+        (410, "get", Expired),
+        (422, "create", Refused),
+        (403, "get", Refused),
+        (429, "get", Unavailable),
+        (503, "create", Unavailable),
+    ],
+)
+async def test_every_answer_has_its_error(code: int, method: str, error: type[Exception]) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return status(code, "because")
+
+    async with talking(refuse) as (client, seen):
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "get": lambda: client.get(JOBS, "n", "a"),
+            "create": lambda: client.create(JOBS, "n", {}),
+            "patch_status": lambda: client.patch_status("n", "a", {}),
+        }
+        with pytest.raises(error, match=f"{code} because"):
+            await calls[method]()
+    assert len(seen) == (4 if error is Unavailable else 1)
+
+
+async def test_an_outage_within_the_retry_budget_is_not_noticed() -> None:
+    answers = [status(503), status(429), web.json_response({"kind": "Job"})]
+
+    async def recover(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == "bearer secret"
+        return answers.pop(0)
+
+    async with talking(recover) as (client, seen):
+        assert await client.get(JOBS, "n", "a") == {"kind": "Job"}
+    assert [code for _, _, code in seen] == [503, 429, 200]
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async with HttpCluster(Configuration(host="http://127.0.0.1:1")) as client:
+        with pytest.raises(Unavailable):
+            await client.get(JOBS, "n", "a")
+        with pytest.raises(Unavailable):
+            await watched(client)
+
+
+async def test_an_answer_without_json_is_quoted() -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.Response(status=400, text="<html>proxy</html>")
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Refused, match="400 <html>proxy</html>"):
+            await client.get(JOBS, "n", "a")
+
+
+def test_the_pause_follows_the_servers_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert cluster_module._pause(1, Unavailable("", 429, 3.0)) == 3.0
+    assert cluster_module._pause(1, Unavailable("", 429, 60.0)) == 5.0
+    assert 0.2 <= cluster_module._pause(1, Unavailable("")) <= 0.4
+
+
+async def test_deleting_names_the_uid_and_takes_gone_for_deleted() -> None:
+    bodies: list[Any] = []
+
+    async def gone(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return status(404 if len(bodies) == 1 else 409)
+
+    async with talking(gone) as (client, _):
+        await client.delete(JOBS, "n", "a", "uid-1")
+        await client.delete(JOBS, "n", "a", "uid-1")
+    assert bodies[0] == {"propagationPolicy": "Background", "preconditions": {"uid": "uid-1"}}
+
+
+async def test_lists_come_in_pages() -> None:
+    queries: list[dict[str, str]] = []
+
+    async def pages(request: web.Request) -> web.Response:
+        queries.append(dict(request.query))
+        more = {} if "continue" in request.query else {"continue": "token"}
+        return web.json_response({"items": [{}], "metadata": {"resourceVersion": "7", **more}})
+
+    async with talking(pages) as (client, _):
+        found = [page async for page in client.pages(Selection(PODS, "n", "a=b"))]
+    assert found == [([{}], 7), ([{}], 7)]
+    assert queries == [
+        {"labelSelector": "a=b", "limit": "500"},
+        {"labelSelector": "a=b", "limit": "500", "continue": "token"},
+    ]
+
+
+async def test_events_longer_than_a_buffer_arrive_whole() -> None:
+    big = {"type": "ADDED", "object": {"metadata": {"name": "x" * 300_000}}}
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for event in (big, {"type": "BOOKMARK", "object": {"metadata": {}}}):
+            await answer.write(json.dumps(event).encode() + b"\n")
+        return answer
+
+    async with talking(stream) as (client, _):
+        found = await watched(client, Selection(PODS, fields="a=b"))
+    assert [kind for kind, _ in found] == ["ADDED", "BOOKMARK"]
+    assert len(found[0][1]["metadata"]["name"]) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [({"code": 410, "message": "too old"}, Expired), ({"code": 500, "message": "broken"}, Unavailable)],
+)
+async def test_an_error_in_the_stream_is_raised(event: Any, error: type[Exception]) -> None:
+    async def stream(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=json.dumps({"type": "ERROR", "object": event}).encode() + b"\n")
+
+    async with talking(stream) as (client, _):
+        with pytest.raises(error, match=event["message"]):
+            await watched(client)
+
+
+async def test_a_watch_that_is_refused_says_so() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return status(410, "too old")
+
+    async with talking(refuse) as (client, seen):
+        with pytest.raises(Expired):
+            await watched(client)
+    assert seen == [("WATCH", "pods", 410)]
+
+
+async def test_the_client_is_used_inside_its_block_only() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await HttpCluster(Configuration(host="http://127.0.0.1:1")).get(GRPOJOBS, "n", "a")
+
+
+async def test_no_way_to_the_api_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigurationError, match="no way to the API server"):
+        await credentials.load(str(tmp_path / "absent"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(ConfigurationError, match="no service account"):
+        await credentials.load()
+
+
+async def test_kopf_gets_the_token_without_its_scheme() -> None:
+    configuration = Configuration(host="https://api")
+    configuration.api_key = {"BearerToken": "bearer secret"}
+    found = await credentials.for_kopf(configuration)
+    assert (found.server, found.token, found.scheme, found.insecure) == ("https://api", "secret", "Bearer", False)
+
+
+ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
+
+
+async def fetched(handler: Handler) -> Any:
+    async with serving(handler) as url, aiohttp.ClientSession() as session:
+        return await http_fetch(session, int(url.rsplit(":", 1)[1]))("127.0.0.1")
+
+
+async def test_progress_of_a_newer_trainer_is_understood() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        assert request.path == "/progress"
+        return web.json_response(ANSWER)
+
+    assert (await fetched(answer)).step == 3
+
+
+@pytest.mark.parametrize("text", ["{}", "not json", '{"attempt": 0}', "x" * (MAX_ANSWER + 1)])
+async def test_answers_that_are_no_progress_are_failed_pulls(text: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    with pytest.raises(PullFailed):
+        await fetched(answer)
+
+
+async def test_redirects_and_errors_are_failed_pulls() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": "http://169.254.169.254/"})
+
+    with pytest.raises(PullFailed, match="302"):
+        await fetched(answer)
+
+
+class Trainer:
+    """A rank 0 that answers, or not."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.broken = False
+
+    async def fetch(self, _: str) -> Any:
+        self.asked += 1
+        if self.broken:
+            raise PullFailed("refused")
+        return Progress.model_validate(ANSWER, extra="ignore")
+
+
+async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
+    trainer, told, results = Trainer(), list[Key](), list[str]()
+    targets = [Target(Key("n", "a"), "pod-1", "10.0.0.1")]
+    puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
+    puller.tick(0.0)
+    await asyncio.sleep(0.05)
+    kept = puller.of(Key("n", "a"))
+    assert kept is not None
+    assert (kept.progress.step, kept.progress.samples, told) == (3, [], [Key("n", "a")])
+    trainer.broken = True
+    puller.tick(1e9)
+    await asyncio.sleep(0.05)
+    assert puller.of(Key("n", "a")) is kept
+    assert results == ["success", "error"]
+    targets[0] = Target(Key("n", "a"), "pod-2", "10.0.0.2")
+    puller.tick(0.0)
+    assert puller.of(Key("n", "a")) is None
+    targets.clear()
+    puller.tick(0.0)
+    await asyncio.sleep(0.05)
+
+
+async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
+    trainer = Trainer()
+    trainer.broken = True
+    puller = ProgressPuller(lambda: [Target(Key("n", "a"), "p", "10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
+    running = asyncio.create_task(puller.run())
+    await asyncio.sleep(0.4)
+    running.cancel()
+    assert 2 <= trainer.asked <= 8

@@ -1,0 +1,238 @@
+"""The objects of an attempt: names, labels, the plan's way into the pod, volumes, security, resources."""
+
+from typing import Any
+
+import pytest
+
+from grpo_api.job import parse_spec
+from grpo_api.plan import ExecutionPlan, TrainingPlan
+from grpo_operator.manifests import (
+    Attempt,
+    checkpoint_volume_claim,
+    indexed_job,
+    rendezvous_service,
+    training_plan,
+)
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, MANAGER
+from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SPEC, UID
+
+
+def attempt(plan: ExecutionPlan = PLAN, number: int = 3, **spec: Any) -> Attempt:
+    return Attempt(KEY, UID, parse_spec({**SPEC, **spec}), plan, number)
+
+
+def job(plan: ExecutionPlan = PLAN, **spec: Any) -> Any:
+    return indexed_job(attempt(plan, **spec), "trainer:1")
+
+
+def pod(plan: ExecutionPlan = PLAN, **spec: Any) -> Any:
+    return job(plan, **spec)["spec"]["template"]["spec"]
+
+
+def container(plan: ExecutionPlan = PLAN, **spec: Any) -> Any:
+    return pod(plan, **spec)["containers"][0]
+
+
+def mounts(**spec: Any) -> dict[str, tuple[str, bool]]:
+    """Path → volume and whether it is read-only."""
+    found = container(**spec)["volumeMounts"]
+    return {mount["mountPath"]: (mount["name"], mount.get("readOnly", False)) for mount in found}
+
+
+def test_the_job_is_an_indexed_gang_without_retries() -> None:
+    body = job()
+    spec = body["spec"]
+    assert body["metadata"]["name"] == "run-3"
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (
+        "Indexed",
+        2,
+        2,
+        0,
+    )
+    assert not {"suspend", "podFailurePolicy", "podReplacementPolicy", "activeDeadlineSeconds"} & spec.keys()
+
+
+def test_children_carry_whose_they_are() -> None:
+    body = job()
+    for labels in (body["metadata"]["labels"], body["spec"]["template"]["metadata"]["labels"]):
+        assert (labels[LABEL_JOB], labels[LABEL_UID], labels[LABEL_ATTEMPT]) == ("run", UID, "3")
+        assert labels["app.kubernetes.io/managed-by"] == MANAGER
+    (owner,) = body["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, True)
+
+
+def test_a_users_labels_can_not_replace_ours() -> None:
+    mine = "app.kubernetes.io/managed-by"
+    body = job(podOverrides={"labels": {mine: "another", "team": "a"}, "annotations": {"note": "b"}})
+    template = body["spec"]["template"]["metadata"]
+    assert (template["labels"][mine], template["labels"]["team"]) == (MANAGER, "a")
+    assert template["annotations"]["note"] == "b"
+
+
+def test_the_plan_reaches_the_pod_as_a_file_and_reads_back_the_same() -> None:
+    body = job()
+    text = body["spec"]["template"]["metadata"]["annotations"]["grpo.dev/plan"]
+    assert TrainingPlan.model_validate_json(text) == training_plan(attempt())
+    volume = next(one for one in pod()["volumes"] if one["name"] == "plan")
+    item = volume["downwardAPI"]["items"][0]
+    assert (item["path"], item["fieldRef"]["fieldPath"]) == ("plan.json", "metadata.annotations['grpo.dev/plan']")
+    assert mounts()["/etc/grpo"] == ("plan", True)
+    assert {"name": "GRPO_PLAN", "value": "/etc/grpo/plan.json"} in container()["env"]
+
+
+def test_rank_0_has_its_name_under_the_namespaces_service() -> None:
+    plan = training_plan(attempt())
+    assert plan.rendezvous.address == "run-3-0.grpo-rendezvous.team-a.svc"
+    assert pod()["subdomain"] == "grpo-rendezvous"
+    service = rendezvous_service("team-a")
+    assert service["metadata"]["name"] == "grpo-rendezvous"
+    labels = job()["spec"]["template"]["metadata"]["labels"] | {"batch.kubernetes.io/job-completion-index": "0"}
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_a_job_made_again_has_a_checkpoint_folder_of_its_own() -> None:
+    lasting = {"volume": {"claimName": "shared", "subPath": "runs"}}
+    assert training_plan(attempt(checkpoint=lasting)).checkpoint_directory == f"/checkpoints/run-{UID}"
+    assert training_plan(attempt()).checkpoint_directory is None
+
+
+def test_the_pod_passes_the_restricted_standard_and_has_no_credentials() -> None:
+    spec = pod()
+    assert spec["automountServiceAccountToken"] is False
+    security = spec["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"], security["seccompProfile"]) == (
+        True,
+        1000,
+        {"type": "RuntimeDefault"},
+    )
+    assert container()["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["restartPolicy"] == "Never"
+
+
+def test_scratch_and_shared_memory_are_writable() -> None:
+    found = mounts()
+    assert (found["/tmp"], found["/dev/shm"]) == (("scratch", False), ("shared-memory", False))
+    volume = next(one for one in pod(podOverrides={"sharedMemory": "8Gi"})["volumes"] if one["name"] == "shared-memory")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    values = {variable["name"]: variable.get("value") for variable in container()["env"]}
+    assert (values["HOME"], values["HF_HOME"]) == ("/tmp", "/tmp/huggingface")
+
+
+def test_every_volume_of_the_spec_is_mounted_where_the_trainer_looks() -> None:
+    spec: dict[str, Any] = {
+        "model": {"name": "/models/tiny", "parameters": "77K", "volume": {"claimName": "models", "subPath": "tiny"}},
+        "dataset": {"files": {"volume": {"claimName": "data"}, "paths": ["train.jsonl"]}},
+        "checkpoint": {"volume": {"claimName": "checkpoints"}},
+        "rewards": [
+            {"python": {"function": "rewards:score", "configMap": {"name": "code"}}},
+            {"model": {"name": "/rewards/1", "parameters": "1B", "volume": {"claimName": "reward-model"}}},
+        ],
+        "podOverrides": {"volumes": [{"claimName": "cache", "mountPath": "/cache", "readOnly": False}]},
+    }
+    found = mounts(**spec)
+    assert found["/models"] == ("model", True)
+    assert found["/data"] == ("data", True)
+    assert found["/checkpoints"] == ("checkpoints", False)
+    assert found["/rewards/0"] == ("reward-0", True)
+    assert found["/rewards/1"] == ("reward-1", True)
+    assert found["/cache"] == ("extra-0", False)
+    assert {volume["name"] for volume in pod(**spec)["volumes"]} >= {name for name, _ in found.values()}
+    model = next(mount for mount in container(**spec)["volumeMounts"] if mount["name"] == "model")
+    assert model["subPath"] == "tiny"
+
+
+def test_data_may_come_from_a_config_map() -> None:
+    spec: dict[str, Any] = {"dataset": {"files": {"configMap": {"name": "rows"}, "paths": ["train.csv"]}}}
+    assert mounts(**spec)["/data"] == ("data", True)
+    volume = next(one for one in pod(**spec)["volumes"] if one["name"] == "data")
+    assert volume["configMap"] == {"name": "rows"}
+
+
+def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
+    spec: dict[str, Any] = {
+        "model": {"name": "org/model", "parameters": "1B", "tokenSecret": {"name": "hub"}},
+        "dataset": {"name": "org/data", "tokenSecret": {"name": "hub", "key": "data"}},
+        "rewards": [{"http": {"url": "http://judge", "tokenSecret": {"name": "judge"}}}],
+        "env": [
+            {"name": "HOME", "value": "/home"},
+            {"name": "KEY", "secret": {"name": "s", "key": "k"}},
+            {"name": "E"},
+        ],
+    }
+    env = {variable["name"]: variable for variable in container(**spec)["env"]}
+    assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+    assert env["GRPO_DATASET_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "data"}
+    assert env["GRPO_REWARD_TOKEN_0"]["valueFrom"]["secretKeyRef"] == {"name": "judge", "key": "token"}
+    assert env["HOME"]["value"] == "/home"
+    assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "s", "key": "k"}
+    assert env["E"]["value"] == ""
+    names = [variable["name"] for variable in container(**spec)["env"]]
+    assert len(names) == len(set(names))
+
+
+def test_each_pod_of_a_gang_gets_a_node_of_its_own() -> None:
+    (term,) = pod()["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"] == {"matchLabels": {LABEL_UID: UID, LABEL_ATTEMPT: "3"}}
+    assert "affinity" not in pod(PLAN.model_copy(update={"nodes": 1}))
+
+
+def test_gpus_are_requested_by_the_plans_resource_and_their_taints_tolerated() -> None:
+    plan = GPU_PLAN.model_copy(update={"gpu_resource": "amd.com/gpu"})
+    resources = container(plan)["resources"]
+    assert resources["limits"] == {"amd.com/gpu": "4"}
+    assert resources["requests"] == {"amd.com/gpu": "4", "cpu": "4", "memory": str(2**30)}
+    spec = pod(plan, placement={"nodeSelector": {"zone": "b"}, "tolerations": [{"key": "team", "operator": "Exists"}]})
+    assert [one["key"] for one in spec["tolerations"]] == ["team", "nvidia.com/gpu", "amd.com/gpu"]
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "zone": "b"}
+
+
+def test_declared_memory_is_also_the_limit() -> None:
+    resources = container(placement={"accelerator": "CPU", "cpu": "2", "memory": "3Gi"})["resources"]
+    assert resources == {"requests": {"cpu": "2", "memory": "3Gi"}, "limits": {"memory": "3Gi"}}
+    assert container()["resources"] == {"requests": {"cpu": "1"}}
+    assert "tolerations" in pod()
+    assert pod()["tolerations"] == []
+
+
+def test_overrides_of_the_pod() -> None:
+    overrides = {
+        "serviceAccountName": "trainer",
+        "imagePullSecrets": ["registry"],
+        "runtimeClassName": "nvidia",
+        "schedulerName": "volcano",
+        "terminationGracePeriodSeconds": 7,
+    }
+    spec = pod(podOverrides=overrides, placement={"accelerator": "CPU", "priorityClassName": "high"})
+    assert (spec["serviceAccountName"], spec["runtimeClassName"]) == ("trainer", "nvidia")
+    assert (spec["imagePullSecrets"], spec["schedulerName"]) == ([{"name": "registry"}], "volcano")
+    assert (spec["terminationGracePeriodSeconds"], spec["priorityClassName"]) == (7, "high")
+    assert training_plan(attempt(podOverrides=overrides)).grace_period_seconds == 7
+
+
+def test_kueue_gets_a_suspended_job() -> None:
+    body = job(placement={"accelerator": "CPU", "nodes": 2, "queueName": "team"})
+    assert body["spec"]["suspend"] is True
+    assert body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_a_claim_from_the_template_is_owned_only_when_it_may_go(retain: bool) -> None:
+    template = {"size": "10Gi", "retain": retain, "storageClassName": "fast", "accessMode": "ReadWriteOnce"}
+    claim = checkpoint_volume_claim(KEY, UID, attempt(checkpoint={"volumeClaimTemplate": template}).spec)
+    assert claim is not None
+    assert ("ownerReferences" in claim["metadata"]) is not retain
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "10Gi"}},
+        "storageClassName": "fast",
+    }
+    assert mounts(checkpoint={"volumeClaimTemplate": template})["/checkpoints"] == ("checkpoints", False)
+
+
+def test_without_a_template_there_is_no_claim() -> None:
+    assert checkpoint_volume_claim(KEY, UID, attempt().spec) is None

@@ -1,0 +1,145 @@
+"""The process around the loop: settings, logs, the pages, the mirror of a kind of object."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from grpo_operator import logs, settings
+from grpo_operator.cache import Cache
+from grpo_operator.cluster import PODS, Object, Selection
+from grpo_operator.errors import Expired, Unavailable
+from grpo_operator.metrics_server import Metrics, application
+from grpo_operator.names import Key
+from grpo_operator.records import PodRecord, pod_record
+from grpo_operator.watcher import Mirror
+from tests.unit.operator_world import GPU_PLAN, active_status, make_job
+from tests.unit.test_operator_queue import item
+
+
+def test_flags_become_settings() -> None:
+    line = "--namespace a --namespace b --namespace a --trainer-image t:1 --metrics-port 9 --workers 0"
+    line += " --scheduling-timeout-seconds 60 --resync-seconds 7 --log-format text"
+    chosen = settings.parse(line.split())
+    assert (chosen.namespaces, chosen.trainer_image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
+    assert (chosen.limits.scheduling, chosen.resync, chosen.log_format, chosen.workers) == (60.0, 7.0, "text", 1)
+
+
+def test_without_flags_the_defaults_hold() -> None:
+    assert settings.parse([]) == settings.Settings()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon"])
+def test_a_time_must_be_above_zero(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(["--resync-seconds", text])
+    assert "--resync-seconds" in capsys.readouterr().err
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    record = logging.makeLogRecord({"name": "n", "levelname": "INFO", "msg": "%s\nis ü", "args": ("it",), "detail": 7})
+    fields = json.loads(logs.JsonFormatter().format(record))
+    assert (fields["level"], fields["logger"], fields["message"], fields["detail"]) == ("info", "n", "it\nis ü", 7)
+    record.exc_info = (ValueError, ValueError("a bug"), None)
+    line = logs.JsonFormatter().format(record)
+    assert "\n" not in line
+    assert "a bug" in json.loads(line)["traceback"]
+
+
+async def test_the_pages_tell_health_and_metrics() -> None:
+    job = make_job(status=active_status(plan=GPU_PLAN, phase="Running", progress={"step": 140}))
+    metrics = Metrics(lambda: [job], lambda: 3)
+    metrics.waited(0.2)
+    metrics.worked(0.01, "success")
+    metrics.requested("PATCH", "grpojobs", 200)
+    metrics.pulled("error")
+    problems = ["", "not listed yet: pods"]
+    pages = application(metrics.registry, lambda: problems[0], lambda: problems[1])
+    async with TestClient(TestServer(pages)) as client:
+        assert (await client.get("/healthz")).status == 200
+        unready = await client.get("/readyz")
+        assert (unready.status, await unready.text()) == (503, "not listed yet: pods")
+        text = await (await client.get("/metrics")).text()
+    who = 'grpojob="run",namespace="team-a"'
+    assert f"grpo_job_step{{{who}}} 140.0" in text
+    assert f'grpo_job_phase{{{who},phase="Running"}} 1.0' in text
+    assert f'grpo_job_phase{{{who},phase="Failed"}} 0.0' in text
+    assert 'grpo_operator_api_requests_total{code="200",resource="grpojobs",verb="PATCH"} 1.0' in text
+    assert 'grpo_operator_progress_pulls_total{result="error"} 1.0' in text
+    assert "grpo_operator_queue_depth 3.0" in text
+    assert "grpo_operator_queue_seconds_count 1.0" in text
+
+
+class Script:
+    """A cluster that answers by a script: each LIST its items, each watch its events or an error."""
+
+    def __init__(self, lists: list[Any], watches: list[Any]) -> None:
+        self.lists, self.watches, self.versions = lists, watches, list[int]()
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        answer = self.lists.pop(0) if self.lists else Unavailable("the script is over")
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+    async def watch(self, _: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+        assert seconds > 0
+        self.versions.append(version)
+        if not self.watches:
+            await asyncio.Event().wait()
+        for event in self.watches.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+async def mirrored(script: Script, until_watches: int) -> tuple[Cache[PodRecord], list[Key]]:
+    cache, changed = Cache(pod_record), list[Key]()
+    mirror = Mirror(script, Selection(PODS), cache, changed.extend, 60)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        if len(script.versions) >= until_watches:
+            break
+    task.cancel()
+    return cache, changed
+
+
+def pod(name: str, version: int) -> Any:
+    return item(name, version)
+
+
+async def test_a_mirror_follows_from_where_the_list_ended() -> None:
+    events = [("ADDED", pod("b", 8)), ("BOOKMARK", {"metadata": {"resourceVersion": "20"}}), ("DELETED", pod("a", 21))]
+    script = Script([([pod("a", 5)], 7)], [events])
+    cache, changed = await mirrored(script, 2)
+    assert [record.name for record in cache] == ["b"]
+    assert script.versions == [7, 21]
+    assert changed == [Key("n", "run")] * 3
+
+
+async def test_a_deletion_of_something_unknown_concerns_nobody() -> None:
+    script = Script([([], 7)], [[("DELETED", pod("a", 9))]])
+    assert (await mirrored(script, 2))[1] == []
+
+
+async def test_a_mirror_that_fell_behind_lists_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    script = Script([([pod("ghost", 5)], 7), ([pod("a", 30)], 40)], [[Expired("too old")]])
+    cache, changed = await mirrored(script, 2)
+    assert [record.name for record in cache] == ["a"]
+    assert script.versions == [7, 40]
+    assert changed == [Key("n", "run")] * 2
+    assert "found 1 deletions that no event told of" in caplog.text
+
+
+async def test_a_mirror_outlives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_operator.watcher.RELIST_AFTER_ERROR", 0.01)
+    script = Script([Unavailable("away"), ([], 7)], [[("ADDED", pod("a", 8)), Unavailable("cut")]])
+    cache, _ = await mirrored(script, 2)
+    assert [record.name for record in cache] == ["a"]
+    assert script.versions == [7, 8]

@@ -1,0 +1,276 @@
+"""The work queue, the cache, what is cleared up, and the events: the parts that keep the loop honest."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from grpo_api.status import Condition
+from grpo_operator.cache import Cache
+from grpo_operator.cleanup import CleanUp, clean_up
+from grpo_operator.errors import Conflict, Unavailable
+from grpo_operator.events import BACKLOG, Recorder, event, telling_change
+from grpo_operator.names import Key
+from grpo_operator.observe import Observation
+from grpo_operator.records import pod_record
+from grpo_operator.workqueue import Observer, WorkQueue, work
+from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
+    active_status,
+    at,
+    condition,
+    make_child,
+    make_job,
+    make_pod,
+    make_seen,
+    running,
+    terminated,
+)
+
+A, B, C = Key("n", "a"), Key("n", "b"), Key("n", "c")
+
+
+async def drain(queue: WorkQueue) -> list[Key]:
+    found = []
+    while len(queue):
+        key, _ = await queue.get()
+        found.append(key)
+        queue.done(key)
+    return found
+
+
+async def test_a_key_is_queued_once_however_often_it_is_added() -> None:
+    queue = WorkQueue()
+    for key in (A, B, A, A, B):
+        queue.add(key)
+    assert await drain(queue) == [A, B]
+
+
+async def test_what_only_has_to_be_told_goes_last() -> None:
+    queue = WorkQueue()
+    queue.add(A, slow=True)
+    queue.add(B)
+    queue.add(C, slow=True)
+    assert await drain(queue) == [B, A, C]
+
+
+async def test_a_key_moves_to_the_fast_lane_but_not_back() -> None:
+    queue = WorkQueue()
+    queue.add(A, slow=True)
+    queue.add(B, slow=True)
+    queue.add(B)
+    queue.add(B, slow=True)
+    assert await drain(queue) == [B, A]
+
+
+async def test_a_key_is_never_worked_on_twice_at_once() -> None:
+    queue = WorkQueue()
+    queue.add(A)
+    key, _ = await queue.get()
+    queue.add(A)
+    queue.add(B)
+    assert (await queue.get())[0] == B
+    queue.done(key)
+    assert (await queue.get())[0] == A
+
+
+async def test_the_earliest_timer_of_a_key_counts() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 60)
+    queue.add_after(A, 0.01)
+    queue.add_after(A, 60)
+    assert (await asyncio.wait_for(queue.get(), 5))[0] == A
+
+
+async def test_work_cancels_the_timer_that_it_makes_needless() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 0.02)
+    queue.add(A)
+    assert await drain(queue) == [A]
+    await asyncio.sleep(0.05)
+    assert len(queue) == 0
+    queue.add_after(A, 0.02)
+    queue.close()
+    await asyncio.sleep(0.05)
+    assert len(queue) == 0
+
+
+def test_retries_grow_and_are_forgotten_after_success() -> None:
+    async def pauses() -> list[float]:
+        queue = WorkQueue()
+        found = [queue.retry(A) for _ in range(12)]
+        queue.forget(A)
+        return [*found, queue.retry(A)]
+
+    found = asyncio.run(pauses())
+    assert found[0] == pytest.approx(0.1, rel=0.2)
+    assert found[5] == pytest.approx(3.2, rel=0.2)
+    assert found[11] == pytest.approx(60, rel=0.2)
+    assert found[12] == pytest.approx(0.1, rel=0.2)
+
+
+class Notes(Observer):
+    def __init__(self) -> None:
+        self.results: list[str] = []
+
+    def waited(self, seconds: float) -> None:
+        assert seconds >= 0
+
+    def worked(self, seconds: float, result: str) -> None:
+        assert seconds >= 0
+        self.results.append(result)
+
+
+async def test_a_worker_survives_every_error_and_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    queue, notes = WorkQueue(), Notes()
+    answers: list[Any] = [Conflict("changed"), Unavailable("away"), ValueError("a bug"), 0.01, None]
+    finished = asyncio.Event()
+
+    async def reconcile(_: Key) -> float | None:
+        answer = answers.pop(0)
+        if not answers:
+            finished.set()
+        if isinstance(answer, Exception):
+            raise answer
+        found: float | None = answer
+        return found
+
+    worker = asyncio.create_task(work(queue, reconcile, notes))
+    queue.add(A)
+    await asyncio.wait_for(finished.wait(), 10)
+    await asyncio.sleep(0)
+    worker.cancel()
+    assert notes.results == ["requeue", "error", "error", "requeue", "success"]
+    assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
+
+
+def item(name: str, version: int, uid: str = "u") -> Any:
+    meta = {"namespace": "n", "name": name, "uid": uid, "resourceVersion": str(version)}
+    labels = {"grpo.dev/job-name": "run", "grpo.dev/attempt": "1"}
+    return {"metadata": {**meta, "labels": labels}, "spec": {}, "status": {}}
+
+
+def test_an_event_that_is_late_does_not_replace_our_own_newer_answer() -> None:
+    cache = Cache(pod_record)
+    cache.put(item("p", 7))
+    assert cache.put(item("p", 5)).version == 7
+    assert cache.put(item("p", 5, "another")).uid == "another"
+
+
+def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None:
+    cache = Cache(pod_record)
+    cache.put(item("p", 7, "new"))
+    assert cache.discard("n", "p", "old") is None
+    assert cache.discard("n", "gone", "old") is None
+    assert len(cache) == 1
+    assert cache.discard("n", "p", "new") is not None
+    assert len(cache.of(Key("n", "run"))) == 0
+
+
+def test_a_list_removes_ghosts_and_keeps_what_is_newer_than_itself() -> None:
+    cache = Cache(pod_record)
+    for name, version in (("ghost", 3), ("same", 4), ("old", 5), ("newer", 20)):
+        cache.put(item(name, version))
+    changed = cache.replace([cache.parse(item(*one)) for one in (("same", 4), ("old", 9), ("fresh", 10))], 15)
+    assert changed == {Key("n", "run")}
+    assert sorted(record.name for record in cache) == ["fresh", "newer", "old", "same"]
+    assert cache.ghosts == 1
+    assert cache.replace([cache.parse(item(r.name, r.version)) for r in list(cache)], 30) == set()
+
+
+def cleared(seen: Observation) -> CleanUp:
+    return clean_up(seen, LIMITS)
+
+
+def test_a_running_gang_is_left_alone() -> None:
+    assert cleared(running()) == CleanUp()
+
+
+def test_only_the_last_failed_job_is_kept() -> None:
+    seen = make_seen(make_job(status=active_status(attempt=3)), make_child(1), make_child(2), make_child(3))
+    assert cleared(seen) == CleanUp(delete_jobs=("run-1",))
+
+
+def test_survivors_are_left_to_the_job_controller_when_it_will_end_them() -> None:
+    job = make_job(status=active_status(attempt=2))
+    failed = make_seen(job, make_child(1), make_child(2), make_pod(0, 1, terminated(1)), make_pod(1, 1))
+    assert cleared(failed) == CleanUp()
+    hung = make_seen(job, make_child(1), make_child(2), make_pod(0, 1), make_pod(1, 1))
+    assert cleared(hung) == CleanUp(stop_attempts=(1,))
+
+
+def test_a_job_that_is_suspended_or_released_loses_its_job_and_pods() -> None:
+    job = make_job(status=active_status(conditions=[condition("Admitted", "False", "Suspended")]))
+    assert cleared(make_seen(job, make_child(), make_pod(0))) == CleanUp(("run-1",), (1,))
+
+
+def test_a_failed_attempt_that_waits_for_gpus_keeps_its_logs() -> None:
+    job = make_job(status=active_status(conditions=[condition("Admitted", "False", "WaitingForGPUs")]))
+    assert cleared(make_seen(job, make_child(), make_pod(0, state=terminated(1)))) == CleanUp()
+
+
+def test_peers_of_a_rank_0_that_is_done_get_time_to_end() -> None:
+    done = active_status(conditions=[condition("Succeeded", since=-10)])
+    late = active_status(conditions=[condition("Succeeded", since=-31)])
+    failed = active_status(conditions=[condition("Failed", since=-1)])
+    for status, stop in ((done, ()), (late, (1,)), (failed, (1,))):
+        seen = make_seen(make_job(status=status), make_child(), make_pod(0, state=terminated(0)), make_pod(1))
+        assert cleared(seen) == CleanUp(stop_attempts=stop)
+
+
+def stated(**types: tuple[str, str]) -> list[Condition]:
+    return [
+        Condition(type=kind, status=status, reason=reason, message="said", last_transition_time=at(0))
+        for kind, (status, reason) in types.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ({}, {"Admitted": ("True", "Admitted"), "Running": ("False", "Starting")}, "Admitted"),
+        ({}, {"Admitted": ("False", "NoImage")}, "Admitted"),
+        ({"Running": ("False", "Starting")}, {"Running": ("True", "AllPodsRunning")}, "Running"),
+        ({"Running": ("True", "R")}, {"Running": ("False", "Finished"), "Failed": ("True", "BadInput")}, "Failed"),
+        ({"Running": ("True", "R")}, {"Running": ("True", "R")}, ""),
+        ({}, {"Degraded": ("False", "AsExpected")}, ""),
+        ({"Admitted": ("False", "A")}, {"Admitted": ("False", "B")}, "Admitted"),
+    ],
+)
+def test_which_change_becomes_the_event(old: Any, new: Any, told: str) -> None:
+    found = telling_change(stated(**old), stated(**new))
+    assert (found.type if found else "") == told
+
+
+def test_an_event_says_what_and_how_bad() -> None:
+    (failed,) = stated(Failed=("True", "BadInput"))
+    body = event(make_job(), failed, NOW)
+    assert (body["type"], body["reason"], body["message"]) == ("Warning", "BadInput", "Failed=True: said")
+    assert body["involvedObject"]["uid"] == make_job().uid
+    (refused, runs) = stated(Admitted=("False", "NoImage"), Running=("True", "AllPodsRunning"))
+    assert [event(make_job(), one, NOW)["type"] for one in (refused, runs)] == ["Warning", "Normal"]
+
+
+class Refusing:
+    """An API server that takes no events."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def create(self, *_: Any) -> Any:
+        self.asked += 1
+        raise Unavailable("away")
+
+
+async def test_events_are_dropped_rather_than_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    server = Refusing()
+    recorder = Recorder(server, busy=lambda: True)  # type: ignore[arg-type]
+    for _ in range(BACKLOG + 1):
+        recorder.record(make_job(), [], stated(Admitted=("True", "Admitted")), NOW)
+    assert "dropped, 1000 are waiting" in caplog.text
+    task = asyncio.create_task(recorder.run())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    assert server.asked >= 1
+    assert "not recorded: away" in caplog.text
