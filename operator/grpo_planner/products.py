@@ -43,6 +43,7 @@ def table() -> dict[str, Product]:
     return {name: Product(*row) for name, row in rows.items()}
 
 
+@cache
 def lookup(label: str) -> Product:
     """The product with the longest name that the label begins with; UNKNOWN without one.
 

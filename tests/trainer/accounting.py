@@ -7,7 +7,6 @@ autocast, TRL's chunked log-probabilities. Fake: the tensors, and the CUDA kerne
 
 import contextlib
 import gc
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -124,7 +123,7 @@ class Run:
         self.model.eval()
         ids, mask = _batch(rows, case.prompt)
         with self.phase("generate"), torch.no_grad():
-            with self.cast():
+            with self.cast():  # type: ignore[no-untyped-call]
                 out = self.base(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
             logits = out.logits[:, -1].to(copy=True, dtype=torch.float32)
@@ -134,7 +133,7 @@ class Run:
         _grow(cache, case.completion - 2)
         with self.phase("generate"), torch.no_grad():
             mask = torch.ones(rows, case.prompt + case.completion - 1, dtype=torch.long)
-            with self.cast():
+            with self.cast():  # type: ignore[no-untyped-call]
                 out = self.base(
                     input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
                 )
@@ -170,7 +169,7 @@ class Run:
         """TRL's fused head on a CUDA device: only completion tokens are packed and scored, in tiles."""
         case = self.case
         ids, mask = _batch(case.micro_batch, case.prompt + case.completion)
-        with self.cast():
+        with self.cast():  # type: ignore[no-untyped-call]
             hidden = self.base.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1]
             index = torch.zeros(case.micro_batch * case.completion, dtype=torch.long)
             packed = hidden.reshape(-1, hidden.shape[-1])[index] if hidden.is_contiguous() else _pack(hidden, index)
@@ -191,7 +190,7 @@ class Run:
             loss = (-torch.min(ratio, torch.clamp(ratio, 0.8, 1.2)) + 0.04 * penalty).mean()
             del ratio, penalty, reference, log_probs
         with self.phase("backward"), self.ledger.backward():
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             del loss
 
 
@@ -242,7 +241,7 @@ def _adapt(model: Any, rank: int) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
-    stay = mock.patch.object(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", lambda *_, **__: None)
+    stay = mock.patch.object(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", return_value=None)
     keep = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
     with stay, keep:
         adapted = get_peft_model(model, settings, autocast_adapter_dtype=False)

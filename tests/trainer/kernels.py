@@ -36,7 +36,7 @@ class EfficientAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Gradients, beside the kernel's float32 accumulator of dQ where the inputs are narrower."""
         query, key, value, _, _, row_max = ctx.saved_tensors
         workspace = [torch.empty_like(row_max)]
@@ -45,10 +45,7 @@ class EfficientAttention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_settings: Any) -> Tensor:
     """scaled_dot_product_attention as CUDA dispatches it when there is a boolean mask: the bias is made per call."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))

@@ -18,12 +18,12 @@ BLOCK = 512
 """The CUDA caching allocator hands out multiples of 512 bytes."""
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all live storages, and their peak since `mark`."""
 
     def __init__(self) -> None:
         """Starts empty."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.peak = 0
         self.peak_op = ""

@@ -6,6 +6,7 @@ head, which are the harder ones, weigh more then. benchmarks/memory_truth.py run
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,46 +24,41 @@ def shape(name: str, layers: int) -> Shape:
     return replace(whole, layers=layers, full_attention_layers=layers // 6 if whole.sliding_window else 0)
 
 
-def case(
-    name: str, family: str, precision: Precision = "bfloat16", layers: int = 3, lora: int = 0,
-    checkpointing: bool = True, rows: int = 4, prompt: int = 256, completion: int = 256, generated: int = 8,
-    eight_bit: bool = False,
-) -> Case:  # fmt: skip
-    """A case by its model's name."""
-    return Case(
-        name, family, shape(name, layers), precision, rows, prompt, completion, checkpointing, lora, eight_bit, generated
-    )  # fmt: skip
+def case(name: str, family: str, precision: Precision = "bfloat16", layers: int = 3, **settings: Any) -> Case:
+    """A case by its model's name; 8 sequences are generated and 4 trained on at a time unless it says otherwise."""
+    defaults: dict[str, Any] = {"micro_batch": 4, "generation_batch": 8}
+    return Case(name, family, shape(name, layers), precision, **(defaults | settings))
 
 
 CASES = [
     case("qwen2.5-0.5b", "qwen2"),
     case("qwen2.5-0.5b", "qwen2", "mixed"),
     case("qwen2.5-0.5b", "qwen2", "float32"),
-    case("qwen2.5-0.5b", "qwen2", lora=16),
+    case("qwen2.5-0.5b", "qwen2", lora_rank=16),
     case("qwen2.5-0.5b", "qwen2", "mixed", eight_bit=True),
-    case("qwen2.5-1.5b", "qwen2", "mixed", checkpointing=False, rows=8),
-    case("qwen2.5-1.5b", "qwen2", lora=8, checkpointing=False, rows=8),
-    case("qwen2.5-7b", "qwen2", rows=2, completion=1024),
-    case("qwen2.5-7b", "qwen2", lora=64, rows=2, completion=1024),
-    case("qwen3-0.6b", "qwen3", "mixed", checkpointing=False, rows=8),
-    case("qwen3-0.6b", "qwen3", checkpointing=False, rows=16),
-    case("qwen3-4b", "qwen3", "float32", checkpointing=False, rows=8),
-    case("qwen3-4b", "qwen3", "mixed", lora=16, checkpointing=False, rows=8),
-    case("qwen3-4b", "qwen3", lora=32, checkpointing=False, rows=8),
+    case("qwen2.5-1.5b", "qwen2", "mixed", checkpointing=False, micro_batch=8),
+    case("qwen2.5-1.5b", "qwen2", lora_rank=8, checkpointing=False, micro_batch=8),
+    case("qwen2.5-7b", "qwen2", micro_batch=2, completion=1024),
+    case("qwen2.5-7b", "qwen2", lora_rank=64, micro_batch=2, completion=1024),
+    case("qwen3-0.6b", "qwen3", "mixed", checkpointing=False, micro_batch=8),
+    case("qwen3-0.6b", "qwen3", checkpointing=False, micro_batch=16),
+    case("qwen3-4b", "qwen3", "float32", checkpointing=False, micro_batch=8),
+    case("qwen3-4b", "qwen3", "mixed", lora_rank=16, checkpointing=False, micro_batch=8),
+    case("qwen3-4b", "qwen3", lora_rank=32, checkpointing=False, micro_batch=8),
     case("llama-3.2-1b", "llama"),
-    case("llama-3.2-1b", "llama", "mixed", checkpointing=False, rows=8),
-    case("llama-3.2-1b", "llama", lora=16, checkpointing=False, rows=16),
-    case("llama-3.1-8b", "llama", rows=1, prompt=512, completion=2048),
-    case("mistral-7b", "mistral", "mixed", rows=2),
-    case("mistral-7b", "mistral", lora=16, rows=8, completion=512),
-    case("smollm2-360m", "llama", "mixed", rows=16, generated=32),
-    case("smollm2-360m", "llama", "float32", lora=16, checkpointing=False, rows=8),
+    case("llama-3.2-1b", "llama", "mixed", checkpointing=False, micro_batch=8),
+    case("llama-3.2-1b", "llama", lora_rank=16, checkpointing=False, micro_batch=16),
+    case("llama-3.1-8b", "llama", micro_batch=1, prompt=512, completion=2048),
+    case("mistral-7b", "mistral", "mixed", micro_batch=2),
+    case("mistral-7b", "mistral", lora_rank=16, micro_batch=8, completion=512),
+    case("smollm2-360m", "llama", "mixed", micro_batch=16, generation_batch=32),
+    case("smollm2-360m", "llama", "float32", lora_rank=16, checkpointing=False, micro_batch=8),
     case("phi-4-mini", "phi3"),
-    case("phi-4-mini", "phi3", "mixed", checkpointing=False, rows=8),
-    case("phi-4-mini", "phi3", lora=16, checkpointing=False, rows=8),
+    case("phi-4-mini", "phi3", "mixed", checkpointing=False, micro_batch=8),
+    case("phi-4-mini", "phi3", lora_rank=16, checkpointing=False, micro_batch=8),
     case("gemma-3-1b", "gemma3_text", layers=6),
-    case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, rows=8),
-    case("gemma-3-1b", "gemma3_text", layers=6, lora=16, checkpointing=False, rows=8),
+    case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
+    case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, checkpointing=False, micro_batch=8),
 ]
 
 

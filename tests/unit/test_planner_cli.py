@@ -31,6 +31,14 @@ def manifest(tmp_path: Path) -> Any:
     return write
 
 
+@pytest.fixture
+def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubectl that knows no cluster."""
+    script = tmp_path / "kubectl.py"
+    script.write_text("import sys\nsys.exit('no cluster ' + sys.argv[1].removeprefix('--context='))")
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
+
+
 def test_the_table_says_what_is_chosen_and_why_not_otherwise(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", manifest(), *EIGHT]) == 0
     out = capsys.readouterr().out
@@ -164,13 +172,10 @@ def test_an_inventory_file_is_read_strictly(manifest: Any, capsys: pytest.Captur
         (["--context", "x"], "no cluster x"),
     ],
 )
+@pytest.mark.usefixtures("no_cluster")
 def test_missing_sources_are_2(
-    flags: list[str], sentence: str, manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], sentence: str, manifest: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
-    script = tmp_path / "kubectl.py"
-    script.write_text("import sys\nsys.exit('no cluster ' + sys.argv[1].removeprefix('--context='))")
-    monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
     assert main(["plan", "-f", manifest(), *flags]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -194,8 +199,8 @@ def test_a_cluster_is_seen_through_kubectl(
     def node(name: str, **spec: Any) -> dict[str, Any]:
         return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": ready | {"allocatable": offers}}
 
-    pod = {"metadata": {"namespace": "a", "name": "p"}, "status": {"phase": "Running"},
-           "spec": {"nodeName": "n1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "7"}}}]}}  # fmt: skip
+    takes = {"nodeName": "n1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "7"}}}]}
+    pod = {"metadata": {"namespace": "a", "name": "p"}, "status": {"phase": "Running"}, "spec": takes}
     answers = {"nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]}}
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     script = tmp_path / "kubectl.py"

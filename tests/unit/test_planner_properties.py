@@ -5,7 +5,7 @@ and repetition change nothing, and what is chosen fits.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,8 @@ def jobs(draw: st.DrawFn) -> GRPOJobSpec:
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
     """Any combination that the memory model is asked about."""
-    zero = draw(st.sampled_from([0, 2, 3]))
+    stages: list[Literal[0, 2, 3]] = [0, 2, 3]
+    zero = draw(st.sampled_from(stages))
     return Setup(
         draw(st.sampled_from(["bfloat16", "mixed", "float32"])), draw(st.integers(1, 4096)),
         draw(st.integers(1, 4096)), draw(st.integers(1, 16)), draw(st.integers(1, 8)), draw(st.integers(1, 64)),

@@ -5,7 +5,7 @@ ZeRO-3). All results are bytes on one GPU.
 """
 
 from ..shapes import Shape
-from .activations import cast_cache, forward_transient
+from .activations import cast_cache, inner
 from .setup import Setup
 from .states import live_parameters
 
@@ -41,15 +41,24 @@ def logits(shape: Shape, setup: Setup) -> float:
     return setup.generation_batch * shape.vocab * 8 + cast
 
 
+def prefill_layer(shape: Shape, setup: Setup) -> float:
+    """One layer's temporaries over all prompts: the gated product, four residual streams and the mask.
+
+    The product holds gate, activation and product. An adapter's sum adds one of that width, and under autocast a share
+    of its float32 copy; one fused gate_up matrix writes twice the width, which an adapter holds four times over.
+    """
+    autocast_adapter = setup.lora and setup.compute_bytes == 2
+    products = 4.75 if autocast_adapter else 4 if setup.lora or shape.fused else 3
+    if setup.lora and shape.fused:
+        products = 8
+    streams = 8 if autocast_adapter else 4 * setup.weight_bytes
+    per_token = products * setup.compute_bytes * inner(shape) + streams * shape.hidden + setup.prompt
+    return setup.generation_batch * setup.prompt * per_token
+
+
 def prefill(shape: Shape, setup: Setup) -> float:
     """The cache of all prompts beside one layer's temporaries, or beside the logits."""
-    per_token = setup.prompt + (
-        9.5 * shape.intermediate + 8 * shape.hidden
-        if setup.lora
-        else forward_transient(shape, setup) / setup.tokens + 2 * shape.hidden
-    )
-    layer = setup.generation_batch * setup.prompt * per_token
-    return cache(shape, setup, setup.prompt) + max(layer, logits(shape, setup))
+    return cache(shape, setup, setup.prompt) + max(prefill_layer(shape, setup), logits(shape, setup))
 
 
 def decode(shape: Shape, setup: Setup) -> float:

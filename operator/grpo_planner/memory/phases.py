@@ -108,7 +108,7 @@ def backward_peak(shape: Shape, setup: Setup, waiting: float, all_gradients: flo
     )  # fmt: skip
     if fresh:
         later = 0 if shape.tied else head_gradient
-        rest = (shape.layer_matrices - shape.expert_matrices) * matrix
+        rest = shape.layer_matrices * matrix - down
         done = all_gradients - later - rest
     else:
         done = waiting + down + tied

@@ -98,8 +98,8 @@ def live_parameters(shape: Shape, setup: Setup) -> float:
 def step_buffers(shape: Shape, setup: Setup) -> float:
     """What ZeRO's optimizer step holds: gradients averaged, flattened and copied to float32 (measured).
 
-    8 bytes per parameter and rank under ZeRO-2, its gradients among them; 6 per parameter of one sub-group under ZeRO-3,
-    whose gradients are permanent. Fused AdamW without ZeRO needs none.
+    8 bytes per parameter and rank under ZeRO-2, its gradients among them; 6 per parameter of one sub-group under
+    ZeRO-3, whose gradients are permanent. Fused AdamW without ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0
