@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import cgroups
 from tests.cluster.access import CommandError
 from tests.cluster.cluster import Cluster, clusters_folder
 from tests.cluster.controlplane import ControlPlaneSettings
@@ -19,8 +21,9 @@ from tests.cluster.images import (
     python_image,
     slim_trainer_image,
 )
+from tests.cluster.network import Addresses
 from tests.cluster.processes import Processes, until
-from tests.cluster.settings import ClusterSettings, GpuSettings
+from tests.cluster.settings import ClusterSettings, GpuSettings, load_settings
 from tests.cluster.wheels import site_packages
 
 GANG = """
@@ -189,54 +192,74 @@ def test_the_api_server_may_be_away_without_harm_to_pods(cluster: Cluster, image
 
 
 def test_down_leaves_no_trace_beside_another_cluster(image: Image) -> None:
-    before = _traces()
+    before = _host()
     with Cluster.create(f"traces-{os.getpid()}", ClusterSettings(1)) as own:
         own.load(image.archive)
         own.kubectl("run", "busy", f"--image={image.name}", "--image-pull-policy=Never", "--", "sleep", "86399")
         own.kubectl("wait", "--for=condition=Ready", "pod/busy", "--timeout=60s")
-        during = _traces()
+        used = _namespaces(own.directory)
+        during = _traces(own.directory, own.settings.slot, used)
+    assert {kind for kind, traces in during.items() if traces} == set(during)
+    assert len(used) == 3  # the switch's, the node's and the pod's
     assert own.processes.find() == []
     assert not own.directory.exists()
-    assert {kind for kind in before if before[kind] != during[kind]} >= {"cgroups", "links", "routes", "namespaces"}
-    assert _new_since(before) == {}
+    assert not any(_traces(own.directory, own.settings.slot, used).values())
+    assert _host() == before
 
 
 @pytest.mark.parametrize("role", ["switch", "node-0", "nodes/node-0/containerd", "nodes/node-0/kubelet"])
 def test_a_start_that_is_killed_halfway_leaves_no_trace(role: str) -> None:
-    before = _traces()
+    before = _host()
     name = f"halfway-{os.getpid()}"
     processes = Processes(clusters_folder() / name)
     command = [sys.executable, "-m", "tests.cluster", "--name", name, "up", "--nodes", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) as owner:
         until(f"the process {role}", lambda: processes.find(role))
+        slot = load_settings(processes.directory).slot
+        used = _namespaces(processes.directory)
         owner.kill()
     until("the guard to remove the cluster", lambda: not processes.find() and not processes.directory.exists())
-    assert _new_since(before) == {}
+    assert not any(_traces(processes.directory, slot, used).values())
+    assert _host() == before
 
 
-def _traces() -> dict[str, list[str]]:
-    """Return all that a cluster could leave on the host, by kind."""
+def _host() -> dict[str, str]:
+    """Return what a cluster could change on the host and no other cluster may change meanwhile."""
     commands = {
         "mounts": "cat /proc/mounts",
-        "links": "ip -oneline link | cut -d: -f2",
-        "addresses": "ip -oneline address | tr -s ' ' | cut -d' ' -f2-4",
-        "routes": "ip route show table all",
         "firewall": "nft --stateless list ruleset",
         "iptables": "iptables-save | grep '^-A' || true",
-        "cgroups": "find /sys/fs/cgroup -type d -name 'grpo-*'",
-        "namespaces": "lsns --noheadings --type net --output NS",
         "kernel settings": "sysctl vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops",
         "forwarding": "sysctl net.ipv4.ip_forward",
         "folders": "ls -d /run/* /opt/* /etc/* /var/lib/* /var/log/* /usr/libexec/*",
-        "sleeping": "pgrep --exact --full 'sleep 86399' || true",
     }
-    return {kind: sorted(_output(command).splitlines()) for kind, command in commands.items()}
+    return {kind: _output(command) for kind, command in commands.items()}
 
 
-def _new_since(before: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return the traces that were not there before; other clusters' pods may end meanwhile, so less is fine."""
-    new = {kind: sorted(set(now) - set(before[kind])) for kind, now in _traces().items()}
-    return {kind: traces for kind, traces in new.items() if traces}
+def _traces(directory: Path, slot: int, namespaces: set[str]) -> dict[str, list[str]]:
+    """Return what is on the host of the cluster with this state folder and slot, by kind."""
+    link = Addresses(slot).link
+    alive = _output("lsns --noheadings --type net --output NS").split()
+    return {
+        "cgroups": [str(path) for root in cgroups.roots() for path in root.glob(cgroups.group(directory))],
+        "links": [line for line in _output("ip -oneline link").splitlines() if f" {link}@" in line],
+        "routes": [line for line in _output("ip route show table all").splitlines() if f"dev {link}" in line],
+        "namespaces": [
+            line for line in _output("lsns --noheadings --type net --output NS").split() if line in namespaces
+        ],
+    }
+
+
+def _namespaces(directory: Path) -> set[str]:
+    """Return the network namespaces of the cluster's processes and of its pods."""
+    host = Path("/proc/self/ns/net").readlink().name
+    group, ours = cgroups.group(directory), set(Processes(directory).find())
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            if int(process.name) in ours or group in (process / "cgroup").read_text():
+                found.add((process / "ns" / "net").readlink().name)
+    return {name.strip("net:[]") for name in found - {host}}
 
 
 def _output(command: str) -> str:
