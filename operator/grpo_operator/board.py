@@ -53,6 +53,7 @@ class Board:
         self._snapshot = snapshot
         self._cards: dict[str, tuple[list[Cards], list[str]]] = {node.name: cards(node) for node in snapshot.nodes}
         self._taken: dict[str, Amounts] = {node.name: {} for node in snapshot.nodes}
+        self._reserved: list[PodFacts] = []
         for name, use in snapshot.other_use.items():
             self._take(name, use)
         for pod in snapshot.gpu_pods:
@@ -72,7 +73,9 @@ class Board:
             return
         attempt = str(job.status.attempt)
         there = {p.node for p in self._snapshot.gpu_pods if (p.grpojob_uid, p.attempt) == (job.uid, attempt)}
-        self._place(spec, plan, plan.nodes - len(there), there)
+        placed = self._place(spec, plan, plan.nodes - len(there), there)
+        use = pod_amounts(spec, plan)
+        self._reserved += [PodFacts(job.parent.namespace, "", node, use, job.name, job.uid, attempt) for node in placed]
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
         """What the planner may use for the job. Pods of its own earlier attempts make room for the next."""
@@ -110,24 +113,25 @@ class Board:
         if job.spec:
             self._place(job.spec, plan, plan.nodes, set())
 
-    def _place(self, spec: GRPOJobSpec, plan: ExecutionPlan, pods: int, avoid: set[str]) -> None:
-        """Puts pods on the nodes with most free GPUs, as the scheduler does; each on a node of its own."""
+    def _place(self, spec: GRPOJobSpec, plan: ExecutionPlan, pods: int, avoid: set[str]) -> list[str]:
+        """Puts pods on the nodes with most free GPUs, as the scheduler does, each on a node of its own; says where."""
         use = pod_amounts(spec, plan)
         choice = sorted(
             (-node.gpus_free, node.name)
             for node in self._nodes(spec)[0]
             if node.name not in avoid and matches(node, plan) and node.gpus_total >= plan.gpus_per_node
         )
-        for _, name in choice[: max(0, pods)]:
+        placed = [name for _, name in choice[: max(0, pods)]]
+        for name in placed:
             self._take(name, use)
+        return placed
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`."""
         nodes = [node for node in self.inventory(job).nodes if matches(node, plan)]
         free, names = sum(node.gpus_free for node in nodes), {node.name for node in nodes}
-        held = takers(
-            (p for p in self._snapshot.gpu_pods if p.node in names and p.grpojob_uid != job.uid), plan.gpu_resource
-        )
+        pods = (*self._snapshot.gpu_pods, *self._reserved)
+        held = takers((p for p in pods if p.node in names and p.grpojob_uid != job.uid), plan.gpu_resource)
         holders = [f"{count} held by {holder}" for holder, count in list(held.items())[:MOST_HOLDERS]]
         if len(held) > MOST_HOLDERS:
             holders.append(f"{sum(list(held.values())[MOST_HOLDERS:])} by {len(held) - MOST_HOLDERS} others")

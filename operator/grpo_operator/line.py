@@ -68,8 +68,9 @@ class Line:
         """Whether the job's GPUs are the operator's to hand out."""
         return job.spec is not None and job.spec.placement.accelerator == "GPU" and not queued_by_kueue(job)
 
-    def waiting(self) -> list[Key]:
-        """The jobs in the line, for a look when something was freed."""
+    def freed(self) -> list[Key]:
+        """A gang has ended: the jobs in the line, which should look at the cluster anew."""
+        self._snapshots.expire()
         return [job.parent for job in self._jobs() if waiting_in_line(job)]
 
     async def answer(self, seen: Observation, asked: Decision) -> Decision:
@@ -105,8 +106,10 @@ class Line:
         return _verdict(job, _planned(job, inventory), admitted=True)
 
     async def _in_line(self, seen: Observation) -> Verdict:
-        """The job's place in the line, from a pass over everybody ahead of it."""
+        """The job's place in the line, from a pass over everybody ahead of it; a restart is not in the line."""
         snapshot = await self._snapshots.take()
+        if seen.job.active:
+            return restart(seen.job, list(self._jobs()), snapshot)
         known = self._pass[1].get(seen.job.uid) if self._pass and self._pass[0] is snapshot else None
         if known and known.generation == seen.job.generation:
             return known
@@ -115,6 +118,16 @@ class Line:
         found = await asyncio.to_thread(judge, jobs, snapshot, self._clock(), self._limits)
         self._pass = (snapshot, found)
         return found.get(seen.job.uid) or _behind(seen.job, len(found))
+
+
+def restart(job: GRPOJobRecord, jobs: list[GRPOJobRecord], snapshot: Snapshot) -> Verdict:
+    """A gang that ended takes its own place again, with its own plan, ahead of all who wait."""
+    board, plan = Board(snapshot, [other for other in jobs if other.uid != job.uid]), job.status.plan
+    if plan is None:
+        raise ValueError(f"{job.parent} is active without a plan")
+    if fits(board.inventory(job), plan):
+        return Verdict(job.generation, plan, True, Reason.ADMITTED, plan.reason)
+    return _wait(job, plan, board, "")
 
 
 def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Limits) -> Pass:

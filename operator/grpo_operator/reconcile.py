@@ -37,7 +37,7 @@ from .status import URGENT, build, merge_patch, to_json
 log = logging.getLogger(__name__)
 
 NAME_TAKEN_PAUSE = 2.0
-PATIENCE = 3
+PATIENCE = 2
 """How many status intervals news of a gang that is still starting waits for company."""
 LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -194,9 +194,10 @@ class Reconciler:
         if not patch:
             return None
         # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
-        pause = self._status_interval * (1 if seen.started else PATIENCE)
+        starting = seen.job.active and not seen.started
+        pause = self._status_interval * (PATIENCE if starting else 1)
         left = self._written.get(seen.job.parent, 0.0) + pause - seen.now
-        if left > 0 and not URGENT & patch.keys():
+        if left > 0 and not URGENT & patch.keys() and (starting or "conditions" not in patch):
             return left
         await self._write(seen, decision, new)
         return None
@@ -220,7 +221,7 @@ class Reconciler:
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.parent, new.phase, decision.reason, decision.message)
         if job.active and new.attempt_start_time is None:
-            self._wake(self._line.waiting())
+            self._wake(self._line.freed())
         self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
 
     async def _clear_up(self, key: Key) -> None:

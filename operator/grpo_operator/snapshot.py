@@ -41,6 +41,10 @@ class Snapshots:
             self._taken_at = self._clock()
         return self._last
 
+    def expire(self) -> None:
+        """Something was freed: the next one is taken anew."""
+        self._taken_at = float("-inf")
+
     async def _fresh(self) -> Snapshot:
         nodes, problem = await self._nodes()
         pods = _Usage()

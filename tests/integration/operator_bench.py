@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
 from grpo_api.contract import API_VERSION, KIND
+from grpo_operator import cluster
 from grpo_operator.__main__ import run
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB
 from grpo_operator.settings import Settings
@@ -228,3 +231,18 @@ def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str],
     time.sleep(seconds)
     after = operator.requests()
     return {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
+
+
+class Swallowed(threading.Event):
+    """Makes the operator hang at the moment when it would POST a Job, as if it died there."""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        create = cluster.HttpCluster.create
+
+        async def hang(client: cluster.HttpCluster, resource: cluster.Resource, namespace: str, body: Object) -> Object:
+            if resource is cluster.JOBS:
+                self.set()
+                await asyncio.Event().wait()
+            return await create(client, resource, namespace, body)
+
+        monkeypatch.setattr(cluster.HttpCluster, "create", hang)

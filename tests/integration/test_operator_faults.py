@@ -9,18 +9,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_operator.cluster import JOBS as JOB_RESOURCE
-from grpo_operator.cluster import HttpCluster, Object, Resource
+from grpo_operator.cluster import HttpCluster, Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.controlplane import free_port
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, operating, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Swallowed, operating, outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,21 +26,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def bench(grpo_cluster: Cluster) -> Bench:
     return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
-class Swallowed(threading.Event):
-    """Makes the operator hang at the moment when it would POST a Job, as if it died there."""
-
-    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        create = HttpCluster.create
-
-        async def hang(cluster: HttpCluster, resource: Resource, namespace: str, body: Object) -> Object:
-            if resource is JOB_RESOURCE:
-                self.set()
-                await asyncio.Event().wait()
-            return await create(cluster, resource, namespace, body)
-
-        monkeypatch.setattr(HttpCluster, "create", hang)
 
 
 def test_an_operator_that_dies_between_commit_and_start_starts_once(

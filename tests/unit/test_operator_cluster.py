@@ -25,11 +25,12 @@ from grpo_operator.progress import MAX_ANSWER, ProgressPuller, PullFailed, Targe
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Seen = list[tuple[str, str, int]]
+ALL_PODS = Selection(PODS)
 
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
-    """A server on loopback that answers every request by the handler; its URL."""
+    """A server on loopback that answers everything by the handler; its URL."""
     pages = web.Application()
     pages.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
@@ -53,7 +54,7 @@ async def talking(handler: Handler) -> AsyncIterator[tuple[HttpCluster, Seen]]:
             yield client, seen
 
 
-async def watched(client: HttpCluster, selection: Selection = Selection(PODS)) -> list[tuple[str, Any]]:
+async def watched(client: HttpCluster, selection: Selection = ALL_PODS) -> list[tuple[str, Any]]:
     return [event async for event in client.watch(selection, 5, 10)]
 
 

@@ -96,6 +96,8 @@ def test_what_an_admitted_gang_still_lacks_is_reserved() -> None:
     half_bound = cluster(4, 4, pods=[own_pod(admitted, 4, "node-0")])
     assert passed([admitted, job("a", gang(1, 4))], half_bound) == {"a": (False, "WaitingForGPUs")}
     assert passed([admitted, job("a", gang(1, 4))], cluster(4, 4, 4))["a"] == (True, "Admitted")
+    message = judge([admitted, job("a", gang(1, 4))], cluster(4, 4), NOW, LIMITS)["uid-a"].message
+    assert message.endswith("on 1 node; 0 free, 8 held by team-a/first")
 
 
 def test_a_bound_pod_is_not_counted_twice() -> None:
@@ -218,6 +220,21 @@ async def test_the_answer_keeps_the_end_that_it_follows() -> None:
     waiting = await line([one], cluster(2)).answer(make_seen(one), ASKED)
     assert (waiting.action, waiting.reason, waiting.counted) == (Action.QUEUE, "WaitingForGPUs", True)
     assert waiting.look_again == 5.0
+
+
+async def test_a_restart_takes_its_own_place_again_ahead_of_the_line() -> None:
+    mine, older = job("mine", gang(1, 8), age=10, active=True), job("older", gang(1, 8), age=20)
+    busy = cluster(8, pods=[own_pod(mine, 8, "node-0")])
+    answer = await line([older, mine], busy).answer(make_seen(mine), ASKED)
+    assert (answer.action, answer.plan) == (Action.COMMIT, gang(1, 8))
+    assert (await line([older, mine], busy).answer(make_seen(older), ASKED)).action is Action.QUEUE
+
+
+async def test_a_restart_whose_node_is_lost_waits_like_all_others() -> None:
+    mine = job("mine", gang(2, 4), active=True)
+    answer = await line([mine], cluster(4)).answer(make_seen(mine), ASKED)
+    assert (answer.action, answer.reason, answer.ended) == (Action.QUEUE, "WaitingForGPUs", None)
+    assert answer.message == "needs 8 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 4 free"
 
 
 async def test_a_job_behind_the_lines_depth_is_told_so() -> None:

@@ -1,0 +1,191 @@
+"""Gangs that compete for GPUs, with the real planner, scheduler and API server; the GPUs are kwok's.
+
+Each test has nodes of its own, which its jobs select by a label, so that tests don't disturb each other.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from grpo_operator.policies import Limits
+from tests.cluster.cluster import Cluster
+from tests.integration.operator_bench import JOBS, PODS, Bench, OperatorThread, Swallowed, operating, outcome
+
+PRODUCT = "NVIDIA-H100-80GB-HBM3"
+NODES = "/api/v1/nodes"
+
+
+class GpuBench(Bench):
+    """A namespace with two nodes of four fake H100 each, by default."""
+
+    def add_node(self, number: int, gpus: int = 4, **labels: str) -> str:
+        """A Ready node that only this bench's pods select."""
+        name = f"{self.namespace}-{number}"
+        offers = {"cpu": "64", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
+        known = {"product": PRODUCT, "memory": "81559", "count": str(gpus), "compute.major": "9", "compute.minor": "0"}
+        metadata = {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+            "labels": {"kubernetes.io/hostname": name, "bench": self.namespace}
+            | {f"nvidia.com/gpu.{key}": value for key, value in (known | labels).items() if value},
+        }
+        self.client.request(
+            "POST", NODES, {"metadata": metadata, "status": {"capacity": offers, "allocatable": offers}}
+        )
+
+        def ready() -> bool:
+            found = self.client.get(f"{NODES}/{name}")
+            conditions = found["status"].get("conditions", [])
+            # the node controller takes its taint away a moment after the node is Ready
+            untainted = not found["spec"].get("taints")
+            return untainted and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+        self.wait("the node", ready)
+        return name
+
+    def want(self, name: str, gpus: int, nodes: int = 1, **spec: Any) -> None:
+        """Submits a job that needs exactly so many GPUs."""
+        placement = {
+            "gpus": {"min": gpus, "max": gpus},
+            "nodes": nodes,
+            "nodeSelector": {"bench": self.namespace},
+            **spec.pop("placement", {}),
+        }
+        model = {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}
+        training = {"promptsPerStep": 8, "numGenerations": 6}
+        self.submit(name, model=model, placement=placement, training=training, **spec)
+
+    def foreign_pod(self, name: str, gpus: int) -> None:
+        """A pod of somebody else on this bench's nodes."""
+        resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
+        spec = {"nodeSelector": {"bench": self.namespace}, "containers": [{"name": "c", "image": "x"}]}
+        spec["containers"][0]["resources"] = resources  # type: ignore[index]
+        self.post(PODS, {"metadata": {"name": name}, "spec": spec})
+        self.wait("the foreign pod", lambda: self.get(PODS, name)["spec"].get("nodeName"))
+
+
+@pytest.fixture
+def bench(grpo_cluster: Cluster) -> Iterator[GpuBench]:
+    one = GpuBench(grpo_cluster, grpo_cluster.control_plane.client())
+    names = [one.add_node(number) for number in range(2)]
+    yield one
+    for name in names:
+        one.client.request("DELETE", f"{NODES}/{name}")
+
+
+@pytest.fixture
+def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
+        yield one
+
+
+def test_a_gang_waits_for_its_gpus_and_starts_when_they_are_freed(bench: GpuBench, operator: OperatorThread) -> None:
+    bench.want("two", 2)
+    holder = bench.wait_running("two")
+    assert holder[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    bench.want("eight", 8, nodes=2)
+    bench.wait_phase("Queued", "eight")
+    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {bench.namespace}/two"
+    assert bench.condition("Scheduled", "eight") == ("False", "WaitingForGPUs", message)
+    assert bench.children("eight") == []
+    bench.end(holder[0], message=outcome("Succeeded"))
+    pods = bench.wait_running("eight")
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
+
+
+def test_two_gangs_of_three_on_four_gpus_run_one_after_the_other(bench: GpuBench, operator: OperatorThread) -> None:
+    bench.foreign_pod("notebook", 4)
+    bench.want("a", 3)
+    bench.want("b", 3)
+    first = bench.wait("one to run", lambda: next((n for n in "ab" if bench.status(n).get("phase") == "Running"), ""))
+    second = "b" if first == "a" else "a"
+    bench.wait_phase("Queued", second)
+    assert bench.children(second) == []
+    bench.end(bench.pods(first)[0], message=outcome("Succeeded"))
+    bench.wait_running(second)
+
+
+def test_a_restart_keeps_its_place_and_its_plan(bench: GpuBench, operator: OperatorThread) -> None:
+    bench.want("runs", 8, nodes=2)
+    pods = bench.wait_running("runs")
+    plan = bench.status("runs")["plan"]
+    bench.want("waits", 8, nodes=2)
+    bench.wait_phase("Queued", "waits")
+    bench.end(pods[1], 137, reason="OOMKilled")
+    bench.wait_running("runs", 2)
+    assert bench.status("runs")["plan"] == plan
+    assert bench.children("waits") == []
+
+
+def test_an_operator_that_dies_between_commit_and_start_admits_nothing_twice(
+    bench: GpuBench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swallowed = Swallowed()
+    with monkeypatch.context() as patched:
+        swallowed.patch(patched)
+        with operating(grpo_cluster, namespaces=(bench.namespace,)):
+            bench.want("first", 8, nodes=2)
+            assert swallowed.wait(30)
+    bench.want("second", 8, nodes=2)
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.wait_running("first")
+        bench.wait_phase("Queued", "second")
+    assert (bench.children("first"), bench.children("second")) == (["first-1"], [])
+
+
+def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
+    bench: GpuBench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swallowed = Swallowed()
+    with monkeypatch.context() as patched:
+        swallowed.patch(patched)
+        with operating(grpo_cluster, namespaces=(bench.namespace,)):
+            bench.want("gang", 8, nodes=2)
+            assert swallowed.wait(30)
+    bench.foreign_pod("notebook", 1)
+    limits = Limits(scheduling=3, release_pause=1)
+    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):
+        bench.wait("the release", lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout")
+        bench.wait("no pod", lambda: not bench.pods("gang"))
+        bench.wait("the line", lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs")
+        bench.delete(PODS, "notebook")
+        bench.wait_running("gang", 2)
+    assert bench.status("gang")["restarts"] == 0
+
+
+def test_what_can_never_fit_is_refused_with_numbers(bench: GpuBench, operator: OperatorThread) -> None:
+    bench.want("huge", 64, nodes=8)
+    bench.wait("the reason", lambda: bench.condition("Planned", "huge")[0] == "False")
+    assert "8" in bench.condition("Planned", "huge")[2]
+    assert bench.children("huge") == []
+    bench.want("nowhere", 1, placement={"nodeSelector": {"bench": "nowhere"}})
+    bench.wait("the reason", lambda: bench.condition("Planned", "nowhere")[0] == "False")
+    assert bench.condition("Admitted", "nowhere")[1] == "NoGPUs"
+
+
+def test_a_higher_priority_goes_first(bench: GpuBench, operator: OperatorThread) -> None:
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    bench.client.request("POST", path, {"metadata": {"name": bench.namespace}, "value": 1000})
+    bench.want("runs", 8, nodes=2)
+    holders = bench.wait_running("runs")
+    bench.want("old", 8, nodes=2)
+    bench.wait_phase("Queued", "old")
+    bench.want("urgent", 8, nodes=2, placement={"priorityClassName": bench.namespace})
+    bench.wait_phase("Queued", "urgent")
+    for pod in holders:
+        bench.end(pod, message=outcome("Succeeded"))
+    bench.wait_running("urgent")
+    assert bench.children("old") == []
+    assert bench.condition("Admitted", "old")[0] == "False"
+
+
+def test_kueue_jobs_get_the_plans_requests_and_no_reservation(bench: GpuBench, operator: OperatorThread) -> None:
+    bench.want("queued", 8, nodes=2, placement={"queueName": "team"})
+    bench.wait("the Job", lambda: bench.children("queued") == ["queued-1"])
+    spec = bench.get(JOBS, "queued-1")["spec"]
+    assert spec["suspend"] is True
+    limits = spec["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "4"
+    bench.want("other", 4)
+    bench.wait_running("other")
