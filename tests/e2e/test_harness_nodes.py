@@ -244,9 +244,7 @@ def _traces(directory: Path, slot: int, namespaces: set[str]) -> dict[str, list[
         "cgroups": [str(path) for root in cgroups.roots() for path in root.glob(cgroups.group(directory))],
         "links": [line for line in _output("ip -oneline link").splitlines() if f" {link}@" in line],
         "routes": [line for line in _output("ip route show table all").splitlines() if f"dev {link}" in line],
-        "namespaces": [
-            line for line in _output("lsns --noheadings --type net --output NS").split() if line in namespaces
-        ],
+        "namespaces": [name for name in alive if name in namespaces],
     }
 
 
