@@ -45,7 +45,7 @@ class Jobs:
 
     def list(self, kind: str, name: str) -> list[Object]:
         """Children of the kind that carry the job's label."""
-        text = self.kubectl("get", kind, "--selector", f"grpo.dev/job-name={name}", "--output", "json")
+        text = self.kubectl("get", kind, *selected(name), "--output", "json")
         items: list[Object] = json.loads(text)["items"]
         return items
 
@@ -88,6 +88,11 @@ class Jobs:
                 return
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"{name} ({uid}) has not been deleted after {TIMEOUT:.0f} s")
+
+
+def selected(name: str) -> tuple[str, str]:
+    """The flags that select a job's children."""
+    return "--selector", f"grpo.dev/job-name={name}"
 
 
 def condition(job: Object, kind: str) -> Object:

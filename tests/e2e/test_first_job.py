@@ -4,13 +4,12 @@ One job, made once for the file; the tests look at what it left.
 """
 
 import json
-import time
 
 import pytest
 
 from tests.cluster import stack
 
-from .jobs import Jobs, Object, condition, holds, progress
+from .jobs import Jobs, Object, condition, holds, progress, selected
 
 NAME = "first"
 STEPS = 12
@@ -58,12 +57,9 @@ def test_every_step_is_one_json_line_of_rank_zero(jobs: Jobs, finished: Object) 
 
 
 def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children(jobs: Jobs, finished: Object) -> None:
-    assert {pod["status"]["phase"] for pod in jobs.list("pods", NAME)} == {"Succeeded"}
+    jobs.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pods", "--timeout", "60s", *selected(NAME))
     jobs.kubectl("delete", "grpojob", NAME)
-    end = time.monotonic() + 30
-    while jobs.list("jobs", NAME) or jobs.list("pods", NAME):
-        assert time.monotonic() < end, "children outlive their GRPOJob"
-        time.sleep(0.5)
+    jobs.kubectl("wait", "--for=delete", "jobs,pods", "--timeout", "60s", *selected(NAME))
 
 
 def test_helm_upgrade_and_uninstall_leave_live_jobs_alone(jobs: Jobs) -> None:
