@@ -4,6 +4,7 @@ A node is a set of Linux namespaces (pid, mount, network, uts, ipc) with its own
 So every kubelet keeps its default paths and ports, and killing the node's first process ends all of it.
 """
 
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -109,10 +110,17 @@ def load(directory: Path, tools: Toolchain, image: Path) -> None:
         list(pool.map(lambda folder: _import(tools, folder / "containerd.sock", image), folders))
 
 
-def _import(tools: Toolchain, socket: Path, image: Path) -> None:
-    ctr = (tools.program("ctr"), "--connect-timeout", "30s", "--address", socket, "--namespace", "k8s.io")
-    until(f"{socket}", socket.exists)
+def _import(tools: Toolchain, address: Path, image: Path) -> None:
+    ctr = (tools.program("ctr"), "--connect-timeout", "30s", "--address", address, "--namespace", "k8s.io")
+    until(f"containerd at {address}", lambda: _listens(address))
     run(*ctr, "images", "import", image)
+
+
+def _listens(address: Path) -> bool:
+    """Whether the socket takes connections; its file is there a moment before it does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(address))
+    return True
 
 
 def kubelet(directory: Path, processes: Processes, node: str, action: str) -> None:
