@@ -55,6 +55,7 @@ def plan(
     reference: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     execution: dict[str, Any] | None = None,
+    adapter: dict[str, Any] | None = None,
     folder: Path | None = None,
 ) -> TrainingPlan:
     """A plan for one of the demo models on CPUs; LoRA for strategy Adapter."""
@@ -82,7 +83,7 @@ def plan(
             | {"maxCompletionLength": COMPLETION, "lrSchedulerType": "constant"}
             | (training or {}),
             "reference": {"strategy": strategy} | (reference or {}),
-            "adapter": {"rank": 4, "alpha": 8},
+            "adapter": {"rank": 4, "alpha": 8} | (adapter or {}),
             "checkpoint": {},
             "guard": {},
             "checkpointDirectory": str(folder) if folder else None,
@@ -122,6 +123,7 @@ def trainer(
         loaded=loaded,
         strategy=strategy_for(job),
         args=config,
+        generation_sub_batch=job.execution.generation_sub_batch,
         reward_funcs=rewards,
         reward_processing_classes=reward_tokenizers,
         train_dataset=Dataset.from_list(PROMPTS),

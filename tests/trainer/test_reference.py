@@ -70,11 +70,12 @@ def test_a_tied_embedding_stays_tied_in_the_copy(model: Path, strategy: str) -> 
     assert reference.lm_head.weight is reference.model.embed_tokens.weight
 
 
-def test_the_copy_does_not_drop_out(tmp_path: Path) -> None:
+def test_neither_policy_nor_reference_drops_out(tmp_path: Path) -> None:
     trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5))
+    assert trainer.args.disable_dropout
+    assert trainer.model.config.attention_dropout == 0.5, "the exported configuration is the model's own"
     trainer.model.train()
-    assert score(trainer, trainer.ref_model) == score(trainer, trainer.ref_model)
-    assert score(trainer, trainer.model) != score(trainer, trainer.model)
+    assert score(trainer, trainer.ref_model) == score(trainer, trainer.model) == score(trainer, trainer.model)
 
 
 @pytest.fixture
@@ -134,7 +135,8 @@ def test_adapter_has_no_second_model_and_scores_with_the_base(model: Path) -> No
 
 
 def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path) -> None:
-    trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5), "Adapter")
+    trainer = build(demo_model.save_policy(tmp_path / "model", dropout=0.5), "Adapter", adapter={"dropout": 0.5})
+    disturb(trainer.model)
     model = trainer.model
     model.train()
     model.get_base_model().model.layers[0].eval()
@@ -154,7 +156,7 @@ def test_adapter_off_nests_survives_exceptions_and_restores_modes(tmp_path: Path
     assert {name: module.training for name, module in model.named_modules()} == modes
     with use_adapter(model, None):
         assert score(trainer, model) == score(trainer, model)  # no dropout in the reference
-    assert score(trainer, model) != score(trainer, model)  # dropout in the policy
+    assert score(trainer, model) != score(trainer, model)  # the adapter's own, which the plan asks for
 
 
 def test_none_trains_without_a_reference(model: Path) -> None:

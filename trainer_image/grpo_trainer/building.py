@@ -28,6 +28,7 @@ from .recorder import Recorder
 from .reference import strategy_for
 from .resuming import choose
 from .rewards import RewardSet, build_rewards
+from .samples import KeepSamples
 from .saving import SealCheckpoints
 from .settings import config_arguments, uses_deepspeed
 from .telemetry import KLGuard, Telemetry
@@ -79,7 +80,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     observer, preemption = StepObserver(), Preemption.of(plan)
     pulse = Pulse(recorder, watchdog, observer, preemption, rewards.counters)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption)
-    callbacks = [pulse, seal, Telemetry(recorder, observer), KLGuard(plan.guard)]
+    callbacks = [pulse, seal, Telemetry(recorder, observer), KeepSamples(plan, observer), KLGuard(plan.guard)]
     parts = TrainerParts(loaded, config, prompts, rewards)
     recorder.stage("Proving")
     with recorder.part("trainer"):

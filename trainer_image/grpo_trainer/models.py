@@ -107,12 +107,12 @@ def load_reward_model(reward: ModelReward) -> LoadedModel:
 
 
 def load_causal(source: Source, remote_code: bool) -> PreTrainedModel:
-    """A causal language model in the source's dtype.
+    """A causal language model in the source's dtype, without dropout.
 
     Raises:
         BadInput: incomplete, or no such model.
     """
-    return _load(AutoModelForCausalLM, source, remote_code)
+    return without_dropout(_load(AutoModelForCausalLM, source, remote_code))
 
 
 def load_tokenizer(source: Source, remote_code: bool) -> PreTrainedTokenizerBase:
@@ -142,6 +142,20 @@ def lora(adapter: AdapterSpec) -> LoraConfig:
         lora_dropout=adapter.dropout,
         target_modules="all-linear" if names == ["all-linear"] else names,
     )
+
+
+def without_dropout(model: M) -> M:
+    """The model with every dropout probability at zero, so that policy and reference differ by their weights alone.
+
+    TRL's disable_dropout finds nn.Dropout modules only; most architectures of transformers keep the probability as a
+    plain number of their attention (`attention_dropout`), which made KLs in the thousands (TRL issue 3500).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
+    return model
 
 
 def freeze(model: M) -> M:

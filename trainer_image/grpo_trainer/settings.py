@@ -48,7 +48,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     """Keyword arguments of trl.GRPOConfig for this plan; rewards' weights are added where the rewards are built."""
     training, execution = plan.training, plan.execution
     arguments = {name: getattr(training, name) for name in SAME_NAME}
-    arguments |= _batching(execution) | _precision(execution) | _saving(plan) | _telling()
+    arguments |= _batching(execution) | _precision(plan) | _saving(plan) | _telling()
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
     arguments["warmup_steps"] = training.warmup_ratio
@@ -73,18 +73,20 @@ def _batching(execution: ExecutionPlan) -> dict[str, Any]:
     }
 
 
-def _precision(execution: ExecutionPlan) -> dict[str, Any]:
+def _precision(plan: TrainingPlan) -> dict[str, Any]:
     """bf16 asks for autocast, or under ZeRO for DeepSpeed's bf16 engine with float32 masters.
 
-    Dropout is off: policy and reference must differ by their weights alone (TRL issue 3500: a KL in thousands).
+    Dropout is off (see models.without_dropout), but for the one before the adapter where spec.adapter.dropout asks for
+    it: TRL would switch that off too, without a word.
     """
+    execution = plan.execution
     return {
         "bf16": execution.autocast or (uses_deepspeed(execution) and execution.dtype == "bfloat16"),
         "optim": OPTIMIZERS[execution.optimizer],
         "gradient_checkpointing": execution.gradient_checkpointing,
         "use_cpu": execution.accelerator == "CPU",
         "ddp_find_unused_parameters": False,
-        "disable_dropout": True,
+        "disable_dropout": not (execution.method == "LoRA" and plan.adapter.dropout),
     }
 
 
