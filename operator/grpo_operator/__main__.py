@@ -19,7 +19,7 @@ from aiohttp import web
 
 from grpo_api.status import ConditionType
 
-from . import credentials, handlers, logs, settings
+from . import credentials, handlers, kopf_settings, logs, settings
 from .cache import Cache
 from .cluster import GRPOJOBS, JOBS, PODS, SERVICES, HttpCluster, Resource, Selection
 from .errors import ConfigurationError
@@ -188,7 +188,7 @@ async def _kopf(operator: Operator, registry: kopf.OperatorRegistry, stop: threa
     namespaces = operator.settings.namespaces
     await kopf.operator(
         registry=registry,
-        settings=handlers.settings(),
+        settings=kopf_settings.settings(),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,

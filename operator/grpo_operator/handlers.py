@@ -16,9 +16,6 @@ from .names import Key
 from .reconcile import Caches
 from .workqueue import WorkQueue
 
-OUTAGE_TRIES = 120
-"""Tries at 5 s each before kopf gives up on an API server that is away, and the process with it."""
-
 
 def registry(caches: Caches, queue: WorkQueue, configuration: Configuration) -> kopf.OperatorRegistry:
     """The handlers, bound to this operator's caches and queue."""
@@ -40,19 +37,3 @@ def registry(caches: Caches, queue: WorkQueue, configuration: Configuration) -> 
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)
     return handlers
-
-
-def settings() -> kopf.OperatorSettings:
-    """kopf with everything off that costs a request or a wait."""
-    chosen = kopf.OperatorSettings()
-    chosen.scanning.disabled = True
-    chosen.posting.enabled = False
-    chosen.queueing.worker_limit = None
-    chosen.queueing.idle_timeout = 1.0
-    chosen.networking.request_timeout = 30.0
-    chosen.networking.connect_timeout = 10.0
-    chosen.networking.error_backoffs = (0.5, 1, 2, 3, *[5] * OUTAGE_TRIES)
-    chosen.watching.server_timeout = 300  # the API server takes whole seconds only
-    chosen.watching.client_timeout = 310
-    chosen.process.ultimate_exiting_timeout = 20.0
-    return chosen

@@ -1,0 +1,67 @@
+"""kopf with everything off that costs a request, a wait or CPU time and that a level-triggered loop does not need.
+
+Exists apart from handlers.py to say why each is off. By default kopf copies and compares every object on every event,
+to find out what changed since its handlers last succeeded: half of this operator's CPU time in a burst. Called by
+__main__.
+"""
+
+from typing import Any
+
+import kopf
+
+OUTAGE_TRIES = 120
+"""Tries at 5 s each before kopf gives up on an API server that is away, and the process with it."""
+
+
+class _NoDifference(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Remembers nothing about objects: an event is only a reason to look."""
+
+    def build(self, **_: Any) -> Any:
+        """No essence to compare."""
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keeps nothing."""
+
+
+class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
+    """Remembers nothing about handlers: theirs can't fail, and what they start is retried by our own queue."""
+
+    def fetch(self, **_: Any) -> Any:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keeps nothing."""
+
+    def purge(self, **_: Any) -> None:
+        """Has nothing to remove."""
+
+    def touch(self, **_: Any) -> None:
+        """Never waits for a handler."""
+
+    def clear(self, *, essence: Any) -> Any:
+        """Leaves no traces that would have to be removed."""
+        return essence
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf with everything off that costs a request or a wait."""
+    chosen = kopf.OperatorSettings()
+    chosen.scanning.disabled = True
+    chosen.posting.enabled = False
+    chosen.queueing.worker_limit = None
+    chosen.queueing.idle_timeout = 1.0
+    chosen.networking.request_timeout = 30.0
+    chosen.networking.connect_timeout = 10.0
+    chosen.networking.error_backoffs = (0.5, 1, 2, 3, *[5] * OUTAGE_TRIES)
+    chosen.watching.server_timeout = 300  # the API server takes whole seconds only
+    chosen.watching.client_timeout = 310
+    chosen.process.ultimate_exiting_timeout = 20.0
+    chosen.persistence.diffbase_storage = _NoDifference()
+    chosen.persistence.progress_storage = _NoProgress()
+    return chosen
