@@ -1,0 +1,99 @@
+"""Exact resume of what is partitioned or adapted, through the real entry point: ZeRO-3 and LoRA, on two processes.
+
+Exists because their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard of
+the moved reference per rank, or an adapter. The first attempt stands still after step 5, where the whole gang is
+killed; what it logged after its checkpoint of step 3 is what the second attempt must log again.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Result
+from grpo_trainer.samples import FILE
+from tests.trainer import demo_model, runs
+from tests.trainer.held_reward import HOLD_ENV
+from tests.trainer.pods import Gang, free_port
+
+STEPS, SAVED, HELD = 6, 3, 5
+EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length", "tokens")
+CASES: dict[str, dict[str, Any]] = {
+    "Sharded": {"zero": 3, "reference": {"sync": {"everySteps": 2, "mixup": 0.3}}},
+    "Adapter": {"adapter": {"mergeOnExport": True}},
+}
+
+
+@dataclass
+class Story:
+    """What was seen of both attempts."""
+
+    killed: dict[int, dict[str, Any]]
+    resumed: dict[int, dict[str, Any]]
+    result: Result
+    model: Path
+    runs: Path
+    """The checkpoint directory."""
+
+
+def make_plan(strategy: str, model: Path, folder: Path, attempt: int) -> TrainingPlan:
+    """The case's plan for two pods of one process."""
+    plan = runs.plan(model, strategy, world_size=2, folder=folder, **CASES[strategy]).model_dump(by_alias=True)
+    plan["job"]["attempt"] = attempt
+    plan["rendezvous"]["port"] = free_port()
+    plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
+    plan["rewards"] = [{"python": {"function": "tests.trainer.held_reward:digits", "timeoutSeconds": 500}}]
+    plan["execution"] |= {"nodes": 2, "processesPerNode": 1}
+    return TrainingPlan.model_validate(plan)
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """An attempt whose pods are all killed after step 5, and the one that ends the run."""
+    folder = tmp_path_factory.mktemp("resume")
+    model = demo_model.save_policy(folder / "model")
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs.PROMPTS))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(HOLD_ENV, str(HELD))
+        with Gang(make_plan(request.param, model, folder / "runs", 1), folder, folder / "pods-1") as gang:
+            gang.until(lambda: HELD in gang.steps())
+            for pod in gang.pods:
+                pod.kill()
+            gang.wait()
+            killed = gang.steps()
+    with Gang(make_plan(request.param, model, folder / "runs", 2), folder, folder / "pods-2") as gang:
+        gang.wait()
+        return Story(killed, gang.steps(), gang.outcome().result, model, folder / "runs")
+
+
+def test_the_second_attempt_continues_with_the_first_one_s_numbers(story: Story) -> None:
+    assert story.result is Result.SUCCEEDED
+    assert sorted(story.killed) == list(range(1, HELD + 1))
+    assert sorted(story.resumed) == list(range(SAVED + 1, STEPS + 1))
+    for step in range(SAVED + 1, HELD + 1):
+        expected = {key: story.killed[step][key] for key in EXACT}
+        assert {key: story.resumed[step][key] for key in EXACT} == expected
+        assert expected["kl"] > 0
+    assert story.resumed[STEPS]["tokens"] > story.resumed[HELD]["tokens"] > story.killed[SAVED]["tokens"]
+
+
+def test_the_export_is_one_plain_trained_model(story: Story) -> None:
+    start = AutoModelForCausalLM.from_pretrained(story.model).state_dict()
+    trained, report = AutoModelForCausalLM.from_pretrained(story.runs / "export", output_loading_info=True)
+    assert not (story.runs / "export" / "adapter_model.safetensors").exists()
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    weights = trained.state_dict()
+    assert weights.keys() == start.keys()
+    assert any(not torch.equal(weights[name], start[name]) for name in start)
+
+
+def test_samples_are_on_the_volume(story: Story) -> None:
+    line = json.loads((story.runs / "attempt-1" / FILE).read_text())
+    assert line["step"] == 1
+    assert {"prompt", "completion", "python"} <= line["samples"][0].keys()
