@@ -7,17 +7,18 @@ test_reference_gang.py through tests/trainer/gang.py.
 from pathlib import Path
 from typing import Any
 
-from tests.trainer import fault_facts, reference_facts, step_facts
+from tests.trainer import fault_facts, reference_facts, saver_facts, step_facts
 
 PARALLELISMS = ["DDP", "ZeRO-2", "ZeRO-3"]
 
 
 def everything(folder: Path, cells: dict[str, list[str]]) -> dict[str, Any]:
-    """Facts of strategies, single steps and injected faults."""
+    """Facts of strategies, single steps, memory savers and injected faults."""
     return {
         "cells": reference_facts.measure(folder / "cells", cells),
         "overflow": step_facts.overflowed(folder / "overflow", PARALLELISMS),
         "step": step_facts.stepped(folder / "step", PARALLELISMS),
         "faults": fault_facts.inject(folder / "faults", PARALLELISMS),
+        "savers": saver_facts.zero3(folder / "savers"),
         "drift": fault_facts.drifted(folder / "drift", ["DDP", "ZeRO-2"]),
     }

@@ -136,3 +136,12 @@ def test_ranks_that_drifted_apart_write_no_checkpoint(gang: list[dict[str, Any]]
     assert first["error"] == second["error"]
     assert first["error"].startswith("WeightsDiffer: policy: parameter model.layers.1.mlp.down_proj.weight differs")
     assert first["written"] == []
+
+
+def test_zero3_s_savers_are_in_force_where_asked(gang: list[dict[str, Any]]) -> None:
+    for facts in gang:
+        off, on = facts["savers"]["off"], facts["savers"]["on"]
+        assert set(off["zero_hooks"]) == {0}, "everything is gathered before the generation"
+        assert min(on["zero_hooks"]) > 0, "each module is gathered when it runs"
+        assert (off["recomputed"], off["optimizer_offload"]) == ([], False)
+        assert (sorted(set(on["recomputed"])), on["optimizer_offload"]) == ([0, 1], True)

@@ -1,0 +1,86 @@
+"""What the live trainer holds when the plan asks to save memory: its own optimizer, model and engine are looked at.
+
+Exists because an argument that reaches a configuration may still be ignored. `observed` runs in one process
+(test_memory_savers.py) and as part of a gang (gang_facts.py), where ZeRO-3's savers can be seen.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo_api.plan import TrainingPlan
+from grpo_trainer import ranks
+from grpo_trainer.engine import ReferenceGRPOTrainer
+from tests.trainer import demo_model, runs
+
+STEPS = 2
+
+
+def zero3(folder: Path) -> dict[str, Any]:
+    """ZeRO-3's savers on and off. Collective."""
+    model = folder / "model"
+    if ranks.rank() == 0:
+        demo_model.save_policy(model)
+    ranks.gather(0)
+    savings = {"gatherForGeneration": False, "offload": "CPU", "gradientCheckpointing": True}
+    return {
+        name: observed(runs.plan(model, "Sharded", 3, 2, execution=execution, training={"maxSteps": STEPS}), folder)
+        for name, execution in {"off": {}, "on": savings}.items()
+    }
+
+
+def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
+    """Facts of a run of the job."""
+    runs.reset()
+    trainer = runs.build(job, output_dir=str(folder / "output"), save_strategy="no")
+    seen = watch(trainer)
+    trainer.train()
+    engine = getattr(trainer.model_wrapped, "optimizer", None)
+    return seen | {
+        "optimizer": type(innermost(trainer.optimizer)).__module__.split(".")[0],
+        "state_dtypes": state_dtypes(trainer),
+        "checkpointing": trainer.model.is_gradient_checkpointing,
+        "optimizer_offload": bool(getattr(engine, "offload_optimizer", False)),
+    }
+
+
+def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
+    """Lists that fill while the trainer runs: rows of each call that begins a generation, ZeRO's hooks on a matrix of
+    the last layer then (TRL takes them off while everything is gathered), and the steps in which that layer ran again
+    during backward."""
+    seen: dict[str, list[int]] = {"generated_rows": [], "zero_hooks": [], "recomputed": []}
+    layer = trainer.model.get_submodule("model.layers.1")
+
+    def begins(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
+        tokens = kwargs.get("input_ids")
+        if not torch.is_grad_enabled() and kwargs.get("use_cache") and tokens is not None and tokens.shape[1] > 1:
+            seen["generated_rows"].append(len(tokens))
+            seen["zero_hooks"].append(len(layer.mlp.down_proj._forward_pre_hooks))
+
+    def passes(*_: Any) -> None:
+        if torch._C._current_graph_task_id() >= 0:
+            seen["recomputed"].append(trainer.state.global_step)
+
+    trainer.model.get_submodule("model").register_forward_pre_hook(begins, with_kwargs=True)
+    layer.mlp.register_forward_pre_hook(passes)  # inside: the layer's own hooks are not part of its recomputation
+    return seen
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside accelerate's and DeepSpeed's."""
+    while getattr(optimizer, "optimizer", None) is not None:
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def state_dtypes(trainer: ReferenceGRPOTrainer) -> dict[str, list[str]]:
+    """Dtypes of both moments by kind of parameter: embedding, matrix (at least 4096 elements) and small."""
+    found: dict[str, set[str]] = {}
+    embedding = trainer.model.get_input_embeddings().weight
+    for parameter, state in innermost(trainer.optimizer).state.items():
+        kind = "embedding" if parameter is embedding else "matrix" if parameter.numel() >= 4096 else "small"
+        moments = {str(state[name].dtype) for name in ("state1", "state2", "exp_avg", "exp_avg_sq") if name in state}
+        found.setdefault(kind, set()).update(moments)
+    return {kind: sorted(dtypes) for kind, dtypes in found.items()}
