@@ -32,21 +32,9 @@ def step_completions(spec: GRPOJobSpec) -> int:
 
 
 def generations_ahead(spec: GRPOJobSpec) -> int:
-    """Optimizer steps that one generation batch feeds: 1 unless generationBatchSize asks for more.
-
-    Raises:
-        PlanRefused: generationBatchSize is no multiple of one step's completions.
-    """
-    size, step = spec.training.generation_batch_size, step_completions(spec)
-    if size is None:
-        return 1
-    if size % step:
-        raise PlanRefused(
-            PlanReason.INVALID_BATCH_SPLIT,
-            f"spec.training.generationBatchSize {size} must be a multiple of promptsPerStep * numGenerations = {step}; "
-            f"set it to {max(step, size // step * step)} or remove it",
-        )
-    return size // step
+    """Optimizer steps that one generation batch feeds: 1 unless generationBatchSize asks for more, in whole steps."""
+    size = spec.training.generation_batch_size
+    return 1 if size is None else size // step_completions(spec)
 
 
 def divisors(number: int) -> list[int]:

@@ -11,7 +11,6 @@ from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
 from grpo_api.rewards import ModelReward
 
-from . import batch
 from .architecture import Resolved, Source, by_name_and_size
 from .memory.activations import no_grad_transient
 from .memory.device import MARGIN
@@ -122,9 +121,8 @@ def build_demand(spec: GRPOJobSpec, resolved: Resolved) -> Demand:
     """The demand of a job.
 
     Raises:
-        PlanRefused: a reward model's size is unknown, or generationBatchSize doesn't divide.
+        PlanRefused: a reward model's size is unknown.
     """
-    batch.generations_ahead(spec)
     notes, models, shapes = [resolved.note] if resolved.note else [], [], []
     for index, reward in enumerate(spec.rewards):
         if reward.model is None:

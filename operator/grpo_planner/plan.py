@@ -128,13 +128,8 @@ def _fixes(demand: Demand, inventory: Inventory, pools: list[Pool]) -> list[Fix]
     resolved = Resolved(demand.shape, demand.source)
 
     def attempt(spec: GRPOJobSpec) -> Option | None:
-        try:
-            changed = build_demand(spec, resolved)
-        except PlanRefused:
-            # The change broke the batch split; it is no fix.
-            return None
         there, _ = build_pools(inventory.emptied, spec.placement)
-        return _searched(changed, _with_free_gpus(there))[0]
+        return _searched(build_demand(spec, resolved), _with_free_gpus(there))[0]
 
     return find_fixes(demand.spec, pools, attempt)
 

@@ -110,13 +110,12 @@ class Search:
         leanest = self._option(pool, layout, method, groups[-1][-1])
         if leanest is None or leanest.shortage:
             return leanest
-        for group in groups:
-            fitting = [option for option in self._first_fits(pool, layout, method, group) if option]
-            if fitting:
-                return min(fitting, key=lambda option: (round(option.seconds, 6), option.setup.checkpointing))
-        return leanest
+        # The leanest fits, so at least the last group has a member that does.
+        attempts = (list(self._first_fits(pool, layout, method, group)) for group in groups)
+        fitting = next(found for found in attempts if found)
+        return min(fitting, key=lambda option: (round(option.seconds, 6), option.setup.checkpointing))
 
-    def _first_fits(self, pool: Pool, layout: Layout, method: Method, group: list[Variant]) -> Iterator[Option | None]:
+    def _first_fits(self, pool: Pool, layout: Layout, method: Method, group: list[Variant]) -> Iterator[Option]:
         """For each choice of checkpointing, the largest micro-batch that fits."""
         for checkpointing in (False, True):
             for variant in group:

@@ -50,7 +50,7 @@ class Case:
     @property
     def name(self) -> str:
         """A readable identity for test reports."""
-        method = f"lora{self.lora_rank}" if self.lora_rank else "full"
+        method = f"lora{self.lora_rank}" if self.lora_rank else "full8bit" if self.eight_bit else "full"
         saved = "ckpt" if self.checkpointing else "all"
         tokens = f"{self.micro_batch}x({self.prompt}+{self.completion})"
         return f"{self.model}-{self.precision}-{method}-{saved}-{tokens}-g{self.generation_batch}"

@@ -45,3 +45,26 @@ def test_too_few_gpus_offers_fewer() -> None:
     answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
     assert [(fix.path, fix.value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]
+
+
+def test_pins_that_exclude_one_another_name_them_all() -> None:
+    job = spec(
+        reference__strategy="Offload", reference__sync={"everySteps": 5}, training__optimizer="AdamW8bit",
+        reference__offload={"target": "NVMe", "path": "/disk"},
+    )  # fmt: skip
+    answer = result(job, nodes(1, 8, H100))
+    assert answer.reason == PlanReason.INVALID_COMBINATION
+    for pin in ("reference.strategy Offload", "training.optimizer AdamW8bit", "target NVMe", "reference.sync"):
+        assert pin in answer.message
+
+
+def test_an_offloaded_reference_under_zero_3_and_on_the_host() -> None:
+    answer = result(spec(reference__strategy="Sharded", reference__offload={}), nodes(1, 8, H100))
+    assert {candidate.plan.strategy for candidate in answer.candidates} == {"Sharded"}
+    host = result(spec(reference__offload={}), nodes(1, 8, H100))
+    assert {candidate.plan.strategy for candidate in host.candidates} == {"Offload", "Sharded"}
+    gathered = result(
+        spec(QWEN_32B, adapter__use="Never", training__ds3GatherForGeneration="Enabled", placement__gpuProduct=L4),
+        nodes(1, 8, L4),
+    )
+    assert gathered.reason == PlanReason.OUT_OF_DEVICE_MEMORY
