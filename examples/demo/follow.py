@@ -100,7 +100,7 @@ def follow(
             seconds = time.monotonic() - began
             live.update(table(job, seconds), refresh=True)
             if not console.is_terminal and (line := "  ".join(filter(None, row(job, 0)[:-1]))) != printed:
-                console.print(f"{seconds:5.0f} s  {line}")
+                console.print(f"{seconds:5.0f} s  {line}", soft_wrap=True, highlight=False)
                 printed = line
             history.read(training_log(access, job))
             if finished(job):
