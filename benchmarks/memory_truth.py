@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from grpo_planner import catalogue
 from grpo_planner.shapes import Shape
-from tests.trainer.accounting import Case, Precision, account
+from tests.trainer.accounting import account
+from tests.trainer.fake_models import Case, Precision
 from tests.trainer.test_memory_truth import CASES, counted, predicted
 
 WHOLE = [

@@ -9,6 +9,7 @@ from grpo_api.plan import ExecutionPlan
 
 from .batch import micro_batches, refuse_split, save_every_steps, split
 from .demand import Demand
+from .explain import plural
 from .memory import Setup, Strategy, predict
 from .memory.device import CPU_PROCESS
 
@@ -50,8 +51,9 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     world = nodes * processes
     sizes = micro_batches(spec, world, MAX_MICRO_BATCH)
     if not sizes:
-        raise refuse_split(spec, world, f"{nodes} nodes * {processes} processes")
+        raise refuse_split(spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each")
     parts = split(spec, world, sizes[-1])
+    extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
     strategy = cpu_strategy(spec)
     nvme = spec.reference.offload is not None and spec.reference.offload.target == "NVMe"
     sharded = strategy == "Sharded" or nvme
@@ -81,5 +83,5 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         architecture=demand.source,
         host_memory_bytes=-(-host // MEBIBYTE) * MEBIBYTE,
         save_every_steps=save_every_steps(spec),
-        reason=f"accelerator CPU: {world} processes on {nodes} nodes, {setup.precision}, reference {strategy}",
+        reason=f"accelerator CPU: {extent}, {setup.precision}, reference {strategy}",
     )

@@ -29,8 +29,9 @@ def gpus(option: Option) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 node`, `2 nodes`, `2 processes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending}"
 
 
 def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()) -> ExecutionPlan:

@@ -9,70 +9,22 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
-from unittest import mock
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers.initialization import no_init_weights
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer import utils as trl_utils
 
-from grpo_planner.shapes import Shape
-
+from .fake_models import Case, build
 from .kernels import substituted
 from .ledger import Ledger
 
-Precision = Literal["bfloat16", "mixed", "float32"]
-
-CHUNK = 32768
-"""TRL's vocabulary tile (trl.trainer.utils)."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration to account for."""
-
-    model: str
-    family: str
-    shape: Shape
-    precision: Precision = "bfloat16"
-    micro_batch: int = 2
-    prompt: int = 256
-    completion: int = 256
-    checkpointing: bool = True
-    lora_rank: int = 0
-    eight_bit: bool = False
-    generation_batch: int = 4
-
-    @property
-    def name(self) -> str:
-        """A readable identity for test reports."""
-        method = f"lora{self.lora_rank}" if self.lora_rank else "full8bit" if self.eight_bit else "full"
-        saved = "ckpt" if self.checkpointing else "all"
-        tokens = f"{self.micro_batch}x({self.prompt}+{self.completion})"
-        return f"{self.model}-{self.precision}-{method}-{saved}-{tokens}-g{self.generation_batch}"
-
-
-def configuration(family: str, shape: Shape) -> Any:
-    """The transformers configuration of a catalogued shape."""
-    classes = {"gemma3_text": "Gemma3TextConfig"}
-    config_class = getattr(transformers, classes.get(family, f"{family.capitalize()}Config"))
-    extra: dict[str, Any] = {"sliding_window": shape.sliding_window or None}
-    if family == "gemma3_text":
-        extra["layer_types"] = [
-            "full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(shape.layers)
-        ]
-    config = config_class(
-        hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.intermediate,
-        vocab_size=shape.vocab, tie_word_embeddings=shape.tied, max_position_embeddings=32768, pad_token_id=0, **extra,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    config.use_cache = False
-    return config
+CHUNK: int = trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE
+"""TRL's vocabulary tile. Its module is imported here, and not first inside a backward pass, where TRL would import it:
+an import that keeps an exception keeps the frames below it, and the first account would count their tensors."""
 
 
 class Run:
@@ -84,7 +36,7 @@ class Run:
         self.phases: dict[str, int] = {}
         self.ops: dict[str, str] = {}
         dtype = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
-        self.model = _build(case, dtype)
+        self.model = build(case, dtype)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         ledger.add(*self.model.parameters(), *self.model.buffers())
         self.autocast = case.precision == "mixed" or bool(case.lora_rank and case.precision == "bfloat16")
@@ -215,38 +167,6 @@ def _grow(cache: Any, tokens: int) -> None:
             for name in ("keys", "values"):
                 old = getattr(layer, name)
                 setattr(layer, name, torch.cat([old, old.new_empty(*old.shape[:2], room, old.shape[3])], -2))
-
-
-def _build(case: Case, dtype: torch.dtype) -> Any:
-    """The model with fake weights, with float32 adapters when asked for (PEFT's own default)."""
-    config = configuration(case.family, case.shape)
-    with no_init_weights(), torch.device("cpu"):
-        torch.set_default_dtype(dtype)
-        try:
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-        finally:
-            torch.set_default_dtype(torch.float32)
-    model.tie_weights()
-    if case.lora_rank:
-        model = _adapt(model, case.lora_rank)
-    if case.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()
-    return model
-
-
-def _adapt(model: Any, rank: int) -> Any:
-    """LoRA on every linear layer. Fake parameters can't be moved, so PEFT's moves are left out; dtypes stay its own."""
-    from peft import LoraConfig, get_peft_model
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", lora_dropout=0.0)
-    stay = mock.patch.object(BaseTunerLayer, "_move_adapter_to_device_of_base_layer", return_value=None)
-    keep = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
-    with stay, keep:
-        adapted = get_peft_model(model, settings, autocast_adapter_dtype=False)
-    adapted.enable_input_require_grads()
-    return adapted
 
 
 @dataclass(frozen=True)

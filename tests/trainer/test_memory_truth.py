@@ -13,7 +13,8 @@ import pytest
 from grpo_planner import catalogue
 from grpo_planner.memory import Prediction, Setup, predict
 from grpo_planner.shapes import Shape
-from tests.trainer.accounting import Account, Case, Precision, account
+from tests.trainer.accounting import Account, account
+from tests.trainer.fake_models import Case, Precision
 
 TOLERANCE = 0.01
 
