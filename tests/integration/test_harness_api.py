@@ -126,8 +126,10 @@ def test_down_leaves_no_process_and_no_file_and_can_be_repeated() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_cluster_dies_with_the_process_that_made_it(number: signal.Signals) -> None:
     name = f"harness-{os.getpid()}-{number.name}"
+    # a test run that was started in the background has SIGINT ignored, and its children inherit that
     code = f"""
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.cluster.cluster import Cluster
 from tests.cluster.settings import ClusterSettings
 cluster = Cluster.create({name!r}, ClusterSettings())
