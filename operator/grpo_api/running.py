@@ -124,7 +124,7 @@ class PlacementSpec(Model):
     cpu: Quantity | None = None
     """CPU request of each pod. Unset: 1 per process."""
     memory: ByteQuantity | None = None
-    """Memory request of each pod. Unset: what the plan predicts for the host."""
+    """Memory request and limit of each pod. Unset: a request of what the plan predicts for the host, and no limit."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that nodes must have. Unset: any node."""
     tolerations: Annotated[list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)] = []

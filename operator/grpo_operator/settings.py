@@ -29,8 +29,9 @@ class Settings:
     """Time between two pulls of a running job's progress."""
     status_interval: float = 5.0
     """Shortest time between two status writes that don't change the job's phase."""
-    workers: int = 16
-    """Jobs that are worked on at a time."""
+    workers: int = 4
+    """Jobs that are worked on at a time. More only make requests wait for each other: in a burst the API server is the
+    bottleneck, and the Job controller needs its share of it."""
     limits: Limits = field(default_factory=Limits)
 
 

@@ -1,0 +1,134 @@
+"""kopf's watch of pods against our own: CPU time and memory for the same events at the same time.
+
+    python -m benchmarks.watch [--jobs 150]
+
+Two processes watch the pods of one API level cluster while bare Jobs of two pods come and go: one through kopf's
+`on.event`, one through grpo_operator.watcher. Both only keep a record per pod. This is why the operator watches pods
+itself and leaves only GRPOJobs to kopf.
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from benchmarks.burst import NAMESPACE, NODES, ROOT, ROUND, bare
+from grpo_operator import credentials, kopf_settings
+from grpo_operator.cache import Cache
+from grpo_operator.cluster import JOBS, PODS, HttpCluster, Selection
+from grpo_operator.records import pod_record
+from grpo_operator.watcher import Mirror
+from tests.cluster.cluster import Cluster
+from tests.cluster.settings import ClusterSettings
+
+MARK = "watched"
+START_SECONDS = 8
+SELECTOR = f"{ROUND}={MARK}"
+
+
+async def watch_by_kopf(kubeconfig: str) -> None:
+    """Keeps the pods' records by kopf's events, until killed."""
+    configuration, cache, registry = await credentials.load(kubeconfig), Cache(pod_record), kopf.OperatorRegistry()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials.for_kopf(configuration)
+
+    async def pod(event: Any, **_: Any) -> None:
+        meta = event["object"]["metadata"]
+        if event["type"] == "DELETED":
+            cache.discard(meta["namespace"], meta["name"], meta["uid"])
+        else:
+            cache.put(event["object"])
+
+    kopf.on.login(registry=registry, id="login")(login)
+    kopf.on.event("", "v1", "pods", registry=registry, id="pod")(pod)
+    settings = kopf_settings.settings()
+    settings.watching.label_selectors["", "v1", "pods"] = SELECTOR
+    stop = threading.Event()
+    await kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop)
+
+
+async def watch_by_ours(kubeconfig: str) -> None:
+    """Keeps the pods' records by our own mirror, until killed."""
+    async with HttpCluster(await credentials.load(kubeconfig)) as cluster:
+        await Mirror(cluster, Selection(PODS, labels=SELECTOR), Cache(pod_record), lambda _: None, 300).follow()
+
+
+WATCHERS = {"kopf": watch_by_kopf, "ours": watch_by_ours}
+
+
+async def _load(kubeconfig: str, jobs: int) -> None:
+    """Creates Jobs, waits until all their pods run, and deletes everything."""
+    pods = Selection(PODS, NAMESPACE, SELECTOR)
+    async with HttpCluster(await credentials.load(kubeconfig)) as client:
+        for number in range(jobs):
+            await client.create(JOBS, NAMESPACE, bare(f"watched-{number}", 2, MARK))
+        await _running(client, pods, 2 * jobs)
+        await client.delete_all(Selection(JOBS, NAMESPACE))
+        await client.delete_all(pods)
+        await _running(client, pods, 0)
+
+
+async def _running(client: HttpCluster, pods: Selection, count: int) -> None:
+    """Waits until exactly so many of the pods run."""
+    while True:
+        found = [pod async for page, _ in client.pages(pods) for pod in page]
+        if sum(pod["status"].get("phase") == "Running" for pod in found) == count:
+            return
+        await asyncio.sleep(1)
+
+
+def _usage(pid: int) -> tuple[float, float]:
+    """CPU seconds and MiB of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def compare(jobs: int) -> None:
+    """Runs both watchers beside one load and prints what each used."""
+    with Cluster.create(f"watch-{os.getpid()}", ClusterSettings(kwok_nodes=NODES)) as cluster:
+        processes = {name: _start(name, str(cluster.kubeconfig)) for name in WATCHERS}
+        try:
+            time.sleep(START_SECONDS)
+            before = {name: _usage(process.pid) for name, process in processes.items()}
+            asyncio.run(_load(str(cluster.kubeconfig), jobs))
+            print(f"| {2 * jobs} pods came and went | CPU s | MiB before | MiB after |\n|---|---|---|---|")
+            for name, process in processes.items():
+                seconds, memory = _usage(process.pid)
+                print(f"| {name} | {seconds - before[name][0]:.2f} | {before[name][1]:.0f} | {memory:.0f} |")
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.wait()
+
+
+def _start(name: str, kubeconfig: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.watch", "--as", name, "--kubeconfig", kubeconfig]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "operator")}, cwd=ROOT)
+
+
+def main() -> int:
+    """Runs the benchmark, or one of its watchers."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.watch", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=150, help="bare Jobs of two pods (default 150)")
+    parser.add_argument("--as", dest="watcher", choices=WATCHERS, help=argparse.SUPPRESS)
+    parser.add_argument("--kubeconfig", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.watcher:
+        asyncio.run(WATCHERS[given.watcher](given.kubeconfig))
+    else:
+        compare(given.jobs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
