@@ -20,6 +20,14 @@ STEPS = {"maxSteps": 40}
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
 
 
+@pytest.fixture(autouse=True)
+def room(jobs: Jobs) -> Iterator[None]:
+    """Leaves no job behind, whatever became of the test: the next one needs the machine."""
+    yield
+    jobs.kubectl("delete", "grpojobs", "--all")
+    jobs.kubectl("wait", "--for=delete", "pods", "--timeout", "120s", "--selector", "grpo.dev/job-name")
+
+
 @pytest.fixture
 def quiet_operator(jobs: Jobs) -> Iterator[None]:
     """Fails the test when the operator logged a traceback meanwhile, in any of its pods that is still there."""
@@ -36,10 +44,10 @@ def operator_log(jobs: Jobs) -> str:
 
 
 def resumed_from(jobs: Jobs, job: Object) -> list[int]:
-    """Steps at which the attempts after the first began, as the checkpoints' manifests and logs tell."""
-    name = job["metadata"]["name"]
-    text = jobs.kubectl("logs", f"job/{name}-{attempt(job)}", "--all-pods", "--prefix=false")
-    return [int(json.loads(line)["resumedFromStep"]) for line in text.splitlines() if '"resumedFromStep"' in line]
+    """Steps at which the pods of the current attempt began, as rank 0's log tells."""
+    log = jobs.kubectl("logs", f"job/{job['metadata']['name']}-{attempt(job)}", "--all-pods")
+    lines = [line[line.index("{") :] for line in log.splitlines() if '"resumedFromStep"' in line]
+    return [int(json.loads(line)["resumedFromStep"]) for line in lines]
 
 
 def check_fencing(jobs: Jobs, job: Object) -> None:
