@@ -27,14 +27,23 @@ def find_fixes(spec: GRPOJobSpec, pools: Sequence[Pool], attempt: Attempt) -> li
     """The cheapest single changes after which `attempt` finds a plan, at most MOST."""
     found: list[Fix] = []
     for path, values, cost in _changes(spec, pools):
-        for value in values:
-            option = _planned(spec, path, value, attempt)
-            if option:
-                found.append(_fix(path, value, cost, option))
-                break
+        fix = _mildest(spec, path, values, cost, attempt)
+        found += [fix] if fix else []
         if len(found) == MOST:
             break
     return found
+
+
+def _mildest(spec: GRPOJobSpec, path: str, values: list[Any], cost: str, attempt: Attempt) -> Fix | None:
+    """The first of `values`, which grow in effect, that leads to a plan; None when even the last doesn't."""
+    last = _planned(spec, path, values[-1], attempt)
+    if last is None:
+        return None
+    for value in values[:-1]:
+        option = _planned(spec, path, value, attempt)
+        if option:
+            return _fix(path, value, cost, option)
+    return _fix(path, values[-1], cost, last)
 
 
 def _planned(spec: GRPOJobSpec, path: str, value: Any, attempt: Attempt) -> Option | None:
@@ -86,7 +95,8 @@ def _pins(spec: GRPOJobSpec) -> Iterator[tuple[str, list[Any], str]]:
     if spec.reference.strategy not in ("Auto", "None"):
         yield "spec.reference.strategy", ["Auto"], "another place for the same reference"
     if spec.reference.strategy == "Auto" and spec.reference.offload is None and spec.training.beta > 0:
-        yield "spec.reference.strategy", ["Offload", "Sharded"], "another place for the same reference"
+        for strategy in ("Offload", "Sharded"):
+            yield "spec.reference.strategy", [strategy], "another place for the same reference"
     if training.optimizer == "AdamW":
         yield "spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed"
     if training.dtype != "Auto":

@@ -128,8 +128,10 @@ def _fixes(demand: Demand, inventory: Inventory, pools: list[Pool]) -> list[Fix]
     resolved = Resolved(demand.shape, demand.source)
 
     def attempt(spec: GRPOJobSpec) -> Option | None:
-        there, _ = build_pools(inventory.emptied, spec.placement)
-        return _searched(build_demand(spec, resolved), _with_free_gpus(there))[0]
+        there = pools
+        if spec.placement.gpu_product != demand.spec.placement.gpu_product:
+            there = _with_free_gpus(build_pools(inventory.emptied, spec.placement)[0])
+        return _searched(build_demand(spec, resolved), there)[0]
 
     return find_fixes(demand.spec, pools, attempt)
 

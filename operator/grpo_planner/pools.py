@@ -100,7 +100,7 @@ def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Po
             left_out.add(_unknown_memory(node))
             continue
         key = (node.gpu_product, memory, _has_bfloat16(node), node.gpu_resource, node.node_selector)
-        alike = replace(node, name="", count=1)
+        alike = replace(node, name="", count=1) if node.name or node.count != 1 else node
         members = groups.setdefault(key, {})
         members[alike] = members.get(alike, 0) + node.count
     pools = [_pool(key, members) for key, members in groups.items()]

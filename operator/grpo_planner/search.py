@@ -7,7 +7,6 @@ gather at a fixed global batch; keeps the best of each family; ranks them as the
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 from . import batch
@@ -19,6 +18,10 @@ from .steptime import step_seconds
 
 NEAR = 1.05
 """Balanced takes fewer GPUs where that costs at most this factor in time."""
+WHOLE_NODES = 16
+"""GPUs past which a gang takes whole nodes only."""
+SPACING = 1.25
+"""Least ratio of two extents past WHOLE_NODES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,26 @@ class Variant:
     micro_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What may be tried for each setting, from fastest to leanest."""
+
+    gather: tuple[bool, ...]
+    generation_batch: tuple[int, ...]
+    checkpointing: tuple[bool, ...]
+    micro_batch: tuple[int, ...]
+
+    @property
+    def fastest(self) -> Variant:
+        """Nothing that saves memory."""
+        return Variant(self.gather[0], self.generation_batch[0], self.checkpointing[0], self.micro_batch[0])
+
+    @property
+    def leanest(self) -> Variant:
+        """Everything that saves memory."""
+        return Variant(self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1])
+
+
 class Search:
     """All candidates of one demand on some pools."""
 
@@ -75,7 +98,7 @@ class Search:
         self._demand = demand
         self._pools = pools
         self._predictions: dict[Setup, Prediction] = {}
-        self._groups: dict[tuple[int, bool], list[list[Variant]]] = {}
+        self._knobs: dict[tuple[int, bool], Knobs] = {}
 
     def families(self) -> list[Option]:
         """The best candidate of each (pool, extent, method), or its closest miss."""
@@ -90,54 +113,84 @@ class Search:
         return found
 
     def _layouts(self, pool: Pool) -> Iterator[Layout]:
-        """Every extent that splits the batch evenly and is within the job's limits."""
+        """Every extent that splits the batch evenly and is within the job's limits.
+
+        Past WHOLE_NODES, only extents of whole nodes, each at least SPACING times the last: no one runs on 28 of 32.
+        """
         demand, spec = self._demand, self._demand.spec
         most = min(pool.gpus, demand.most_gpus or pool.gpus)
+        last = 0.0
         for world in batch.divisors(batch.step_completions(spec)):
-            if demand.fewest_gpus <= world <= most:
-                layout = pool.layout(world, spec.placement.nodes, demand.pod_cpu)
-                if layout and batch.micro_batches(spec, world, MOST_SEQUENCES):
-                    yield layout
+            if not demand.fewest_gpus <= world <= most:
+                continue
+            pinned = world in (demand.fewest_gpus, demand.most_gpus)
+            if world > WHOLE_NODES and not pinned and (world % pool.widest or world < last * SPACING):
+                continue
+            layout = pool.layout(world, spec.placement.nodes, demand.pod_cpu)
+            if layout and batch.micro_batches(spec, world, MOST_SEQUENCES):
+                last = world
+                yield layout
 
     def _best(self, pool: Pool, layout: Layout, method: Method) -> Option | None:
         """The fastest variant that fits; else the one that needs least."""
         if layout.world == 1 and method.zero and not method.offload:
             return None
         key = (layout.world, method.zero == 3)
-        if key not in self._groups:
-            self._groups[key] = self._variants(*key)
-        groups = self._groups[key]
-        leanest = self._option(pool, layout, method, groups[-1][-1])
+        if key not in self._knobs:
+            self._knobs[key] = self._tried(*key)
+        knobs = self._knobs[key]
+        fastest = self._option(pool, layout, method, knobs.fastest)
+        if fastest is None or not fastest.shortage:
+            return fastest
+        leanest = self._option(pool, layout, method, knobs.leanest)
         if leanest is None or leanest.shortage:
             return leanest
-        # The leanest fits, so at least the last group has a member that does.
-        attempts = (list(self._first_fits(pool, layout, method, group)) for group in groups)
-        fitting = next(found for found in attempts if found)
+        fitting = list(self._fitting(pool, layout, method, knobs))
         return min(fitting, key=lambda option: (round(option.seconds, 6), option.setup.checkpointing))
 
-    def _first_fits(self, pool: Pool, layout: Layout, method: Method, group: list[Variant]) -> Iterator[Option]:
-        """For each choice of checkpointing, the largest micro-batch that fits."""
-        for checkpointing in (False, True):
-            for variant in group:
-                if variant.checkpointing == checkpointing:
-                    option = self._option(pool, layout, method, variant)
-                    if option and not option.shortage:
-                        yield option
-                        break
+    def _fitting(self, pool: Pool, layout: Layout, method: Method, knobs: Knobs) -> Iterator[Option]:
+        """For each choice of gathering and checkpointing, the largest generation and micro-batch that fit.
 
-    def _variants(self, world: int, gathers: bool) -> list[list[Variant]]:
-        """Variants in groups from fastest to leanest; within a group, checkpointing and micro-batch differ."""
+        Generation doesn't depend on how the update runs, so its batch is settled first; not gathering is only tried
+        where gathering leaves no room for the whole generation batch.
+        """
+        lean = knobs.leanest
+        for gather in knobs.gather:
+            sizes = [Variant(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch]
+            generated = self._first_fit(pool, layout, method, sizes)
+            if generated is None:
+                continue
+            size = generated.setup.generation_batch
+            for checkpointing in knobs.checkpointing:
+                tried = [Variant(gather, size, checkpointing, micro) for micro in knobs.micro_batch]
+                option = self._first_fit(pool, layout, method, tried)
+                if option:
+                    yield option
+            if size == knobs.generation_batch[0]:
+                return
+
+    def _first_fit(self, pool: Pool, layout: Layout, method: Method, variants: Sequence[Variant]) -> Option | None:
+        """The first variant that fits; they are ordered by falling memory, so bisection finds it."""
+        best, low, high = None, 0, len(variants)
+        middle = 0
+        while low < high:
+            option = self._option(pool, layout, method, variants[middle])
+            if option and not option.shortage:
+                best, high = option, middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return best
+
+    def _tried(self, world: int, gathers: bool) -> Knobs:
+        """What the spec's pins leave open."""
         training = self._demand.spec.training
         micros = sorted(batch.micro_batches(self._demand.spec, world, MOST_SEQUENCES), reverse=True)
         saved = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}[training.gradient_checkpointing]
         gather = {"Auto": (True, False), "Enabled": (True,), "Disabled": (False,)}[training.ds3_gather_for_generation]
         whole = batch.split(self._demand.spec, world, micros[0]).generation_batch
-        calls = [whole] + [part for part in (whole // 2, whole // 4, whole // 8, 1) if 0 < part < whole]
-        calls = list(dict.fromkeys(calls))
-        return [
-            [Variant(gathered, size, checkpointing, micro) for checkpointing in saved for micro in micros]
-            for gathered, size in product(gather if gathers else (True,), calls)
-        ]
+        sizes = tuple(whole >> bits for bits in range(whole.bit_length()))
+        return Knobs(gather if gathers else (True,), sizes, saved, tuple(micros))
 
     def _option(self, pool: Pool, layout: Layout, method: Method, variant: Variant) -> Option | None:
         """One candidate with its numbers; None if the GPU lacks a pinned dtype."""
