@@ -35,8 +35,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
     pages.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
