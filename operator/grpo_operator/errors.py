@@ -70,7 +70,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED = "NotSupported"
     NO_IMAGE = "NoImage"
-    NOTHING_FITS = "NothingFits"
+    PLANNER_FAILED = "PlannerFailed"
     WAITING_FOR_GPUS = "WaitingForGPUs"
     WAITING_IN_LINE = "WaitingInLine"
     WAITING_IN_QUEUE = "WaitingInQueue"

@@ -7,6 +7,7 @@ the last pass, for as long as its snapshot is fresh.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from .observe import Observation, queued_by_kueue, waiting_in_line
 from .policies import Action, Decision, Limits, pausing
 from .records import GRPOJobRecord
 from .snapshot import Snapshots
+
+log = logging.getLogger(__name__)
 
 DEPTH = 32
 """Jobs of the line that a pass looks at; those behind wait for one of these to start."""
@@ -137,7 +140,7 @@ def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Lim
     found: Pass = {}
     ahead = ""
     for job in sorted(waiting, key=lambda job: place(job, snapshot))[:DEPTH]:
-        verdict = _judge_one(job, board, alone, ahead)
+        verdict = _survived(job, board, alone, ahead)
         found[job.uid] = verdict
         if verdict.plan:
             board.hold(job, verdict.plan)
@@ -149,6 +152,17 @@ def place(job: GRPOJobRecord, snapshot: Snapshot) -> tuple[int, float, str]:
     """Sorts the line: highest priority first, then oldest."""
     name = (job.spec.placement.priority_class_name if job.spec else None) or ""
     return -snapshot.priorities.get(name, 0), job.created, job.uid
+
+
+def _survived(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Verdict:
+    """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
+    try:
+        return _judge_one(job, board, alone, ahead)
+    except Exception as error:
+        log.exception("%s: the planner failed", job.parent)
+        return Verdict(
+            job.generation, None, False, Reason.PLANNER_FAILED, f"the planner failed, please report it: {error!r}"
+        )
 
 
 def _judge_one(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Verdict:

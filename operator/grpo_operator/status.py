@@ -30,7 +30,6 @@ costs the API server."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _WAITING = (
-    Reason.NOTHING_FITS,
     Reason.WAITING_FOR_GPUS,
     Reason.WAITING_IN_LINE,
     Reason.WAITING_IN_QUEUE,

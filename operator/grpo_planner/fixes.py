@@ -36,7 +36,7 @@ def find_fixes(spec: GRPOJobSpec, pools: Sequence[Pool], attempt: Attempt) -> li
 
 def _mildest(spec: GRPOJobSpec, path: str, values: list[Any], cost: str, attempt: Attempt) -> Fix | None:
     """The first of `values`, which grow in effect, that leads to a plan; None when even the last doesn't."""
-    last = _planned(spec, path, values[-1], attempt)
+    last = _planned(spec, path, values[-1], attempt) if values else None
     if last is None:
         return None
     for value in values[:-1]:

@@ -6,6 +6,8 @@ tests/integration/test_operator_gpus.py has both.
 
 from typing import Any
 
+import pytest
+
 from grpo_api.plan import ExecutionPlan
 from grpo_operator.board import Board, Snapshot, fits
 from grpo_operator.inventory import node_facts, pod_facts
@@ -136,6 +138,18 @@ def test_a_small_job_goes_first_on_gpus_that_nobody_ahead_waits_for() -> None:
         "big": (False, "WaitingForGPUs"),
         "small": (True, "Admitted"),
     }
+
+
+def test_a_job_that_the_planner_stumbles_over_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(*_: object) -> None:
+        raise IndexError("a bug")
+
+    monkeypatch.setattr("grpo_operator.line.plan_job", stumble)
+    bad = make_job(GPUS, name="bad", uid="uid-bad", creationTimestamp=at(-500))
+    found = judge([bad, job("good", gang(1, 8))], cluster(8), NOW, LIMITS)
+    assert (found["uid-bad"].reason, found["uid-bad"].admitted) == ("PlannerFailed", False)
+    assert "a bug" in found["uid-bad"].message
+    assert found["uid-good"].admitted
 
 
 def test_two_gangs_never_get_half_each() -> None:
