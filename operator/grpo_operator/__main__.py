@@ -7,6 +7,7 @@ everything else is cancelled. A part that dies takes the process down: the kubel
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import threading
 import time
@@ -177,7 +178,7 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             ours = asyncio.create_task(operator.run(), name="operator")
             kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches, queue, configuration), stop))
-            await _until_one_ends(kopfs, ours)
+            await _until_one_ends(kopfs, ours, asyncio.create_task(_told_to_stop().wait(), name="signals"))
             queue.close()
     log.info("stopped")
 
@@ -197,7 +198,16 @@ async def _kopf(operator: Operator, registry: kopf.OperatorRegistry, stop: threa
     )
 
 
-async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:
+def _told_to_stop() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT until kopf puts its own handlers in their place: jobs are worked on before that."""
+    told = asyncio.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+    return told
+
+
+async def _until_one_ends(*tasks: asyncio.Task[Any]) -> None:
     """Waits for the first to end, ends the others, and raises what it failed with."""
     done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in others:

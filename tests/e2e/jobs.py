@@ -89,6 +89,23 @@ class Jobs:
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"{name} ({uid}) has not been deleted after {TIMEOUT:.0f} s")
 
+    def wait_ended(self, name: str) -> list[Object]:
+        """Pods of the job once none runs and none is being deleted; what `kubectl logs job/…` picks then has logs.
+
+        Of a failed gang, the Job controller deletes the ranks that still run, and their containers go first.
+        """
+        end = time.monotonic() + TIMEOUT
+        pods = self.list("pods", name)
+        while not all(map(_ended, pods)):
+            assert time.monotonic() < end, f"pods of {name} have not ended after {TIMEOUT:.0f} s"
+            time.sleep(POLL_SECONDS)
+            pods = self.list("pods", name)
+        return pods
+
+
+def _ended(pod: Object) -> bool:
+    return pod["status"]["phase"] in ("Succeeded", "Failed") and "deletionTimestamp" not in pod["metadata"]
+
 
 def selected(name: str) -> tuple[str, str]:
     """The flags that select a job's children."""

@@ -98,6 +98,7 @@ def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
     job = jobs.wait("broken", "failed", lambda job: condition(job, "Failed").get("status") == "True")
     assert "no_such_module" in condition(job, "Failed")["message"]
     assert job["status"]["outcome"]["result"] == "BadInput"
+    assert jobs.wait_ended("broken")
     assert "no_such_module" in jobs.kubectl("logs", "job/broken-1")
 
 
