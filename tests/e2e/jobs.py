@@ -89,8 +89,8 @@ class Jobs:
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"{name} ({uid}) has not been deleted after {TIMEOUT:.0f} s")
 
-    def wait_ended(self, name: str) -> list[Object]:
-        """Pods of the job once none runs and none is being deleted; what `kubectl logs job/…` picks then has logs.
+    def wait_ended(self, name: str) -> int:
+        """How many pods the job has once none runs and none is being deleted: then `kubectl logs job/…` finds logs.
 
         Of a failed gang, the Job controller deletes the ranks that still run, and their containers go first.
         """
@@ -100,7 +100,7 @@ class Jobs:
             assert time.monotonic() < end, f"pods of {name} have not ended after {TIMEOUT:.0f} s"
             time.sleep(POLL_SECONDS)
             pods = self.list("pods", name)
-        return pods
+        return len(pods)
 
 
 def _ended(pod: Object) -> bool:
