@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from grpo_api.status import Condition, ConditionType
 
 from .errors import Reason
+from .names import child_job
 from .observe import Observation
 from .policies import Action, Decision
 
@@ -57,7 +58,7 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     else:
         yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
     yield C.PLANNED, True, Reason.PLANNED, (plan.reason if plan else "") or "the plan is ready"
-    yield C.SCHEDULED, False, Reason.PODS_PENDING, f"the pods of attempt {number} are being created"
+    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.parent.name, number)
     if decision.ended:
         why = f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}"
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
@@ -130,13 +131,18 @@ def _unchanged(seen: Observation) -> Iterator[Statement]:
 def _scheduled(seen: Observation, decision: Decision) -> Statement:
     if seen.bound:
         return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, f"{seen.nodes} of {seen.nodes} pods have a node"
-    if decision.reason == Reason.NAME_TAKEN:
+    if decision.reason in (Reason.NAME_TAKEN, Reason.REFUSED):
         return C.SCHEDULED, False, decision.reason, decision.message
     bound, number = sum(bool(pod.node) for pod in seen.pods), seen.job.status.attempt
     why = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "")
     if why:
         return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{bound} of {seen.nodes} pods have a node: {why}"
-    return C.SCHEDULED, False, Reason.PODS_PENDING, f"the pods of attempt {number} are being created"
+    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.parent.name, number)
+
+
+def _being_created(job: str, number: int) -> str:
+    child = child_job(job, number)
+    return f"the pods of attempt {number} are being created (`kubectl describe job {child}` says what keeps them)"
 
 
 def _running(seen: Observation) -> Iterator[Statement]:

@@ -75,6 +75,7 @@ class Reason(StrEnum):
     WAITING_IN_LINE = "WaitingInLine"
     WAITING_IN_QUEUE = "WaitingInQueue"
     NAME_TAKEN = "NameTaken"
+    REFUSED = "Refused"
     BACKING_OFF = "BackingOff"
     PLANNED = "Planned"
     PODS_PENDING = "PodsPending"

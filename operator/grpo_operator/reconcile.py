@@ -8,14 +8,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from grpo_api.status import GRPOJobStatus
 
 from .cache import Cache
 from .cleanup import clean_up
 from .cluster import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
-from .errors import AlreadyExists, Conflict, NotFound, Reason
+from .errors import AlreadyExists, Conflict, NotFound, Reason, Refused
 from .events import Recorder
 from .line import Line
 from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
@@ -37,6 +37,8 @@ from .status import URGENT, build, merge_patch, to_json
 log = logging.getLogger(__name__)
 
 NAME_TAKEN_PAUSE = 2.0
+REFUSED_PAUSE = 15.0
+"""Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
 PATIENCE = 2
 """How many status intervals news of a gang that is still starting waits for company."""
 LIVE = "status.phase!=Succeeded,status.phase!=Failed"
@@ -113,8 +115,10 @@ class Reconciler:
         if decision.action is Action.ADMIT:
             seen, decision = await self._admit(seen, decision)
         if decision.action is Action.START:
-            seen, decision = await self._start(seen, decision)
+            seen, decision = await self._start(seen)
         left = await self._publish(seen, decision)
+        if seen.job.active:
+            await self._ensure_service(key.namespace)
         await self._clear_up(key)
         return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
 
@@ -145,28 +149,28 @@ class Reconciler:
             await self._write(seen, answer, build(seen, answer))
         return self._again(seen)
 
-    async def _start(self, seen: Observation, decision: Decision) -> tuple[Observation, Decision]:
+    async def _start(self, seen: Observation) -> tuple[Observation, Decision]:
         """POSTs what the attempt needs. An object of the Job's name that is not this attempt's is never touched."""
         job, key, status = seen.job, seen.job.parent, seen.job.status
         if job.spec is None or status.plan is None:
             return seen, Decision(Action.WAIT)
-        await self._ensure_service(key.namespace)
-        claim = checkpoint_volume_claim(key, job.uid, job.spec)
-        if claim:
-            await self._ensure(CLAIMS, claim)
-        image = job.spec.image or self._image
-        attempt = Attempt(key, job.uid, job.spec, status.plan, status.attempt)
-        body = indexed_job(attempt, image)
+        body = indexed_job(Attempt(key, job.uid, job.spec, status.plan, status.attempt), job.spec.image or self._image)
         try:
+            await self._ensure_service(key.namespace)
+            claim = checkpoint_volume_claim(key, job.uid, job.spec)
+            if claim:
+                await self._ensure(CLAIMS, claim)
             answer = await self._cluster.create(JOBS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
             known = job_record(answer)
             if known.grpojob_uid != job.uid or known.attempt != status.attempt or known.deleting:
                 message = f"Job {known.name} exists and is not this GRPOJob's; waiting until it is gone"
-                return seen, replace(
-                    decision, action=Action.WAIT, reason=Reason.NAME_TAKEN, message=message, look_again=NAME_TAKEN_PAUSE
-                )
+                return seen, Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=NAME_TAKEN_PAUSE)
+        except Refused as error:
+            log.warning("%s: attempt %d was refused: %s", key, status.attempt, error)
+            message = f"the API server refuses what attempt {status.attempt} needs: {error}"
+            return seen, Decision(Action.WAIT, Reason.REFUSED, message, look_again=REFUSED_PAUSE)
         log.info("%s: attempt %d started", key, status.attempt)
         self._caches.jobs.put(answer)
         return self._again(seen)
@@ -187,8 +191,6 @@ class Reconciler:
 
     async def _publish(self, seen: Observation, decision: Decision) -> float | None:
         """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
-        if seen.job.active:
-            await self._ensure_service(seen.job.parent.namespace)
         new = build(seen, decision)
         patch = merge_patch(seen.job.raw_status, to_json(new))
         if not patch:

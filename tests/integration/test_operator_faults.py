@@ -44,6 +44,22 @@ def test_an_operator_that_dies_between_commit_and_start_starts_once(
     assert bench.children() == ["run-1"]
 
 
+def test_what_a_quota_forbids_is_told_and_tried_again(bench: Bench, grpo_cluster: Cluster) -> None:
+    quotas = "/api/v1/namespaces/{}/resourcequotas"
+    bench.post(quotas, {"metadata": {"name": "none"}, "spec": {"hard": {"count/jobs.batch": "0"}}})
+    bench.wait("the quota", lambda: "used" in bench.get(quotas, "none").get("status", {}))
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "Refused")
+        status, _, message = bench.condition("Scheduled")
+        assert status == "False"
+        assert "exceeded quota: none" in message
+        bench.delete(quotas, "none")
+        bench.patch(GRPOJOBS, "run", {"metadata": {"annotations": {"look": "again"}}})
+        bench.wait_running()
+    assert bench.status()["attempt"] == 1
+
+
 def test_an_operator_that_dies_after_the_start_takes_its_job_up_again(bench: Bench, grpo_cluster: Cluster) -> None:
     with operating(grpo_cluster, namespaces=(bench.namespace,), status_interval=3600.0):
         bench.submit()
