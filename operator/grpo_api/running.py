@@ -40,6 +40,8 @@ RESERVED_MOUNTS = (
 """Folders of the containers that belong to the operator or to the kernel."""
 RESERVED_ENV = (PLAN_ENV, INDEX_ENV, TERMINATION_LOG_ENV)
 """Environment variables that carry the contract between operator and pod."""
+GPU_PROCESS_MILLICPU = 250
+"""Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use what is idle."""
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 
 
@@ -122,7 +124,7 @@ class PlacementSpec(Model):
     gpu_memory: ByteQuantity | None = None
     """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
     cpu: Quantity | None = None
-    """CPU request of each pod. Unset: 1 per process."""
+    """CPU request of each pod, no limit. Unset: a quarter core per GPU; for accelerator CPU a core per process."""
     memory: ByteQuantity | None = None
     """Memory request and limit of each pod. Unset: a request of what the plan predicts for the host, and no limit."""
     node_selector: Labels = Field(default_factory=dict)
@@ -135,6 +137,11 @@ class PlacementSpec(Model):
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
     priority_class_name: Name | None = None
     """PriorityClass of the pods and of the job's place in the line. Unset: the cluster's default."""
+
+    def cpu_request(self, processes: int) -> str:
+        """CPU request of a pod with so many processes, as a resource.Quantity."""
+        default = str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
+        return self.cpu or default
 
 
 class VolumeClaimTemplate(Model):

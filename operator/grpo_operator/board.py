@@ -41,8 +41,8 @@ class Snapshot:
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan takes of its node; the same numbers as in its requests."""
     memory = quantity_bytes(spec.placement.memory) if spec.placement.memory else plan.host_memory_bytes
-    cpu = quantity(spec.placement.cpu) if spec.placement.cpu else plan.processes_per_node
-    return {plan.gpu_resource: float(plan.gpus_per_node), "memory": float(memory), "cpu": float(cpu)}
+    cpu = quantity(spec.placement.cpu_request(plan.processes_per_node))
+    return {plan.gpu_resource: float(plan.gpus_per_node), "memory": float(memory), "cpu": cpu}
 
 
 class Board:

@@ -112,7 +112,7 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
 def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
     """Requests of one pod. A memory limit is set only where the user declares the memory: a prediction may be low."""
     placement = spec.placement
-    requests = {"cpu": placement.cpu or str(plan.processes_per_node)}
+    requests = {"cpu": placement.cpu_request(plan.processes_per_node)}
     limits: dict[str, str] = {}
     memory = placement.memory or (str(plan.host_memory_bytes) if plan.host_memory_bytes else None)
     if memory:

@@ -17,7 +17,7 @@ from .wheels import site_packages
 
 AnyCluster = Cluster | ExternalCluster
 NODES = 2
-GPUS_PER_NODE = 8
+GPUS_PER_NODE = 4
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def api_level(name: str = "api") -> Iterator[AnyCluster]:
 
 
 def training_settings() -> ClusterSettings:
-    """Two real nodes that claim eight GPUs each, ready for the light trainer image.
+    """Two real nodes that claim four GPUs each, ready for the light trainer image.
 
     A lost node is noticed after 40 s, so the API server may be away for 20 s.
     """

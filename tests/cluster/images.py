@@ -50,8 +50,9 @@ class Image:
 class _Recipe:
     """How to build one image.
 
-    mounts: host folder → folder that the build's commands see. environment: baked into the base, so the image has it.
-    layers: keep every step for the next build; not for images of gigabytes, whose steps cost more than they save.
+    sources: what its content depends on. mounts: host folder → folder that the build's commands see. environment: baked
+    into the base, so the image has it. layers: keep every step for the next build; not for images of gigabytes, whose
+    steps cost more than they save.
     """
 
     name: str
@@ -59,6 +60,7 @@ class _Recipe:
     mounts: tuple[tuple[Path, str], ...] = ()
     environment: tuple[str, ...] = ()
     layers: bool = True
+    sources: tuple[str, ...] = SOURCES
 
 
 def python_image() -> Image:
@@ -95,18 +97,25 @@ def light_trainer_image() -> Image:
     return _image(_Recipe("grpo-trainer-light", "trainer_image/Dockerfile", mounts, environment))
 
 
+def gpu_stand_in_image() -> Image:
+    """Return what holds GPUs that exist only in the API, where the trainer would find none."""
+    dockerfile = "tests/cluster/gpu_stand_in.Dockerfile"
+    return _image(_Recipe("grpo-gpu-stand-in", dockerfile, sources=(dockerfile,)))
+
+
 RECIPES = {
     "operator": operator_image,
     "trainer": trainer_image,
     "trainer-slim": slim_trainer_image,
     "trainer-light": light_trainer_image,
     "python": python_image,
+    "gpu-stand-in": gpu_stand_in_image,
 }
 
 
 def _image(recipe: _Recipe) -> Image:
     prerequisites.require(nodes=False, images=True)
-    sources = [REPOSITORY / name for name in SOURCES]
+    sources = [REPOSITORY / name for name in recipe.sources]
     key = content_key(*sources, repr(recipe), base_tar().name)
     image = f"localhost/{recipe.name}:{key}"
     archive = cache_root() / "images" / f"{recipe.name}-{key}.tar"

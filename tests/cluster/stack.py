@@ -74,3 +74,12 @@ def install_operator(access: Access, operator: Image | None, trainer: Image | No
         *("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM_NAMESPACE),
         *("--wait", "--timeout", "180s", *arguments),
     )
+
+
+def configure_operator(access: Access, *settings: str) -> None:
+    """Upgrades the installed release with further `--set` pairs, and waits until the operator is ready again."""
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    access.helm(
+        *("upgrade", RELEASE, str(CHART), "--namespace", SYSTEM_NAMESPACE, "--reuse-values"),
+        *("--wait", "--timeout", "180s", *arguments),
+    )

@@ -66,19 +66,7 @@ def test_helm_upgrade_and_uninstall_leave_live_jobs_alone(jobs: Jobs) -> None:
     jobs.create("live", {"maxSteps": STEPS})
     jobs.wait_step("live", 1)
     before = {pod["metadata"]["uid"] for pod in jobs.list("pods", "live")}
-    jobs.access.helm(
-        "upgrade",
-        stack.RELEASE,
-        str(stack.CHART),
-        "--namespace",
-        stack.SYSTEM_NAMESPACE,
-        "--reuse-values",
-        "--set",
-        "logLevel=debug",
-        "--wait",
-        "--timeout",
-        "120s",
-    )
+    stack.configure_operator(jobs.access, "logLevel=debug")
     jobs.access.helm("rollback", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--wait", "--timeout", "120s")
     values = jobs.access.helm("get", "values", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--output", "json")
     jobs.access.helm("uninstall", stack.RELEASE, "--namespace", stack.SYSTEM_NAMESPACE, "--wait")

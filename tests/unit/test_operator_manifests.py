@@ -183,9 +183,9 @@ def test_each_pod_of_a_gang_gets_a_node_of_its_own() -> None:
 
 def test_gpus_are_requested_by_the_plans_resource_and_their_taints_tolerated() -> None:
     plan = GPU_PLAN.model_copy(update={"gpu_resource": "amd.com/gpu"})
-    resources = container(plan)["resources"]
+    resources = container(plan, placement={"accelerator": "GPU"})["resources"]
     assert resources["limits"] == {"amd.com/gpu": "4"}
-    assert resources["requests"] == {"amd.com/gpu": "4", "cpu": "4", "memory": str(2**30)}
+    assert resources["requests"] == {"amd.com/gpu": "4", "cpu": "1000m", "memory": str(2**30)}
     spec = pod(plan, placement={"nodeSelector": {"zone": "b"}, "tolerations": [{"key": "team", "operator": "Exists"}]})
     assert [one["key"] for one in spec["tolerations"]] == ["team", "nvidia.com/gpu", "amd.com/gpu"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "zone": "b"}

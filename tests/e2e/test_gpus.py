@@ -1,0 +1,179 @@
+"""Gangs that compete for GPUs on real kubelets: two nodes with four H100 each, which exist only in the API.
+
+Since there is no such GPU, an image that only holds what it was given stands in for the trainer; the operator, the
+planner, the scheduler and everything that is asserted are real.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import images, stack
+from tests.cluster.fixtures import AnyCluster
+
+from .jobs import Jobs, Object, attempt, condition, holds
+
+NAMESPACE = "gpus"
+PRODUCT = "NVIDIA-H100-80GB-HBM3"
+ON_ONE_NODE: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
+SMALL: Object = {
+    "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"},
+    "dataset": {"name": "openai/gsm8k", "config": "main", "promptColumn": "question"},
+    "rewards": [{"accuracy": {}}],
+    "training": {"promptsPerStep": 8, "numGenerations": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def gangs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Jobs that want GPUs, in a namespace of their own, and an operator that doesn't wait long for the scheduler."""
+    image = images.gpu_stand_in_image()
+    installed.load(image.archive)
+    stack.create_namespace(installed, NAMESPACE)
+    template = {"apiVersion": "grpo.dev/v1alpha1", "kind": "GRPOJob", "spec": SMALL | {"image": image.name}}
+    stack.configure_operator(installed, "extraArgs={--scheduling-timeout-seconds=15}")
+    yield Jobs(installed, NAMESPACE, template, tmp_path_factory.mktemp("none"))
+    stack.configure_operator(installed, "extraArgs=null")
+
+
+@pytest.fixture(autouse=True)
+def room(gangs: Jobs) -> Iterator[None]:
+    """Leaves no job behind: the next test wants all GPUs."""
+    yield
+    gangs.kubectl("delete", "grpojobs,pods", "--all", "--wait=true")
+    gangs.kubectl("wait", "--for=delete", "pods", "--all", "--timeout", "120s")
+
+
+def want(gangs: Jobs, name: str, gpus: int, nodes: int = 1, **placement: Any) -> None:
+    """A job that needs exactly so many GPUs."""
+    gangs.create(name, placement={"gpus": {"min": gpus, "max": gpus}, "nodes": nodes, **placement})
+
+
+def running(job: Object) -> bool:
+    """Whether the whole gang runs."""
+    return holds(job, "Running")
+
+
+def finish(gangs: Jobs, name: str) -> Object:
+    """Lets the job's pods end well, and waits for it."""
+    for pod in gangs.list("pods", name):
+        gangs.kubectl("exec", pod["metadata"]["name"], "--", "touch", "/tmp/finish")
+    return gangs.wait_succeeded(name)
+
+
+def foreign_pod(gangs: Jobs, gpus: int) -> None:
+    """A pod of somebody else that takes GPUs of the first node."""
+    resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    safe = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {"name": "notebook", "image": gangs.template["spec"]["image"], "resources": resources}
+    spec = {**ON_ONE_NODE, "containers": [container | {"securityContext": safe}], "terminationGracePeriodSeconds": 1}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "notebook"}, "spec": spec}
+    gangs.kubectl("create", "--filename", "-", stdin=json.dumps(body))
+    gangs.kubectl("wait", "--for=condition=PodScheduled", "pod/notebook", "--timeout", "30s")
+
+
+def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
+    want(gangs, "two", 2)
+    gangs.wait("two", "running", running)
+    want(gangs, "eight", 8, nodes=2)
+    job = gangs.wait("eight", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
+    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {NAMESPACE}/two"
+    assert condition(job, "Scheduled")["message"] == message
+    assert gangs.list("jobs", "eight") == []
+    finish(gangs, "two")
+    job = gangs.wait("eight", "running", running)
+    assert {pod["node"] for pod in job["status"]["pods"]} == {"node-1", "node-2"}
+    assert finish(gangs, "eight")["status"]["attempt"] == 1
+
+
+def test_two_gangs_of_three_never_deadlock_whoever_dies_or_grabs_between(gangs: Jobs) -> None:
+    """A quota keeps the first gang's Job from being made: what an operator sees that died between commit and start."""
+    quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+    quota["spec"] = {"hard": {"count/jobs.batch": "0"}}
+    gangs.kubectl("create", "--filename", "-", stdin=json.dumps(quota))
+    gangs.kubectl("wait", "--for=jsonpath={.status.used}", "resourcequota/none", "--timeout", "60s")
+    for name in "ab":
+        want(gangs, name, 3, **ON_ONE_NODE)
+    gangs.wait("a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "Refused")
+    gangs.wait("b", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
+    gangs.access.kubectl("delete", "pod", "--namespace", stack.SYSTEM_NAMESPACE, "--all", "--now")
+    foreign_pod(gangs, 2)
+    gangs.kubectl("delete", "resourcequota", "none")
+    job = gangs.wait("a", "released", lambda job: condition(job, "Admitted").get("reason") == "SchedulingTimeout")
+    assert attempt(job) == 1
+    assert gangs.list("jobs", "b") == []
+    gangs.kubectl("delete", "pod", "notebook")
+    first, second = runner_and_waiter(gangs)
+    assert finish(gangs, first)["status"]["restarts"] == 0
+    gangs.wait(second, "running", running)
+    assert finish(gangs, second)["status"]["restarts"] == 0
+
+
+def runner_and_waiter(gangs: Jobs) -> tuple[str, str]:
+    """The gang that runs, and the one that waits."""
+    gangs.wait("a", "running, or b", lambda _: any(running(gangs.get(name)) for name in "ab"))
+    return ("a", "b") if running(gangs.get("a")) else ("b", "a")
+
+
+TOO_BIG: Object = SMALL | {
+    "model": {"name": "Qwen/Qwen2.5-1.5B-Instruct", "parameters": "1.54B"},
+    "adapter": {"use": "Never"},
+    "placement": {"gpus": {"min": 1, "max": 8}},
+    "training": {
+        "numGenerations": 16,
+        "promptsPerStep": 8,
+        "maxCompletionLength": 4096,
+        "gradientCheckpointing": "Disabled",
+        "perDeviceTrainBatchSize": 16,
+    },
+}
+
+
+def test_what_cannot_fit_is_refused_with_numbers_and_each_fix_is_admitted(gangs: Jobs, tmp_path: Path) -> None:
+    gangs.create("big", **TOO_BIG)
+    job = gangs.wait("big", "refused", lambda job: condition(job, "Planned").get("status") == "False")
+    assert "needs 255.7 GiB per GPU at forward, 78.9 GiB are usable" in condition(job, "Planned")["message"]
+    assert gangs.list("jobs", "big") == []
+    fixes = planned(gangs, job, tmp_path)["fixes"]
+    assert len(fixes) == 3
+    for number, fix in enumerate(fixes):
+        name = f"fixed-{number}"
+        gangs.create(name, **applied(TOO_BIG, fix))
+        job = gangs.wait(name, "running", running)
+        assert holds(job, "Admitted"), fix["message"]
+        gangs.kubectl("delete", "grpojob", name)
+
+
+def planned(gangs: Jobs, job: Object, folder: Path) -> Object:
+    """What `grpo plan` says of the job on this cluster; nothing fits."""
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "grpo_cli", "plan", "-f", str(folder / "job.json"), "-o", "json"]
+    context = gangs.access.kubectl("config", "current-context").strip()
+    command += ["--context", context]
+    done = subprocess.run(command, env=gangs.access.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    result: Object = json.loads(done.stdout)
+    return result
+
+
+def applied(spec: Object, fix: Object) -> Object:
+    """The spec with the fix's one field set, or removed where the fix has no value."""
+    changed: Object = json.loads(json.dumps(spec))
+    *parents, last = fix["path"].removeprefix("spec.").split(".")
+    place = changed
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place.pop(last, None)
+    if fix["value"]:
+        place[last] = int(fix["value"]) if fix["value"].isdecimal() else fix["value"]
+    return changed
