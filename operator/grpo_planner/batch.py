@@ -37,6 +37,11 @@ def generations_ahead(spec: GRPOJobSpec) -> int:
     return 1 if size is None else size // step_completions(spec)
 
 
+def updates_per_generation(spec: GRPOJobSpec) -> int:
+    """Optimizer steps taken on one generation batch: those that it feeds, each numIterations times."""
+    return generations_ahead(spec) * spec.training.num_iterations
+
+
 def divisors(number: int) -> list[int]:
     """All divisors of a positive number, ascending."""
     small = [factor for factor in range(1, int(number**0.5) + 1) if number % factor == 0]
@@ -60,7 +65,7 @@ def micro_batches(spec: GRPOJobSpec, world: int, most: int) -> list[int]:
     pinned = spec.training.per_device_train_batch_size
     if pinned is not None:
         return [pinned] if share % pinned == 0 else []
-    return [size for size in divisors(share) if size <= most]
+    return [size for size in range(1, min(share, most) + 1) if share % size == 0]
 
 
 def refuse_split(spec: GRPOJobSpec, world: int, where: str) -> PlanRefused:
@@ -87,5 +92,5 @@ def save_every_steps(spec: GRPOJobSpec) -> int:
     A generation batch is used for generations_ahead * num_iterations steps; only between two of them is a resume exact
     (TRL keeps the buffered completions in memory).
     """
-    period = generations_ahead(spec) * spec.training.num_iterations
+    period = updates_per_generation(spec)
     return -(-spec.checkpoint.every_steps // period) * period

@@ -16,6 +16,8 @@ from .cpu import plan_cpu
 from .demand import MOST_SEQUENCES, Demand, build_demand, methods
 from .fixes import find_fixes
 from .inventory import Inventory
+from .memory import Predictor
+from .needs import Needs
 from .pools import Pool, build_pools
 from .result import Candidate, Fix, PlanReason, PlanRefused, PlanResult
 from .search import Option, Search, choose, closest_miss, notable
@@ -54,32 +56,27 @@ def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
         raise _no_method(demand.spec)
     pools, left_out = build_pools(inventory, demand.spec.placement)
     notes = [*inventory.warnings, *left_out]
-    chosen, options = _searched(demand, _with_free_gpus(pools)) if inventory.visible else (None, [])
+    needs = Needs(demand, Predictor(demand.shape, demand.reward_bytes))
+    chosen, options = _searched(needs, pools) if inventory.visible else (None, [])
     if chosen:
         return _planned(demand, options, chosen, notes, fits_now=True)
-    emptied, _ = build_pools(inventory.emptied, demand.spec.placement)
-    emptied = _with_free_gpus(emptied)
-    chosen, options = _searched(demand, emptied)
+    emptied, _ = build_pools(inventory, demand.spec.placement, emptied=True)
+    chosen, options = _searched(needs, emptied)
     if chosen:
         return _planned(demand, options, chosen, notes, fits_now=not inventory.visible)
     if not options:
         refused = _no_layout(demand, emptied, notes)
-        fixes = _fixes(demand, inventory, emptied)
+        fixes = _fixes(needs, inventory, emptied)
         return PlanResult(
             feasible=False, reason=refused.reason, message=str(refused), fixes=fixes, architecture=demand.source
         )
-    return _nothing_fits(demand, options, inventory, emptied)
+    return _nothing_fits(demand, options, _fixes(needs, inventory, emptied))
 
 
-def _with_free_gpus(pools: list[Pool]) -> list[Pool]:
-    """Pools that have a GPU to give."""
-    return [pool for pool in pools if pool.widest]
-
-
-def _searched(demand: Demand, pools: list[Pool]) -> tuple[Option | None, list[Option]]:
+def _searched(needs: Needs, pools: list[Pool]) -> tuple[Option | None, list[Option]]:
     """The chosen option and all families."""
-    options = Search(demand, pools).families()
-    return choose(options, demand.spec.placement.objective), options
+    options = Search(needs, pools).families()
+    return choose(options, needs.demand.spec.placement.objective), options
 
 
 def _planned(
@@ -100,7 +97,7 @@ def _planned(
     )  # fmt: skip
 
 
-def _nothing_fits(demand: Demand, options: list[Option], inventory: Inventory, pools: list[Pool]) -> PlanResult:
+def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> PlanResult:
     """The refusal of a job that no candidate fits, with what is missing and what would help."""
     nearest = closest_miss(options)
     assert nearest is not None, "there are options"
@@ -111,7 +108,6 @@ def _nothing_fits(demand: Demand, options: list[Option], inventory: Inventory, p
     else:
         reason = PlanReason.OUT_OF_DEVICE_MEMORY
         numbers = f"{explain.gib(nearest.device)} per GPU at {phase}, {explain.gib(nearest.pool.usable)} are usable"
-    fixes = _fixes(demand, inventory, pools)
     if any(fix.path == "spec.adapter.use" for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {nearest.method.name} on {explain.gpus(nearest)}, needs {numbers}"
@@ -123,15 +119,17 @@ def _nothing_fits(demand: Demand, options: list[Option], inventory: Inventory, p
     )  # fmt: skip
 
 
-def _fixes(demand: Demand, inventory: Inventory, pools: list[Pool]) -> list[Fix]:
+def _fixes(needs: Needs, inventory: Inventory, pools: list[Pool]) -> list[Fix]:
     """Changes of the spec that lead to a plan on the emptied nodes."""
+    demand = needs.demand
     resolved = Resolved(demand.shape, demand.source)
 
     def attempt(spec: GRPOJobSpec) -> Option | None:
         there = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
-            there = _with_free_gpus(build_pools(inventory.emptied, spec.placement)[0])
-        return _searched(build_demand(spec, resolved), there)[0]
+            there, _ = build_pools(inventory, spec.placement, emptied=True)
+        changed = Needs(build_demand(spec, resolved), needs.predictor)
+        return choose(Search(changed, there).fitting(), spec.placement.objective)
 
     return find_fixes(demand.spec, pools, attempt)
 
@@ -177,6 +175,6 @@ def _no_layout(demand: Demand, pools: list[Pool], notes: list[str]) -> PlanRefus
         )
     return PlanRefused(
         PlanReason.NOT_ENOUGH_GPUS,
-        f"no {explain.plural(spec.placement.nodes or 1, 'node')} with alike GPUs, and CPUs for one process each, can "
+        f"no {explain.plural(spec.placement.nodes or 1, 'node')} with alike GPUs, and enough CPU for its pods, can "
         "hold a gang of this job: change spec.placement.nodes, gpus or cpu",
     )

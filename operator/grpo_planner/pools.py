@@ -4,8 +4,11 @@ Exists because a gang runs on one kind of GPU, and because a thousand nodes must
 Used by search.py.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 from grpo_api.base import quantity_bytes
 from grpo_api.running import PlacementSpec
@@ -34,6 +37,16 @@ class Layout:
         return self.nodes * self.per_node
 
 
+class Room(NamedTuple):
+    """What one node has to give."""
+
+    gpus: int
+    memory: int
+    """Bytes of host memory."""
+    cpu: float
+    """Cores."""
+
+
 @dataclass(frozen=True)
 class Pool:
     """Nodes with the same GPU."""
@@ -44,18 +57,21 @@ class Pool:
     """Bytes that torch sees on one GPU."""
     resource: str
     selector: tuple[tuple[str, str], ...]
-    nodes: tuple[Node, ...]
-    _room: dict[tuple[int, float], list[tuple[int, int]]] = field(default_factory=dict, compare=False, repr=False)
+    rooms: tuple[tuple[Room, int], ...]
+    """What its nodes have to give, and how many nodes give just that."""
+    _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # fmt: skip
 
     @cached_property
     def widest(self) -> int:
-        """Most free GPUs on one node."""
-        return max(node.gpus_free for node in self.nodes)
+        """Most GPUs that one node gives."""
+        return max(room.gpus for room, _ in self.rooms)
 
     @cached_property
     def gpus(self) -> int:
-        """Free GPUs of all nodes."""
-        return sum(node.gpus_free * node.count for node in self.nodes)
+        """GPUs of all nodes."""
+        return sum(room.gpus * count for room, count in self.rooms)
 
     def layout(self, world: int, nodes: int | None, cpu: float | None) -> Layout | None:
         """The extent of `world` processes on as few nodes as can be, or on exactly `nodes`; None if they don't fit.
@@ -65,9 +81,9 @@ class Pool:
             nodes: exact number of nodes, None for the fewest.
             cpu: cores of one pod, None for one per process.
         """
-        for count in [nodes] if nodes else range(1, world + 1):
-            per_node, rest = divmod(world, count)
-            if rest or not per_node or per_node > self.widest:
+        for per_node in range(min(world, self.widest), 0, -1):
+            count, rest = divmod(world, per_node)
+            if rest or (nodes and count != nodes):
                 continue
             if self.host_room(Layout(count, per_node), cpu) is not None:
                 return Layout(count, per_node)
@@ -76,21 +92,28 @@ class Pool:
     def host_room(self, layout: Layout, cpu: float | None) -> int | None:
         """Free host memory of the layout's worst node, taking the roomiest; None if there are too few nodes."""
         key = (layout.per_node, layout.per_node if cpu is None else cpu)
-        if key not in self._room:
-            fitting = [node for node in self.nodes if node.gpus_free >= key[0] and node.cpu_free >= key[1]]
-            fitting.sort(key=lambda node: -node.host_memory_free)
-            self._room[key] = [(node.count, node.host_memory_free) for node in fitting]
-        taken = 0
-        for count, memory in self._room[key]:
-            taken += count
-            if taken >= layout.nodes:
-                return memory
-        return None
+        if key not in self._memory:
+            fitting = [
+                (room.memory, count) for room, count in self.rooms if room.gpus >= key[0] and room.cpu >= key[1]
+            ]  # fmt: skip
+            fitting.sort(reverse=True)
+            self._memory[key] = ([size for size, _ in fitting], list(accumulate(count for _, count in fitting)))
+        memory, nodes = self._memory[key]
+        worst = bisect_left(nodes, layout.nodes)
+        return memory[worst] if worst < len(memory) else None
 
 
-def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Pool], list[str]]:
-    """The pools that a job may use, largest GPUs first, and sentences about nodes that it can't use."""
-    groups: dict[Key, dict[Node, int]] = {}
+def build_pools(
+    inventory: Inventory, placement: PlacementSpec, *, emptied: bool = False
+) -> tuple[list[Pool], list[str]]:
+    """The pools that a job may use, largest GPUs first, and sentences about nodes that it can't use.
+
+    Args:
+        inventory: the nodes.
+        placement: the job's pins.
+        emptied: as if nothing ran on the nodes, instead of what is free.
+    """
+    groups: dict[Key, dict[Room, int]] = {}
     left_out: set[str] = set()
     for node in inventory.nodes:
         if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
@@ -99,24 +122,25 @@ def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Po
         if not memory:
             left_out.add(_unknown_memory(node))
             continue
-        key = (node.gpu_product, memory, _has_bfloat16(node), node.gpu_resource, node.node_selector)
-        alike = replace(node, name="", count=1) if node.name or node.count != 1 else node
-        members = groups.setdefault(key, {})
-        members[alike] = members.get(alike, 0) + node.count
-    pools = [_pool(key, members) for key, members in groups.items()]
+        rooms = groups.setdefault(
+            (node.gpu_product, memory, _has_bfloat16(node), node.gpu_resource, node.node_selector), {}
+        )
+        room = (
+            Room(node.gpus_total, node.host_memory_total, node.cpu_total)
+            if emptied
+            else Room(node.gpus_free, node.host_memory_free, node.cpu_free)
+        )
+        rooms[room] = rooms.get(room, 0) + node.count
+    pools = [_pool(key, rooms) for key, rooms in groups.items()]
     pools.sort(key=lambda pool: (-pool.usable, pool.label, pool.resource, pool.selector))
-    return pools, sorted(left_out)
+    return [pool for pool in pools if pool.widest], sorted(left_out)
 
 
-def _pool(key: Key, members: dict[Node, int]) -> Pool:
-    """One pool of alike GPUs; nodes that are alike in everything become one entry with a count."""
+def _pool(key: Key, rooms: dict[Room, int]) -> Pool:
+    """One pool of alike GPUs; nodes that are alike in everything are one entry with a count."""
     label, memory, bfloat16, resource, selector = key
-    nodes = sorted(
-        (replace(node, count=count) for node, count in members.items()),
-        key=lambda node: (-node.gpus_free, -node.host_memory_free, -node.cpu_free, -node.gpus_total),
-    )
     hardware = replace(lookup(label), bfloat16=bfloat16)
-    return Pool(label, hardware, usable_bytes(memory), resource, selector, tuple(nodes))
+    return Pool(label, hardware, usable_bytes(memory), resource, selector, tuple(sorted(rooms.items())))
 
 
 def _has_bfloat16(node: Node) -> bool:

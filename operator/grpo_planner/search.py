@@ -1,18 +1,19 @@
 """The search: which candidates there are, which fit, and which is best.
 
-Exists as the planner's inner loop. Enumerates GPUs, nodes, ZeRO, offload, optimizer, checkpointing, micro-batch and
-gather at a fixed global batch; keeps the best of each family; ranks them as the objective says. Used by plan.py.
+Exists as the planner's inner loop. Enumerates GPUs, nodes, ZeRO, offload and optimizer, and in each the variants of
+needs.py, at a fixed global batch; keeps the best of each family; ranks them as the objective says. Used by plan.py.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 from . import batch
-from .demand import MOST_SEQUENCES, Demand, Method, methods
-from .memory import Prediction, Setup, predict
-from .memory.device import device_bytes, host_bytes
+from .demand import Method, methods
+from .memory import Precision, Prediction, Setup
+from .needs import Family, Need, Needs
 from .pools import Layout, Pool
 from .steptime import step_seconds
 
@@ -60,170 +61,105 @@ class Option:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Settings inside a family."""
+class Place(NamedTuple):
+    """Where a family would run."""
 
-    gather: bool
-    generation_batch: int
-    checkpointing: bool
-    micro_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Knobs:
-    """What may be tried for each setting, from fastest to leanest."""
-
-    gather: tuple[bool, ...]
-    generation_batch: tuple[int, ...]
-    checkpointing: tuple[bool, ...]
-    micro_batch: tuple[int, ...]
-
-    @property
-    def fastest(self) -> Variant:
-        """Nothing that saves memory."""
-        return Variant(self.gather[0], self.generation_batch[0], self.checkpointing[0], self.micro_batch[0])
-
-    @property
-    def leanest(self) -> Variant:
-        """Everything that saves memory."""
-        return Variant(self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1])
+    pool: Pool
+    layout: Layout
+    room: int
+    """Bytes of host memory that one pod can have."""
 
 
 class Search:
     """All candidates of one demand on some pools."""
 
-    def __init__(self, demand: Demand, pools: Sequence[Pool]) -> None:
-        """Finds nothing yet; call `families`."""
-        self._demand = demand
-        self._pools = pools
-        self._predictions: dict[Setup, Prediction] = {}
-        self._knobs: dict[tuple[int, bool], Knobs] = {}
+    def __init__(self, needs: Needs, pools: Sequence[Pool]) -> None:
+        """Finds nothing yet; `needs` may have served other searches of the same demand."""
+        self._needs, self._demand, self._pools = needs, needs.demand, pools
 
     def families(self) -> list[Option]:
         """The best candidate of each (pool, extent, method), or its closest miss."""
         allowed = methods(self._demand.spec)
+        return [
+            self._best(place, family)
+            for pool in self._pools
+            for place, family in self._placed(pool, self._with_precision(pool, allowed))
+        ]
+
+    def fitting(self) -> list[Option]:
+        """The best candidates that fit, of the methods that depart least from what was asked; the others are left out.
+
+        Enough to choose from, and much less work than all families where little fits.
+        """
+        allowed = sorted(methods(self._demand.spec), key=lambda method: method.tier) if self._needs.worlds else []
+        for _, alike in groupby(allowed, key=lambda method: method.tier):
+            found = self._fitting(list(alike))
+            if found:
+                return found
+        return []
+
+    def _fitting(self, alike: Sequence[Method]) -> list[Option]:
         found = []
         for pool in self._pools:
-            for layout in self._layouts(pool):
-                for method in allowed:
-                    option = self._best(pool, layout, method)
-                    if option:
-                        found.append(option)
+            pairs = self._with_precision(pool, alike)
+            possible = [pair for pair in pairs if self._needs.floor(*pair) <= pool.usable]
+            for place, family in self._placed(pool, possible) if possible else ():
+                if family.leanest.device <= pool.usable and family.host(place.layout.per_node) <= place.room:
+                    found.append(self._best(place, family))
         return found
+
+    def _with_precision(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
+        """Methods with the precision that a pool's GPUs give them, without those whose pinned dtype they lack."""
+        pairs = ((method, self._demand.precision(method, pool.hardware)) for method in allowed)
+        return [(method, precision) for method, precision in pairs if precision]
+
+    def _placed(self, pool: Pool, allowed: Sequence[tuple[Method, Precision]]) -> Iterator[tuple[Place, Family]]:
+        """Every method on every extent of a pool, but for ZeRO without offload on one GPU."""
+        demand = self._demand
+        for layout in self._layouts(pool):
+            room = pool.host_room(layout, demand.pod_cpu) or 0
+            place = Place(pool, layout, min(room, demand.pod_memory or room))
+            for method, precision in allowed:
+                if layout.world > 1 or not method.zero or method.offload:
+                    yield place, self._needs.of(layout.world, method, precision)
 
     def _layouts(self, pool: Pool) -> Iterator[Layout]:
         """Every extent that splits the batch evenly and is within the job's limits.
 
         Past WHOLE_NODES, only extents of whole nodes, each at least SPACING times the last: no one runs on 28 of 32.
         """
-        demand, spec = self._demand, self._demand.spec
+        demand, last = self._demand, 0.0
         most = min(pool.gpus, demand.most_gpus or pool.gpus)
-        last = 0.0
-        for world in batch.divisors(batch.step_completions(spec)):
-            if not demand.fewest_gpus <= world <= most:
-                continue
+        for world in self._needs.worlds:
+            if world > most:
+                return
             pinned = world in (demand.fewest_gpus, demand.most_gpus)
             if world > WHOLE_NODES and not pinned and (world % pool.widest or world < last * SPACING):
                 continue
-            layout = pool.layout(world, spec.placement.nodes, demand.pod_cpu)
-            if layout and batch.micro_batches(spec, world, MOST_SEQUENCES):
+            layout = pool.layout(world, demand.spec.placement.nodes, demand.pod_cpu)
+            if layout:
                 last = world
                 yield layout
 
-    def _best(self, pool: Pool, layout: Layout, method: Method) -> Option | None:
+    def _best(self, place: Place, family: Family) -> Option:
         """The fastest variant that fits; else the one that needs least."""
-        if layout.world == 1 and method.zero and not method.offload:
-            return None
-        key = (layout.world, method.zero == 3)
-        if key not in self._knobs:
-            self._knobs[key] = self._tried(*key)
-        knobs = self._knobs[key]
-        fastest = self._option(pool, layout, method, knobs.fastest)
-        if fastest is None or not fastest.shortage:
-            return fastest
-        leanest = self._option(pool, layout, method, knobs.leanest)
-        if leanest is None or leanest.shortage:
-            return leanest
-        fitting = list(self._fitting(pool, layout, method, knobs))
+        usable, roomy = place.pool.usable, family.host(place.layout.per_node) <= place.room
+        if roomy and family.fastest.device <= usable:
+            return self._option(place, family, family.fastest)
+        if not roomy or family.leanest.device > usable:
+            return self._option(place, family, family.leanest)
+        fitting = [self._option(place, family, need) for need in family.fitting(usable)]
         return min(fitting, key=lambda option: (round(option.seconds, 6), option.setup.checkpointing))
 
-    def _fitting(self, pool: Pool, layout: Layout, method: Method, knobs: Knobs) -> Iterator[Option]:
-        """For each choice of gathering and checkpointing, the largest generation and micro-batch that fit.
-
-        Generation doesn't depend on how the update runs, so its batch is settled first; not gathering is only tried
-        where gathering leaves no room for the whole generation batch.
-        """
-        lean = knobs.leanest
-        for gather in knobs.gather:
-            sizes = [Variant(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch]
-            generated = self._first_fit(pool, layout, method, sizes)
-            if generated is None:
-                continue
-            size = generated.setup.generation_batch
-            for checkpointing in knobs.checkpointing:
-                tried = [Variant(gather, size, checkpointing, micro) for micro in knobs.micro_batch]
-                option = self._first_fit(pool, layout, method, tried)
-                if option:
-                    yield option
-            if size == knobs.generation_batch[0]:
-                return
-
-    def _first_fit(self, pool: Pool, layout: Layout, method: Method, variants: Sequence[Variant]) -> Option | None:
-        """The first variant that fits; they are ordered by falling memory, so bisection finds it."""
-        best, low, high = None, 0, len(variants)
-        middle = 0
-        while low < high:
-            option = self._option(pool, layout, method, variants[middle])
-            if option and not option.shortage:
-                best, high = option, middle
-            else:
-                low = middle + 1
-            middle = (low + high) // 2
-        return best
-
-    def _tried(self, world: int, gathers: bool) -> Knobs:
-        """What the spec's pins leave open."""
-        training = self._demand.spec.training
-        micros = sorted(batch.micro_batches(self._demand.spec, world, MOST_SEQUENCES), reverse=True)
-        saved = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}[training.gradient_checkpointing]
-        gather = {"Auto": (True, False), "Enabled": (True,), "Disabled": (False,)}[training.ds3_gather_for_generation]
-        whole = batch.split(self._demand.spec, world, micros[0]).generation_batch
-        sizes = tuple(whole >> bits for bits in range(whole.bit_length()))
-        return Knobs(gather if gathers else (True,), sizes, saved, tuple(micros))
-
-    def _option(self, pool: Pool, layout: Layout, method: Method, variant: Variant) -> Option | None:
-        """One candidate with its numbers; None if the GPU lacks a pinned dtype."""
-        demand = self._demand
-        precision = demand.precision(method, pool.hardware)
-        if precision is None:
-            return None
-        training = demand.spec.training
-        parts = batch.split(demand.spec, layout.world, variant.micro_batch)
-        steps = batch.generations_ahead(demand.spec) * training.num_iterations
-        setup = Setup(
-            precision, training.max_prompt_length, training.max_completion_length, variant.micro_batch,
-            parts.gradient_accumulation, variant.generation_batch, layout.world, method.zero, method.offload,
-            demand.spec.adapter.rank if method.lora else 0, method.eight_bit, variant.checkpointing, variant.gather,
-            method.reference, steps > 1,
-        )  # fmt: skip
-        prediction = self._predict(setup)
-        calls = math.ceil(parts.generation_batch / variant.generation_batch) / steps
-        room = pool.host_room(layout, demand.pod_cpu) or 0
+    def _option(self, place: Place, family: Family, need: Need) -> Option:
+        """One candidate with its numbers."""
+        pool, layout, room = place
+        calls = math.ceil(need.split.generation_batch / need.setup.generation_batch) / self._needs.updates
         return Option(
-            pool, layout, method, setup, parts, prediction,
-            device_bytes(prediction, layout.world, demand.margin),
-            host_bytes(demand.shape, setup, layout.per_node),
-            min(room, demand.pod_memory or room),
-            step_seconds(demand.shape, setup, pool.hardware, layout, calls),
+            pool, layout, family.method, need.setup, need.split, need.prediction, need.device,
+            family.host(layout.per_node), room,
+            step_seconds(self._demand.shape, need.setup, pool.hardware, layout, calls),
         )  # fmt: skip
-
-    def _predict(self, setup: Setup) -> Prediction:
-        """The memory of a setup, which doesn't depend on the pool."""
-        if setup not in self._predictions:
-            demand = self._demand
-            self._predictions[setup] = predict(demand.shape, setup, demand.reward_bytes, demand.scoring_bytes)
-        return self._predictions[setup]
 
 
 def choose(options: Sequence[Option], objective: Literal["Balanced", "Fastest", "FewestGPUs"]) -> Option | None:

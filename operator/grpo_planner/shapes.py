@@ -97,8 +97,9 @@ class Shape:
             return self.parameters
         return self.parameters - self.layers * (self.experts - self.active_experts) * self.expert_matrices
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Parameters of LoRA on every linear layer but the head: rank * (inputs + outputs) of each (Hu et al. 2021)."""
+    @cached_property
+    def adapter_widths(self) -> int:
+        """Inputs and outputs of every linear layer but the head, summed: what LoRA adds per rank."""
         hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
         if self.fused:
             attention = (hidden + query + 2 * kv) + (query + hidden)
@@ -106,4 +107,8 @@ class Shape:
         else:
             attention = 2 * (hidden + query) + 2 * (hidden + kv)
             expert = 3 * (hidden + inner)
-        return self.layers * rank * (attention + max(1, self.experts) * expert)
+        return self.layers * (attention + max(1, self.experts) * expert)
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Parameters of LoRA on every linear layer but the head: rank * (inputs + outputs) of each (Hu et al. 2021)."""
+        return rank * self.adapter_widths

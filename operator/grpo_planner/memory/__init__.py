@@ -3,7 +3,7 @@
 Pure arithmetic over a Shape and a Setup; docs/memory-model.md has formulas, accuracy and what is assumed.
 """
 
-from .phases import Prediction, predict
+from .phases import Prediction, Predictor, predict
 from .setup import Precision, Setup, Strategy
 
-__all__ = ["Precision", "Prediction", "Setup", "Strategy", "predict"]
+__all__ = ["Precision", "Prediction", "Predictor", "Setup", "Strategy", "predict"]

@@ -67,6 +67,6 @@ def decode(shape: Shape, setup: Setup) -> float:
     return cache(shape, setup, setup.length) + longer + logits(shape, setup)
 
 
-def generation_peak(shape: Shape, setup: Setup) -> float:
-    """The higher of prefill and decoding, with the gathered policy and autocast's cache."""
-    return gathered_policy(shape, setup) + cast_cache(shape, setup) + max(prefill(shape, setup), decode(shape, setup))
+def peak(shape: Shape, setup: Setup) -> float:
+    """The higher of prefill and decoding, with autocast's cache; beside gathered_policy."""
+    return cast_cache(shape, setup) + max(prefill(shape, setup), decode(shape, setup))

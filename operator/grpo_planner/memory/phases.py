@@ -1,7 +1,7 @@
-"""predict: the peak of each phase of a GRPO step, from the terms of the memory model.
+"""Predictor: the peak of each phase of a GRPO step, from the terms of the memory model.
 
 Exists to say which terms are live together; the terms themselves are in the modules beside. Called for every
-candidate plan, so it stays plain arithmetic.
+candidate plan, thousands for one job, so what does not depend on the extent is kept.
 """
 
 from dataclasses import dataclass
@@ -37,58 +37,115 @@ class Prediction:
         return self.peak - self.static
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What the passes over one micro-batch hold beside states and gradients, in bytes; the same for all extents."""
+
+    forward: float
+    """All saved activations beside the highest temporaries."""
+    scoring: float
+    """A pass without gradients."""
+    casts: float
+    """Autocast's cache during a pass of the policy without gradients."""
+    at_head: float
+    """Backward, at the head."""
+    at_top: float
+    """Backward, at the top layer."""
+    at_bottom: float
+    """Backward, at the bottom layer."""
+    at_embedding: float
+    """Backward, at the embedding."""
+
+
+class Predictor:
+    """Predicts setups of one model; terms that setups share are worked out once."""
+
+    def __init__(self, shape: Shape, resident: int = 0) -> None:
+        """`resident` is what reward models take on the GPU, in bytes."""
+        self._shape, self._resident = shape, resident
+        self._passes: dict[tuple[object, ...], Passes] = {}
+        self._generation: dict[tuple[object, ...], float] = {}
+
+    def floor(self, setup: Setup) -> Prediction:
+        """What the passes alone hold: less than any setup with the same sequences, precision and adapter needs."""
+        passes = self._passes_of(setup)
+        least = max(passes.forward, passes.at_head, passes.at_embedding, self._generation_of(setup))
+        return Prediction({"backward": round(least)}, 0)
+
+    def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
+        """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
+        shape, passes = self._shape, self._passes_of(setup)
+        static = states.static(shape, setup) + self._resident
+        live = states.live_parameters(shape, setup)
+        all_gradients = states.gradients(shape, setup)
+        waiting = all_gradients if setup.accumulates or setup.partitions else 0
+        generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
+        peaks = {
+            "load": 0,
+            "generate": max(generated, scoring),
+            "reference": live + reference_peak(shape, setup, passes),
+            "forward": live + waiting + passes.forward,
+            "backward": live + backward_peak(shape, setup, passes, waiting, all_gradients),
+            "step": states.step_buffers(shape, setup) if setup.zero else all_gradients,
+        }
+        return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
+
+    def _passes_of(self, setup: Setup) -> Passes:
+        key = (
+            setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.checkpointing,
+        )  # fmt: skip
+        if key not in self._passes:
+            self._passes[key] = passes_of(self._shape, setup)
+        return self._passes[key]
+
+    def _generation_of(self, setup: Setup) -> float:
+        key = setup.precision, setup.prompt, setup.completion, setup.generation_batch, setup.lora_rank
+        if key not in self._generation:
+            self._generation[key] = generation.peak(self._shape, setup)
+        return self._generation[key]
+
+
 def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> Prediction:
-    """Peaks of all phases.
-
-    Args:
-        shape: the policy's shape.
-        setup: the run's settings.
-        resident: bytes of reward models on the GPU.
-        scoring: temporaries of the reward models' forward pass, in bytes.
-    """
-    static = states.static(shape, setup) + resident
-    live = states.live_parameters(shape, setup)
-    waiting = states.gradients(shape, setup) if setup.accumulates or setup.partitions else 0
-    all_gradients = states.gradients(shape, setup)
-    peaks = {
-        "load": 0,
-        "generate": max(generation.generation_peak(shape, setup), scoring),
-        "reference": live + reference_peak(shape, setup),
-        "forward": live + waiting + forward_peak(shape, setup),
-        "backward": live + backward_peak(shape, setup, waiting, all_gradients),
-        "step": states.step_buffers(shape, setup) if setup.zero else all_gradients,
-    }
-    return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
+    """Peaks of all phases of one setup; arguments as for Predictor."""
+    return Predictor(shape, resident).predict(setup, scoring)
 
 
-def forward_peak(shape: Shape, setup: Setup) -> float:
-    """All saved activations, beside the head's tile or one layer's temporaries, and autocast's cache.
+def passes_of(shape: Shape, setup: Setup) -> Passes:
+    """The passes of one micro-batch."""
+    mask, saved, stream = act.mask(setup), act.saved(shape, setup), act.checkpoint(shape, setup)
+    layer, head_forward = act.layer_backward(shape, setup), head.forward_peak(shape, setup)
+    casts = act.cast_cache(shape, setup)
+    # Without checkpointing the cached casts are already among the saved tensors.
+    cached = casts if setup.checkpointing else 0
+    down = 0 if setup.lora else shape.hidden * shape.intermediate * setup.weight_bytes
+    top = layer if setup.checkpointing else act.backward_transient(shape, setup) + stream
+    return Passes(
+        forward=saved + mask + max(head_forward, act.forward_transient(shape, setup)) + cached,
+        scoring=mask + max(act.no_grad_transient(shape, setup), stream + head_forward),
+        casts=casts,
+        at_head=saved + mask + head.backward_peak(shape, setup),
+        at_top=down + mask + saved + top,
+        at_bottom=mask + layer + (stream if setup.checkpointing else 0),
+        at_embedding=stream + mask,
+    )
 
-    The cache is counted with checkpointing only: without it the same casts are already among the saved tensors.
-    """
-    cached = act.cast_cache(shape, setup) if setup.checkpointing else 0
-    largest = max(head.forward_peak(shape, setup), act.forward_transient(shape, setup))
-    return act.saved(shape, setup) + act.mask(setup) + largest + cached
 
-
-def reference_peak(shape: Shape, setup: Setup) -> float:
+def reference_peak(shape: Shape, setup: Setup, passes: Passes) -> float:
     """A pass without gradients, by the reference or by the policy itself; 0 when there is neither."""
     own_pass = setup.scores_old_policy
     if setup.reference == "None" and not own_pass:
         return 0
-    cached = act.cast_cache(shape, setup) if own_pass else 0
     live = states.live_parameters(shape, setup) if setup.reference == "Sharded" else 0
-    layer = act.no_grad_transient(shape, setup)
-    last = act.checkpoint(shape, setup) + head.forward_peak(shape, setup)
-    return live + states.visiting_reference(shape, setup) + act.mask(setup) + cached + max(layer, last)
+    return live + states.visiting_reference(shape, setup) + passes.scoring + (passes.casts if own_pass else 0)
 
 
-def backward_peak(shape: Shape, setup: Setup, waiting: float, all_gradients: float) -> float:
+def backward_peak(shape: Shape, setup: Setup, passes: Passes, waiting: float, all_gradients: float) -> float:
     """The highest of four moments: the head's backward, the top layer's, the bottom layer's, the embedding's.
 
     Args:
         shape: the policy's shape.
         setup: the run's settings.
+        passes: its passes.
         waiting: gradients that were there before this micro-batch.
         all_gradients: all gradients of this rank once the micro-batch is over.
     """
@@ -97,22 +154,16 @@ def backward_peak(shape: Shape, setup: Setup, waiting: float, all_gradients: flo
     head_gradient = shape.head * matrix
     tied = head_gradient if shape.tied else 0
     down = shape.hidden * shape.intermediate * matrix
-    mask, saved = act.mask(setup), act.saved(shape, setup)
-    stream = act.checkpoint(shape, setup)
-    layer = act.layer_backward(shape, setup)
-
-    at_head = waiting + saved + mask + head.backward_peak(shape, setup)
-    kept = head_gradient if fresh else tied
-    at_top = waiting + kept + down + mask + (
-        saved + layer if setup.checkpointing else saved + act.backward_transient(shape, setup) + stream
-    )  # fmt: skip
     if fresh:
         later = 0 if shape.tied else head_gradient
         rest = shape.layer_matrices * matrix - down
         done = all_gradients - later - rest
     else:
         done = waiting + down + tied
-    at_bottom = done + mask + layer + (stream if setup.checkpointing else 0)
     pending = tied + (0 if fresh else head_gradient)
-    at_embedding = (waiting if setup.partitions or setup.lora else all_gradients) + pending + stream + mask
-    return max(at_head, at_top, at_bottom, at_embedding)
+    return max(
+        waiting + passes.at_head,
+        waiting + (head_gradient if fresh else tied) + passes.at_top,
+        done + passes.at_bottom,
+        (waiting if setup.partitions or setup.lora else all_gradients) + pending + passes.at_embedding,
+    )

@@ -4,7 +4,6 @@ Exists so that the terms of the memory model take two arguments, and a candidate
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 Precision = Literal["bfloat16", "mixed", "float32"]
@@ -48,42 +47,42 @@ class Setup:
     scores_old_policy: bool = False
     """The policy's own log-probabilities are computed before the update (off-policy steps)."""
 
-    @cached_property
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one weight, and of one element of the residual stream."""
         return 2 if self.precision == "bfloat16" else 4
 
-    @cached_property
+    @property
     def compute_bytes(self) -> int:
         """Bytes of one element of a matrix product."""
         return 4 if self.precision == "float32" else 2
 
-    @cached_property
+    @property
     def length(self) -> int:
         """Tokens of one sequence."""
         return self.prompt + self.completion
 
-    @cached_property
+    @property
     def tokens(self) -> int:
         """Tokens of one micro-batch."""
         return self.micro_batch * self.length
 
-    @cached_property
+    @property
     def scored_tokens(self) -> int:
         """Completion tokens of one micro-batch; only these pass the head."""
         return self.micro_batch * self.completion
 
-    @cached_property
+    @property
     def lora(self) -> bool:
         """Whether an adapter is trained instead of all parameters."""
         return self.lora_rank > 0
 
-    @cached_property
+    @property
     def partitions(self) -> bool:
         """Whether gradients are reduced bucket by bucket and kept as partitions (ZeRO-2 and ZeRO-3)."""
         return self.zero >= 2
 
-    @cached_property
+    @property
     def accumulates(self) -> bool:
         """Whether a forward pass finds gradients of an earlier micro-batch."""
         return self.accumulation > 1
