@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from grpo_api.base import quantity_bytes
-from grpo_api.running import PlacementSpec
+from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
 
 from .inventory import Inventory, Node
 from .memory.device import usable_bytes
@@ -79,7 +79,7 @@ class Pool:
         Args:
             world: processes.
             nodes: exact number of nodes, None for the fewest.
-            cpu: cores of one pod, None for one per process.
+            cpu: cores of one pod, None for the default.
         """
         for per_node in range(min(world, self.widest), 0, -1):
             count, rest = divmod(world, per_node)
@@ -91,7 +91,7 @@ class Pool:
 
     def host_room(self, layout: Layout, cpu: float | None) -> int | None:
         """Free host memory of the layout's worst node, taking the roomiest; None if there are too few nodes."""
-        key = (layout.per_node, layout.per_node if cpu is None else cpu)
+        key = (layout.per_node, layout.per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu)
         if key not in self._memory:
             fitting = [
                 (room.memory, count) for room, count in self.rooms if room.gpus >= key[0] and room.cpu >= key[1]
