@@ -74,9 +74,14 @@ def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
 
 
 def _searched(needs: Needs, pools: list[Pool]) -> tuple[Option | None, list[Option]]:
-    """The chosen option and all families."""
-    options = Search(needs, pools).families()
-    return choose(options, needs.demand.spec.placement.objective), options
+    """The chosen option, and all that are worth showing."""
+    search = Search(needs, pools)
+    options = search.families()
+    chosen = choose(options, needs.demand.spec.placement.objective)
+    if chosen is None:
+        return None, options
+    others = [option for option in options if option.method != chosen.method or option.pool is not chosen.pool]
+    return chosen, others + search.extents(chosen)
 
 
 def _planned(

@@ -47,7 +47,7 @@ class Room(NamedTuple):
     """Cores."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """Nodes with the same GPU."""
 
@@ -59,9 +59,7 @@ class Pool:
     selector: tuple[tuple[str, str], ...]
     rooms: tuple[tuple[Room, int], ...]
     """What its nodes have to give, and how many nodes give just that."""
-    _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # fmt: skip
+    _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def widest(self) -> int:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from . import batch
@@ -70,42 +71,67 @@ class Place(NamedTuple):
     """Bytes of host memory that one pod can have."""
 
 
+Placed = tuple[Place, Family]
+
+
 class Search:
     """All candidates of one demand on some pools."""
 
     def __init__(self, needs: Needs, pools: Sequence[Pool]) -> None:
         """Finds nothing yet; `needs` may have served other searches of the same demand."""
-        self._needs, self._demand, self._pools = needs, needs.demand, pools
+        self._needs, self._demand = needs, needs.demand
+        self._places = {pool: list(self._places_in(pool)) for pool in pools}
 
     def families(self) -> list[Option]:
-        """The best candidate of each (pool, extent, method), or its closest miss."""
-        allowed = methods(self._demand.spec)
-        return [
-            self._best(place, family)
-            for pool in self._pools
-            for place, family in self._placed(pool, self._with_precision(pool, allowed))
-        ]
+        """Candidates of each pool and method: those that may be chosen or shown, and where none fits, all misses."""
+        found = []
+        for pool in self._places:
+            for method, precision in self._with_precision(pool, methods(self._demand.spec)):
+                placed = self._placed(pool, method, precision)
+                found += self._promising(placed) or [self._best(*one) for one in placed]
+        return found
 
     def fitting(self) -> list[Option]:
-        """The best candidates that fit, of the methods that depart least from what was asked; the others are left out.
+        """Candidates that may be chosen, of the methods that depart least from what was asked; no misses.
 
         Enough to choose from, and much less work than all families where little fits.
         """
-        allowed = sorted(methods(self._demand.spec), key=lambda method: method.tier) if self._needs.worlds else []
+        allowed = sorted(methods(self._demand.spec), key=lambda method: method.tier)
         for _, alike in groupby(allowed, key=lambda method: method.tier):
-            found = self._fitting(list(alike))
+            found = [option for method in alike for pool in self._places for option in self._fitting(pool, method)]
             if found:
                 return found
         return []
 
-    def _fitting(self, alike: Sequence[Method]) -> list[Option]:
-        found = []
-        for pool in self._pools:
-            pairs = self._with_precision(pool, alike)
-            possible = [pair for pair in pairs if self._needs.floor(*pair) <= pool.usable]
-            for place, family in self._placed(pool, possible) if possible else ():
-                if family.leanest.device <= pool.usable and family.host(place.layout.per_node) <= place.room:
-                    found.append(self._best(place, family))
+    def extents(self, chosen: Option) -> list[Option]:
+        """The chosen option and its method on every other extent of its pool."""
+        placed = self._placed(chosen.pool, chosen.method, chosen.setup.precision)
+        return [chosen if place.layout == chosen.layout else self._best(place, family) for place, family in placed]
+
+    def _fitting(self, pool: Pool, method: Method) -> list[Option]:
+        found: list[Option] = []
+        for _, precision in self._with_precision(pool, [method]) if self._places[pool] else ():
+            if self._needs.floor(method, precision) <= pool.usable:
+                found += self._promising(self._placed(pool, method, precision))
+        return [option for option in found if not option.shortage]
+
+    def _promising(self, placed: Sequence[Placed]) -> list[Option]:
+        """Of one method's extents in a pool, those that may be chosen or shown; empty where none fits.
+
+        The smallest that fits may be chosen for its few GPUs, the fastest for its time, and within NEAR of that any. No
+        variant is faster than its extent's fastest, so an extent whose fastest is too slow needs no closer look.
+        """
+        smallest = next((one for one in placed if self._fits(*one)), None)
+        if smallest is None:
+            return []
+        found = [self._best(*smallest)]
+        least = found[0].seconds
+        bounds = ((self._option(*one, one[1].fastest).seconds, one) for one in placed if one is not smallest)
+        for bound, one in sorted(bounds, key=itemgetter(0)):
+            if bound > least * NEAR:
+                break
+            found.append(self._best(*one))
+            least = min(least, least if found[-1].shortage else found[-1].seconds)
         return found
 
     def _with_precision(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
@@ -113,15 +139,18 @@ class Search:
         pairs = ((method, self._demand.precision(method, pool.hardware)) for method in allowed)
         return [(method, precision) for method, precision in pairs if precision]
 
-    def _placed(self, pool: Pool, allowed: Sequence[tuple[Method, Precision]]) -> Iterator[tuple[Place, Family]]:
-        """Every method on every extent of a pool, but for ZeRO without offload on one GPU."""
-        demand = self._demand
+    def _placed(self, pool: Pool, method: Method, precision: Precision) -> list[Placed]:
+        """A method on every extent of a pool, but for ZeRO without offload on one GPU; smallest first."""
+        return [
+            (place, self._needs.of(place.layout.world, method, precision))
+            for place in self._places[pool]
+            if place.layout.world > 1 or not method.zero or method.offload
+        ]
+
+    def _places_in(self, pool: Pool) -> Iterator[Place]:
         for layout in self._layouts(pool):
-            room = pool.host_room(layout, demand.pod_cpu) or 0
-            place = Place(pool, layout, min(room, demand.pod_memory or room))
-            for method, precision in allowed:
-                if layout.world > 1 or not method.zero or method.offload:
-                    yield place, self._needs.of(layout.world, method, precision)
+            room = pool.host_room(layout, self._demand.pod_cpu) or 0
+            yield Place(pool, layout, min(room, self._demand.pod_memory or room))
 
     def _layouts(self, pool: Pool) -> Iterator[Layout]:
         """Every extent that splits the batch evenly and is within the job's limits.
@@ -141,13 +170,20 @@ class Search:
                 last = world
                 yield layout
 
+    @staticmethod
+    def _fits(place: Place, family: Family) -> bool:
+        """Whether any variant does. The fastest may where the leanest doesn't: it accumulates no gradients."""
+        usable = place.pool.usable
+        roomy = family.host(place.layout.per_node) <= place.room
+        return roomy and (family.leanest.device <= usable or family.fastest.device <= usable)
+
     def _best(self, place: Place, family: Family) -> Option:
         """The fastest variant that fits; else the one that needs least."""
-        usable, roomy = place.pool.usable, family.host(place.layout.per_node) <= place.room
-        if roomy and family.fastest.device <= usable:
-            return self._option(place, family, family.fastest)
-        if not roomy or family.leanest.device > usable:
+        usable = place.pool.usable
+        if not self._fits(place, family):
             return self._option(place, family, family.leanest)
+        if family.fastest.device <= usable:
+            return self._option(place, family, family.fastest)
         fitting = [self._option(place, family, need) for need in family.fitting(usable)]
         return min(fitting, key=lambda option: (round(option.seconds, 6), option.setup.checkpointing))
 

@@ -211,7 +211,7 @@ def test_a_pinned_pod_memory_is_the_limit_and_the_request() -> None:
 
 
 def test_cpus_bound_the_pods() -> None:
-    assert plan(spec(LLAMA_1B), nodes(1, 8, H100, cpu_free=2.0, cpu_total=2.0)).gpus <= 2
+    assert plan(spec(LLAMA_1B), nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5)).gpus <= 2
     answer = result(spec(LLAMA_1B, placement__cpu="256"), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
     assert plan(spec(LLAMA_1B, placement__cpu="500m"), nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5)).gpus >= 1
