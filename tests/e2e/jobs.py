@@ -28,7 +28,7 @@ class Jobs:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """kubectl in this namespace."""
-        return self.access.kubectl(*arguments, "--namespace", self.namespace, input=stdin)
+        return self.access.kubectl("--namespace", self.namespace, *arguments, input=stdin)
 
     def create(self, name: str, training: Object | None = None, **spec: Any) -> None:
         """Applies the template under another name, with parts of its spec replaced."""
