@@ -1,41 +1,42 @@
 """Holds the memory model against fake-tensor accounts of whole models, and against other estimators.
 
-    python -m benchmarks.memory_truth [--quick]
+    python -m benchmarks.memory_truth [--quick] [--models NAME ...]
 
-Prints a table per case (error of each phase and of the total peak) and a summary, in Markdown, for
+Prints a table per case (error of the total peak, by this model and by others' rules) and a summary, in Markdown, for
 docs/memory-model.md. Takes seconds to minutes per case, and far more on a busy machine; never part of the tests.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+from accelerate.commands.estimate import estimate_training_usage
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from grpo_planner import catalogue
-from grpo_planner.shapes import Shape
 from tests.trainer.accounting import account
 from tests.trainer.fake_models import Case, Precision
 from tests.trainer.test_memory_truth import CASES, counted, predicted
 
-WHOLE = [
-    ("qwen2.5-0.5b", "qwen2"), ("qwen2.5-1.5b", "qwen2"), ("qwen3-0.6b", "qwen3"), ("llama-3.2-1b", "llama"),
-    ("smollm2-360m", "llama"), ("gemma-3-270m", "gemma3_text"), ("mistral-7b", "mistral"), ("phi-4-mini", "phi3"),
-]  # fmt: skip
+WHOLE = {
+    "qwen2.5-0.5b": "qwen2", "qwen2.5-1.5b": "qwen2", "qwen3-0.6b": "qwen3", "smollm2-360m": "llama",
+    "llama-3.2-1b": "llama", "gemma-3-1b": "gemma3_text", "smollm2-1.7b": "llama", "phi-4-mini": "phi3",
+    "mistral-7b": "mistral",
+}  # fmt: skip
 GIB = 2**30
 
 
-def sweep(quick: bool) -> Iterator[Case]:
+def sweep(models: Iterable[str]) -> Iterator[Case]:
     """Whole models: both trained ways, two precisions, with and without checkpointing."""
-    if quick:
-        yield from CASES[:4]
-        return
-    for name, family in WHOLE:
-        shape: Shape = catalogue.shapes()[name]
-        precisions: list[Precision] = ["bfloat16", "mixed"]
+    precisions: list[Precision] = ["bfloat16", "mixed"]
+    for name in models:
         for precision in precisions:
             for rank in (0, 16):
                 for checkpointing in (True, False):
-                    yield Case(name, family, shape, precision, 4, 256, 512, checkpointing, rank, False, 16)
+                    shape = catalogue.shapes()[name]
+                    yield Case(name, WHOLE[name], shape, precision, 4, 256, 512, checkpointing, rank, False, 16)
 
 
 def sixteen_bytes(case: Case) -> float:
@@ -45,29 +46,58 @@ def sixteen_bytes(case: Case) -> float:
     return 16 * trained + frozen * (2 if case.precision == "bfloat16" else 4)
 
 
+def accelerate(case: Case) -> float:
+    """`accelerate estimate-memory --dtypes bfloat16`, the row of mixed precision: the largest of its components."""
+    return float(max(estimate_training_usage(4 * case.shape.parameters, "bfloat16").values()))
+
+
+def zero2(case: Case) -> float:
+    """DeepSpeed's estimate of ZeRO-2 on one GPU without offload."""
+    needs = estimate_zero2_model_states_mem_needs(case.shape.parameters, cpu_offload=False)
+    return float(needs[1])
+
+
+def zero3(case: Case) -> float:
+    """DeepSpeed's estimate of ZeRO-3 on one GPU without offload."""
+    needs = estimate_zero3_model_states_mem_needs(case.shape.parameters, case.shape.head, cpu_offload=False)
+    return float(needs[1])
+
+
+OTHERS: dict[str, Callable[[Case], float]] = {
+    "16 B/parameter": sixteen_bytes, "accelerate": accelerate, "DeepSpeed ZeRO-2": zero2, "DeepSpeed ZeRO-3": zero3,
+}  # fmt: skip
+
+
+def summary(name: str, errors: list[float]) -> str:
+    """One line: how far off in the median, and both ends."""
+    size = [abs(error) for error in errors]
+    return (
+        f"{name}: {len(errors)} peaks, median {statistics.median(size):.2f} %, largest {max(size):.2f} %, "
+        f"from {min(errors):+.2f} to {max(errors):+.2f} %"
+    )
+
+
 def main() -> None:
-    """Prints the table and its summary."""
+    """Prints the table and its summary; the others' rules only for full training, which they are made for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="four small cases")
-    cases = list(sweep(parser.parse_args().quick))
-    print("| case | peak GiB | accumulation off | on | 16 B/parameter | seconds |\n|---|---|---|---|---|---|")
-    errors: list[float] = []
-    rule: list[float] = []
-    for case in cases:
+    parser.add_argument("--models", nargs="+", choices=WHOLE, default=list(WHOLE), help="which whole models")
+    arguments = parser.parse_args()
+    print("| case | peak GiB | accumulation off | on | " + " | ".join(OTHERS) + " | seconds |")
+    print("|---" * (5 + len(OTHERS)) + "|")
+    errors: dict[str, list[float]] = {"this model": [], **{name: [] for name in OTHERS}}
+    for case in CASES[:4] if arguments.quick else sweep(arguments.models):
         began = time.perf_counter()
         truth = account(case)
         pair = [100 * (predicted(case, steps).peak / counted(truth, steps) - 1) for steps in (1, 2)]
-        rough = 100 * (sixteen_bytes(case) / counted(truth, 2) - 1)
-        errors += pair
-        rule.append(rough)
-        print(
-            f"| {case.name} | {counted(truth, 2) / GIB:.2f} | {pair[0]:+.2f} % | {pair[1]:+.2f} % | {rough:+.0f} % | "
-            f"{time.perf_counter() - began:.0f} |",
-            flush=True,
-        )
-    size = [abs(error) for error in errors]
-    print(f"\n{len(errors)} peaks: median {statistics.median(size):.2f} %, largest {max(size):.2f} %; ", end="")
-    print(f"16 B/parameter: median {statistics.median(abs(one) for one in rule):.0f} %")
+        errors["this model"] += pair
+        cells = [f"{case.name}", f"{counted(truth, 2) / GIB:.2f}", *(f"{error:+.2f} %" for error in pair)]
+        for name, rule in OTHERS.items():
+            error = 100 * (rule(case) / counted(truth, 2) - 1)
+            errors[name] += [] if case.lora_rank and name != "16 B/parameter" else [error]
+            cells.append(f"{error:+.0f} %")
+        print("| " + " | ".join(cells) + f" | {time.perf_counter() - began:.0f} |", flush=True)
+    print("\n" + "\n".join(summary(name, found) for name, found in errors.items()))
 
 
 if __name__ == "__main__":

@@ -98,16 +98,25 @@ class Shape:
         return self.parameters - self.layers * (self.experts - self.active_experts) * self.expert_matrices
 
     @cached_property
+    def linears(self) -> tuple[tuple[int, int, int], ...]:
+        """(how many, inputs, outputs) of one layer's linear maps, those of all experts included."""
+        hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
+        down = (max(1, self.experts), inner, hidden)
+        if self.fused:
+            return (1, hidden, query + 2 * kv), (1, query, hidden), (down[0], hidden, 2 * inner), down
+        return (1, hidden, query), (2, hidden, kv), (1, query, hidden), (2 * down[0], hidden, inner), down
+
+    @cached_property
+    def vectors(self) -> tuple[tuple[int, int], ...]:
+        """(how many, elements) of the whole model's norms and biases."""
+        biases = (self.layers * self.qkv_bias, self.query), (2 * self.layers * self.qkv_bias, self.key_value)
+        head_norms = (2 * self.layers * self.qk_norm, self.head_dim)
+        return (self.layers * self.norms + 1, self.hidden), *biases, head_norms
+
+    @cached_property
     def adapter_widths(self) -> int:
         """Inputs and outputs of every linear layer but the head, summed: what LoRA adds per rank."""
-        hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
-        if self.fused:
-            attention = (hidden + query + 2 * kv) + (query + hidden)
-            expert = (hidden + 2 * inner) + (inner + hidden)
-        else:
-            attention = 2 * (hidden + query) + 2 * (hidden + kv)
-            expert = 3 * (hidden + inner)
-        return self.layers * (attention + max(1, self.experts) * expert)
+        return self.layers * sum(count * (inputs + outputs) for count, inputs, outputs in self.linears)
 
     def adapter_parameters(self, rank: int) -> int:
         """Parameters of LoRA on every linear layer but the head: rank * (inputs + outputs) of each (Hu et al. 2021)."""

@@ -58,13 +58,15 @@ class Run:
         gc.collect()
 
     def optimizer_state(self) -> list[Tensor]:
-        """AdamW's two moments per trained parameter; in 8 bits with a float32 scale per 256 (Dettmers et al. 2021)."""
+        """AdamW's two moments per trained parameter; in 8 bits as bitsandbytes keeps them (test_memory_savers.py)."""
         states = []
+        embedding = self.base.get_input_embeddings().weight
         for parameter in self.trained:
-            small = parameter.numel() < 4096
+            wide = parameter.numel() < 4096 or parameter is embedding
+            blocks = -(-parameter.numel() // 256)
             for _ in range(2):
-                if self.case.eight_bit and not small:
-                    states += [torch.zeros(parameter.shape, dtype=torch.uint8), torch.zeros(parameter.numel() // 256)]
+                if self.case.eight_bit and not wide:
+                    states += [torch.zeros(parameter.shape, dtype=torch.uint8), torch.zeros(blocks)]
                 else:
                     states.append(torch.zeros(parameter.shape) if self.case.eight_bit else torch.zeros_like(parameter))
         return states

@@ -4,14 +4,17 @@ Exists because an argument that reaches a configuration may still be ignored. `o
 (test_memory_savers.py) and as part of a gang (gang_facts.py), where ZeRO-3's savers can be seen.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
+from bitsandbytes.optim import GlobalOptimManager
+from peft import PeftModel
 from torch import nn
 
 from grpo_api.plan import TrainingPlan
-from grpo_trainer import ranks
+from grpo_trainer import partition, ranks
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from tests.trainer import demo_model, runs
 
@@ -34,6 +37,8 @@ def zero3(folder: Path) -> dict[str, Any]:
 def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
     """Facts of a run of the job."""
     runs.reset()
+    # bitsandbytes keeps 32-bit overrides by a parameter's index for all optimizers of a process; a pod has one only.
+    GlobalOptimManager.get_instance().initialize()
     trainer = runs.build(job, output_dir=str(folder / "output"), save_strategy="no")
     seen = watch(trainer)
     trainer.train()
@@ -41,31 +46,55 @@ def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
     return seen | {
         "optimizer": type(innermost(trainer.optimizer)).__module__.split(".")[0],
         "state_dtypes": state_dtypes(trainer),
+        "state_bytes": state_bytes(trainer),
         "checkpointing": trainer.model.is_gradient_checkpointing,
+        "largest": sizes(trainer)[:2],
+        "elements": sum(sizes(trainer)),
         "optimizer_offload": bool(getattr(engine, "offload_optimizer", False)),
     }
 
 
 def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:
     """Lists that fill while the trainer runs: rows of each call that begins a generation, ZeRO's hooks on a matrix of
-    the last layer then (TRL takes them off while everything is gathered), and the steps in which that layer ran again
-    during backward."""
-    seen: dict[str, list[int]] = {"generated_rows": [], "zero_hooks": [], "recomputed": []}
-    layer = trainer.model.get_submodule("model.layers.1")
+    the last layer then (TRL takes them off while everything is gathered), the most elements that were whole on this
+    rank at once in each of the generation's passes, and the steps in which that layer ran again during backward."""
+    seen: dict[str, list[int]] = {"generated_rows": [], "zero_hooks": [], "live_elements": [], "recomputed": []}
+    model = trainer.model.get_base_model() if isinstance(trainer.model, PeftModel) else trainer.model
+    layer = model.get_submodule("model.layers.1")
 
     def begins(_: nn.Module, __: Any, kwargs: dict[str, Any]) -> None:
         tokens = kwargs.get("input_ids")
         if not torch.is_grad_enabled() and kwargs.get("use_cache") and tokens is not None and tokens.shape[1] > 1:
             seen["generated_rows"].append(len(tokens))
             seen["zero_hooks"].append(len(layer.mlp.down_proj._forward_pre_hooks))
+        if not torch.is_grad_enabled() and kwargs.get("use_cache"):
+            seen["live_elements"].append(0)
+
+    def ends(*_: Any) -> None:
+        if not torch.is_grad_enabled() and seen["live_elements"]:
+            seen["live_elements"][-1] = max(seen["live_elements"][-1], live_elements(trainer.model))
 
     def passes(*_: Any) -> None:
         if torch._C._current_graph_task_id() >= 0:
             seen["recomputed"].append(trainer.state.global_step)
 
-    trainer.model.get_submodule("model").register_forward_pre_hook(begins, with_kwargs=True)
+    model.get_submodule("model").register_forward_pre_hook(begins, with_kwargs=True)
+    for module in trainer.model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(ends)
     layer.mlp.register_forward_pre_hook(passes)  # inside: the layer's own hooks are not part of its recomputation
     return seen
+
+
+def live_elements(model: nn.Module) -> int:
+    """Elements of a model's partitioned parameters that are whole, or on their way, on this rank."""
+    parameters: list[Any] = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_status")]
+    return sum(parameter.ds_numel for parameter in parameters if parameter.ds_status.name != "NOT_AVAILABLE")
+
+
+def sizes(trainer: ReferenceGRPOTrainer) -> list[int]:
+    """Elements of the policy's parameters, the largest first."""
+    return sorted((math.prod(partition.shape(parameter)) for parameter in trainer.model.parameters()), reverse=True)
 
 
 def innermost(optimizer: Any) -> Any:
@@ -73,6 +102,13 @@ def innermost(optimizer: Any) -> Any:
     while getattr(optimizer, "optimizer", None) is not None:
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def state_bytes(trainer: ReferenceGRPOTrainer) -> int:
+    """Bytes of all moments and their scales; the 8-bit code books, one kilobyte each for all tensors, aside."""
+    moments = ("state1", "state2", "absmax1", "absmax2", "exp_avg", "exp_avg_sq")
+    states = innermost(trainer.optimizer).state.values()
+    return sum(state[name].nbytes for state in states for name in moments if name in state)
 
 
 def state_dtypes(trainer: ReferenceGRPOTrainer) -> dict[str, list[str]]:

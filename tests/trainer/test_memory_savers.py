@@ -4,25 +4,36 @@ Exists because a saver that is asked for but not in force ends a run that the pl
 seen in test_reference_gang.py.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from grpo_planner.architecture import from_config
+from grpo_planner.memory import Setup
+from grpo_planner.memory.states import optimizer_state
 from tests.trainer import demo_model, runs
 from tests.trainer.saver_facts import STEPS, observed
 
+RANK = 64
+"""At this rank some of the demo model's adapter matrices are large enough for 8 bits and some are not."""
 SAVINGS = {"optimizer": "AdamW8bit", "gradientCheckpointing": True, "generationSubBatch": 3}
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Of a run with all savers and of one with none."""
+    """Of a run with all savers, of one with none, and of an adapter's with 8-bit moments."""
     folder = tmp_path_factory.mktemp("savers")
     model = demo_model.save_policy(folder / "model")
-    return {
-        name: observed(runs.plan(model, execution=execution, training={"maxSteps": STEPS}), folder)
+    plans = {
+        name: runs.plan(model, execution=execution, training={"maxSteps": STEPS})
         for name, execution in {"off": {}, "on": SAVINGS}.items()
     }
+    eight_bit = {"optimizer": "AdamW8bit"}
+    plans["adapter"] = runs.plan(
+        model, "Adapter", adapter={"rank": RANK}, execution=eight_bit, training={"maxSteps": STEPS}
+    )  # fmt: skip
+    return {name: observed(plan, folder) for name, plan in plans.items()}
 
 
 def test_moments_are_kept_in_8_bits_but_for_embeddings_and_small_tensors(facts: dict[str, dict[str, Any]]) -> None:
@@ -30,6 +41,14 @@ def test_moments_are_kept_in_8_bits_but_for_embeddings_and_small_tensors(facts: 
     assert facts["off"]["state_dtypes"] == exact | {"matrix": ["torch.float32"]}
     assert facts["on"]["state_dtypes"] == exact | {"matrix": ["torch.uint8"]}
     assert (facts["off"]["optimizer"], facts["on"]["optimizer"]) == ("torch", "bitsandbytes")
+
+
+def test_the_plan_counts_the_optimizers_bytes(facts: dict[str, dict[str, Any]]) -> None:
+    shape = from_config(demo_model.config().to_dict())
+    plain = Setup("float32", 8, 8, 1)
+    eight_bit = replace(plain, eight_bit=True)
+    for name, setup in {"off": plain, "on": eight_bit, "adapter": replace(eight_bit, lora_rank=RANK)}.items():
+        assert facts[name]["state_bytes"] == optimizer_state(shape, setup)
 
 
 def test_checkpointed_layers_run_again_in_every_backward_pass(facts: dict[str, dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ The constants here are assumptions until they are fitted on a GPU (docs/memory-m
 from ..shapes import Shape
 from .phases import Prediction
 from .setup import Setup
-from .states import trained_parameters
+from .states import optimizer_state, trained_parameters
 
 GIB = 2**30
 CONTEXT = round(0.55 * GIB)
@@ -57,6 +57,6 @@ def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> in
     """Disk of one checkpoint: weights (the adapter's under LoRA), optimizer state and a drifting reference."""
     trained = trained_parameters(shape, setup)
     weight = 4 if setup.lora and not setup.zero else setup.weight_bytes
-    moments = 12 if setup.zero else 2.03 if setup.eight_bit else 2 * weight
+    moments = 12 * trained if setup.zero else optimizer_state(shape, setup)
     reference = shape.parameters * setup.weight_bytes if drifting_reference else 0
-    return round(trained * (weight + moments) + reference)
+    return round(trained * weight + moments + reference)

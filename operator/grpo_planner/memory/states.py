@@ -11,8 +11,10 @@ MAX_LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters."""
 SUB_GROUP = 1_000_000_000
 """DeepSpeed's sub_group_size: parameters that one optimizer kernel handles at a time."""
-EIGHT_BIT_STATE = 2.03
-"""Bytes per parameter of 8-bit AdamW: two moments and a float32 scale per block of 256 (Dettmers et al. 2021)."""
+SMALL_TENSOR = 4096
+"""bitsandbytes' min_8bit_size: elements below which a tensor's moments stay in float32."""
+BLOCK = 256
+"""Elements that share one float32 scale in a moment of 8-bit AdamW (bitsandbytes)."""
 
 
 def trained_parameters(shape: Shape, setup: Setup) -> int:
@@ -34,14 +36,35 @@ def weights(shape: Shape, setup: Setup) -> float:
 def optimizer_state(shape: Shape, setup: Setup) -> float:
     """AdamW's two moments, under ZeRO beside a float32 master and divided by the world.
 
-    8 bytes per parameter in float32, 4 in pure bfloat16, EIGHT_BIT_STATE in 8 bits; ZeRO 12 / world; offloaded 0.
+    8 bytes per parameter in float32, 4 in pure bfloat16, in 8 bits about 2; ZeRO 12 / world; offloaded 0.
     """
     if setup.offload:
         return 0
     trained = trained_parameters(shape, setup)
     if setup.zero:
         return trained * 12 / setup.world
-    return trained * (EIGHT_BIT_STATE if setup.eight_bit else 2 * trained_bytes(setup))
+    return eight_bit_state(shape, setup) if setup.eight_bit else trained * 2 * trained_bytes(setup)
+
+
+def eight_bit_state(shape: Shape, setup: Setup) -> float:
+    """8-bit AdamW's two moments, summed over the trained tensors.
+
+    The input embedding, with the head where they are tied, keeps float32 moments: transformers' Trainer registers
+    every nn.Embedding so. What a declared size has beyond the shape's own tensors counts as large matrices.
+    """
+    if setup.lora:
+        rank, pairs = setup.lora_rank, shape.linears
+        per_layer = sum(n * (moments(rank * inputs) + moments(rank * outputs)) for n, inputs, outputs in pairs)
+        return shape.layers * per_layer
+    tensors = [(shape.layers * count, inputs * outputs) for count, inputs, outputs in shape.linears]
+    tensors += shape.vectors
+    rest = shape.parameters - shape.head - sum(count * elements for count, elements in tensors)
+    return 8 * shape.head + sum(count * moments(elements) for count, elements in tensors) + (2 + 8 / BLOCK) * rest
+
+
+def moments(elements: int) -> int:
+    """Bytes of two 8-bit moments of one tensor, a byte per element and a scale per block; small ones are float32."""
+    return 8 * elements if elements < SMALL_TENSOR else 2 * elements + 8 * -(-elements // BLOCK)
 
 
 def reference_weights(shape: Shape, setup: Setup) -> float:
