@@ -78,7 +78,13 @@ REWARD = Metric(
     ("reward",),
     "reward_by_function",
 )
-MEMORY = Metric("grpo_training_memory_bytes", "gauge", "bytes", "Peak memory of any rank by phase.", ("phase",))
+MEMORY = Metric(
+    "grpo_training_memory_bytes",
+    "gauge",
+    "bytes",
+    "Peak of allocated GPU memory of any rank by phase; and reserved, device and host.",
+    ("phase",),
+)
 PHASE_SECONDS = Metric(
     "grpo_training_phase_seconds",
     "gauge",
@@ -116,6 +122,17 @@ JOB_CONDITION = Metric("grpo_job_condition", "gauge", "1", "1 while the conditio
 JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase.", (*_JOB, "phase"))
 JOB_STEP = Metric("grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB)
 JOB_ATTEMPTS = Metric("grpo_job_attempts", "gauge", "1", "Gang starts so far.", _JOB)
+JOB_MEMORY_PREDICTED = Metric(
+    "grpo_job_memory_predicted_bytes", "gauge", "bytes", "Peak of allocated memory of one GPU by phase, as planned.",
+    (*_JOB, "phase"),
+)  # fmt: skip
+JOB_MEMORY_MEASURED = Metric(
+    "grpo_job_memory_measured_bytes", "gauge", "bytes", "Peak of allocated memory of any GPU by phase, as measured.",
+    (*_JOB, "phase"),
+)  # fmt: skip
+JOB_MEMORY_RATIO = Metric(
+    "grpo_job_memory_prediction_ratio", "gauge", "1", "Predicted over measured peak of allocated memory.", _JOB
+)
 JOB_RESTARTS = Metric("grpo_job_restarts", "gauge", "1", "Restarts that count against the limit.", _JOB)
 RECONCILES = Metric(
     "grpo_operator_reconcile_total", "counter", "1", "Reconciles by result (success, error, requeue).", ("result",)
@@ -133,13 +150,20 @@ QUEUE_SECONDS = Metric(
 PROGRESS_PULLS = Metric(
     "grpo_operator_progress_pulls_total", "counter", "1", "Pulls of /progress by result (success, error).", ("result",)
 )
-OPERATOR = (
+JOB = (
     JOB_INFO,
     JOB_CONDITION,
     JOB_PHASE,
     JOB_STEP,
     JOB_ATTEMPTS,
     JOB_RESTARTS,
+    JOB_MEMORY_PREDICTED,
+    JOB_MEMORY_MEASURED,
+    JOB_MEMORY_RATIO,
+)
+"""What the operator exports of each GRPOJob."""
+OPERATOR = (
+    *JOB,
     RECONCILES,
     RECONCILE_SECONDS,
     API_REQUESTS,

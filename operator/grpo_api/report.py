@@ -79,7 +79,8 @@ class Progress(Model):
     metrics: dict[str, float] = Field(default_factory=dict)
     """Last value per metric, by the keys of grpo_api.metrics."""
     memory: dict[str, int] = Field(default_factory=dict)
-    """Peak bytes per phase, largest of all ranks."""
+    """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that it `reserved`, and
+    what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""
     startup_seconds: dict[str, float] = Field(default_factory=dict)
     """Time from container start to first step, by part."""
     samples: list[dict[str, str | float]] = Field(default_factory=list)

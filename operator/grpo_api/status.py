@@ -112,15 +112,28 @@ class PodStatus(Model):
     """Why it waits or ended."""
 
 
-class MemoryMeasurement(Model):
-    """Predicted against measured GPU memory."""
+class PhaseMemory(Model):
+    """Predicted against measured peak of allocated bytes on one GPU."""
 
     predicted_bytes: Annotated[int, Field(ge=0)]
-    """The plan's peak of allocated bytes on one GPU."""
+    """The plan's."""
     measured_bytes: Annotated[int, Field(ge=0)]
     """torch.cuda.max_memory_allocated, the largest of all ranks."""
     ratio: Annotated[str, Field(max_length=16)]
     """Predicted / measured."""
+
+
+class MemoryMeasurement(PhaseMemory):
+    """Predicted against measured GPU memory: the highest peak, and each phase's."""
+
+    phases: Annotated[dict[str, PhaseMemory], Field(max_length=8)] = Field(default_factory=dict)
+    """By phase: load, generate, reference, forward, backward, step."""
+    reserved_bytes: Annotated[int, Field(ge=0)] = 0
+    """torch.cuda.max_memory_reserved, the largest of all ranks."""
+    predicted_device_bytes: Annotated[int, Field(ge=0)] = 0
+    """What the plan says that the device must have: the peak, context, communicators and margin."""
+    device_bytes: Annotated[int, Field(ge=0)] = 0
+    """Used memory of the fullest GPU after the last step, as the driver tells."""
 
 
 class GRPOJobStatus(Model):

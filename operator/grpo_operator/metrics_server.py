@@ -14,9 +14,13 @@ from prometheus_client.registry import Collector
 
 from grpo_api.metrics import (
     API_REQUESTS,
+    JOB,
     JOB_ATTEMPTS,
     JOB_CONDITION,
     JOB_INFO,
+    JOB_MEMORY_MEASURED,
+    JOB_MEMORY_PREDICTED,
+    JOB_MEMORY_RATIO,
     JOB_PHASE,
     JOB_RESTARTS,
     JOB_STEP,
@@ -44,8 +48,7 @@ class JobCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One sample per job, condition or phase."""
-        declared = (JOB_INFO, JOB_CONDITION, JOB_PHASE, JOB_STEP, JOB_ATTEMPTS, JOB_RESTARTS)
-        families = {one.name: GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in declared}
+        families = {one.name: GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in JOB}
 
         def add(metric: Declared, labels: Iterable[str], value: float) -> None:
             families[metric.name].add_metric(list(labels), value)
@@ -67,6 +70,13 @@ def _job_samples(job: GRPOJobRecord, add: Callable[[Declared, Iterable[str], flo
     add(JOB_RESTARTS, who, status.restarts)
     if status.progress:
         add(JOB_STEP, who, status.progress.step)
+    if plan and plan.memory:
+        for name, size in plan.memory.phases.model_dump().items():
+            add(JOB_MEMORY_PREDICTED, (*who, name), size)
+    if status.memory:
+        add(JOB_MEMORY_RATIO, who, float(status.memory.ratio))
+        for name, memory in status.memory.phases.items():
+            add(JOB_MEMORY_MEASURED, (*who, name), memory.measured_bytes)
 
 
 class Metrics(Observer):

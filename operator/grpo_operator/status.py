@@ -4,8 +4,10 @@ Exists so that what users see follows from an Observation and a Decision alone. 
 Observation. Called by reconcile, which writes the result only where it differs.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from grpo_api.plan import MemoryPrediction
 from grpo_api.report import Outcome, Progress
 from grpo_api.status import (
     Condition,
@@ -14,6 +16,7 @@ from grpo_api.status import (
     MemoryMeasurement,
     MetricsStatus,
     Phase,
+    PhaseMemory,
     PodStatus,
     ProgressStatus,
 )
@@ -109,12 +112,31 @@ def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
     if named:
         fields["metrics"] = MetricsStatus(**{name: f"{value:.4g}" for name, value in named.items()})
     plan = seen.job.status.plan
-    predicted = plan.memory.peak_allocated_bytes if plan and plan.memory else 0
-    measured = max(progress.memory.values(), default=0)
-    if predicted and measured:
-        ratio = f"{predicted / measured:.3f}"
-        fields["memory"] = MemoryMeasurement(predicted_bytes=predicted, measured_bytes=measured, ratio=ratio)
+    if plan and plan.memory and (memory := memory_measurement(plan.memory, progress.memory)):
+        fields["memory"] = memory
     return fields
+
+
+def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:
+    """The prediction beside what rank 0 reported; None before anything was measured on a GPU."""
+    predicted: dict[str, int] = prediction.phases.model_dump()
+    phases = {
+        name: PhaseMemory(predicted_bytes=size, measured_bytes=measured[name], ratio=f"{size / measured[name]:.3f}")
+        for name, size in predicted.items()
+        if measured.get(name)
+    }
+    if not phases:
+        return None
+    peak = max(phase.measured_bytes for phase in phases.values())
+    return MemoryMeasurement(
+        predicted_bytes=prediction.peak_allocated_bytes,
+        measured_bytes=peak,
+        ratio=f"{prediction.peak_allocated_bytes / peak:.3f}",
+        phases=phases,
+        reserved_bytes=measured.get("reserved", 0),
+        predicted_device_bytes=prediction.device_bytes,
+        device_bytes=measured.get("device", 0),
+    )
 
 
 def _progress(progress: Progress) -> ProgressStatus:

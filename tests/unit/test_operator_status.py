@@ -129,9 +129,19 @@ def test_measured_memory_stands_beside_the_prediction() -> None:
         GPU_PLAN.model_dump() | {"memory": memory | {"usable_bytes": 100, "host_bytes_per_node": 5}}
     )
     job = make_job(status=active_status(plan=plan))
-    status = going_on(make_seen(job, make_child(), pull=make_pull(memory={"step": 100, "load": 20})))
+    measured = {"step": 100, "load": 20, "reward": 90, "reserved": 120, "device": 150, "host": 10**9}
+    status = going_on(make_seen(job, make_child(), pull=make_pull(memory=measured)))
     assert status.memory is not None
     assert (status.memory.predicted_bytes, status.memory.measured_bytes, status.memory.ratio) == (80, 100, "0.800")
+    assert {name: phase.ratio for name, phase in status.memory.phases.items()} == {"step": "0.100", "load": "0.500"}
+    assert (status.memory.reserved_bytes, status.memory.predicted_device_bytes, status.memory.device_bytes) == (
+        (120, 90, 150)
+    )
+
+
+def test_on_cpus_there_is_no_gpu_memory_to_compare() -> None:
+    seen = make_seen(make_job(status=active_status(plan=GPU_PLAN)), make_child(), pull=make_pull(memory={"host": 7}))
+    assert going_on(seen).memory is None
 
 
 def test_success_completes_the_progress_from_the_outcome() -> None:

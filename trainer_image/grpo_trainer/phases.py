@@ -2,7 +2,8 @@
 backward and step.
 
 Exists so that a slow or hungry part has a name, and so that the plan's memory prediction can be compared phase by
-phase. Switched by engine.py and the callbacks, read once per step by pulse.py.
+phase; everything before the first of them is the phase `load`. Switched by engine.py and the callbacks, read once per
+step by pulse.py.
 """
 
 import time
@@ -12,6 +13,9 @@ from contextlib import contextmanager
 import torch
 
 PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
+LOAD = "load"
+MEMORY = (LOAD, *PHASES)
+"""Phases whose peak of allocated bytes is kept; loading takes its time once, so it is no part of a step."""
 
 
 class PhaseClock:
@@ -19,26 +23,25 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.peaks = dict.fromkeys(PHASES, 0)
-        self._current: str | None = None
+        self.peaks = dict.fromkeys(MEMORY, 0)
+        self.reserved = 0
+        """Most bytes that the caching allocator held of the device."""
+        self._current: str | None = LOAD
         self._since = 0.0
-        self._measures_memory = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.15
 
     def enter(self, phase: str | None) -> str | None:
-        """End the current phase and begin another, or none; returns the one that ended."""
+        """End the current phase and begin another, or none; returns the one that ended, which loading does for good."""
         now = time.perf_counter()
         ended = self._current
-        if ended is not None:
+        if ended in self.seconds:
             self.seconds[ended] += now - self._since
-            self._read_peak(ended)
-        if self._measures_memory:
+        if _on_gpu():
+            if ended is not None:
+                self.peaks[ended] = max(self.peaks[ended], torch.cuda.max_memory_allocated())
+            self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
             torch.cuda.reset_peak_memory_stats()
         self._current, self._since = phase, now
-        return ended
-
-    def _read_peak(self, phase: str) -> None:
-        if self._measures_memory:
-            self.peaks[phase] = max(self.peaks[phase], torch.cuda.max_memory_allocated())
+        return None if ended == LOAD else ended
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -54,3 +57,15 @@ class PhaseClock:
         self.enter(self._current)
         taken, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
         return taken
+
+
+def device_bytes() -> int:
+    """Bytes in use of this process's GPU: allocator, context and communicators of all who use it; 0 on CPUs."""
+    if not _on_gpu():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def _on_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch 2.15

@@ -15,18 +15,19 @@ from grpo_api.metrics import PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS
 
 from .host_memory import resident_bytes
 from .observer import StepObserver
-from .phases import PHASES
+from .phases import MEMORY, PHASES, device_bytes
 from .preemption import Preemption
 from .recorder import Recorder
 from .rewards.base import RewardCounters
 from .watchdog import Watchdog
 
+SIZES = (*MEMORY, "reserved", "device", "host")
+"""Peak of allocated bytes by phase, then most reserved bytes, and the device's and the host's use after the step."""
 FIELDS = (
     "sigterm",
     "step_seconds",
-    "host",
     *(f"seconds/{name}" for name in PHASES),
-    *(f"peak/{name}" for name in PHASES),
+    *(f"memory/{name}" for name in SIZES),
 )
 """Columns of the exchanged rows; the counters of the reward functions follow."""
 OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference", "forward")]
@@ -80,8 +81,8 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
     def _row(self, seconds: float) -> list[float]:
         waited = self._watchdog.seconds_since_sigterm
         phases = self._clock.take()
-        own = [-1.0 if waited is None else waited, seconds, float(resident_bytes())]
-        row = own + [phases[name] for name in PHASES] + [float(self._clock.peaks[name]) for name in PHASES]
+        row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in PHASES)]
+        row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
         return row + [float(n) for counter in self._counters.values() for n in (counter.failures, counter.timeouts)]
 
     def _publish(self, rows: torch.Tensor, worst: dict[str, float]) -> None:
@@ -92,8 +93,7 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         for name, failures, timeouts in zip(self._counters, failed[::2], failed[1::2], strict=True):
             values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
         self._recorder.logged(values)
-        peaks = {name: int(worst[f"peak/{name}"]) for name in PHASES if worst[f"peak/{name}"]}
-        self._recorder.memory({**peaks, "host": int(worst["host"])})
+        self._recorder.memory({name: int(worst[f"memory/{name}"]) for name in SIZES if worst[f"memory/{name}"]})
 
     def _stop(self, step: int, worst: dict[str, float], control: TrainerControl) -> None:
         self.verdict = self._preemption.decide(step, worst["sigterm"], worst["step_seconds"])

@@ -21,7 +21,10 @@ _ROWS: tuple[tuple[str, Sequence[Metric]], ...] = (
     ("Learning", TRAINING),
     (
         "Progress and resources",
-        (metrics.STEP, metrics.TOTAL_STEPS, metrics.REWARD, metrics.MEMORY, metrics.PHASE_SECONDS),
+        (
+            *(metrics.STEP, metrics.TOTAL_STEPS, metrics.REWARD, metrics.PHASE_SECONDS, metrics.MEMORY),
+            *(metrics.JOB_MEMORY_PREDICTED, metrics.JOB_MEMORY_MEASURED, metrics.JOB_MEMORY_RATIO),
+        ),
     ),
     ("Jobs", (metrics.JOB_PHASE, metrics.JOB_STEP, metrics.JOB_ATTEMPTS, metrics.JOB_RESTARTS)),
     (

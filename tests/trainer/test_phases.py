@@ -1,0 +1,59 @@
+"""The parts of a step: their seconds, and the memory of a GPU, whose counters are faked here for want of one."""
+
+import time
+
+import pytest
+import torch
+
+from grpo_trainer.phases import PhaseClock, device_bytes
+
+
+class Counters:
+    """torch.cuda's memory statistics: a current value, and the peaks since the last reset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.peak = 0
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: self.peak)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: self.peak + 5)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30, 100))
+
+    def reset(self) -> None:
+        """The peak falls to what is allocated."""
+        self.peak = self.now
+
+    def use(self, amount: int, left: int) -> None:
+        """Allocates up to `amount`, of which `left` stays."""
+        self.peak, self.now = max(self.peak, amount), left
+
+
+def test_each_phase_has_its_own_peak_and_loading_is_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, clock = Counters(monkeypatch), PhaseClock()
+    counters.use(70, left=40)
+    for forward in (60, 55):
+        with clock.phase("generate"):
+            counters.use(50, left=40)
+        with clock.phase("forward"):
+            counters.use(forward, left=60)
+            with clock.phase("reference"):
+                counters.use(90, left=42)
+        counters.use(99, left=40)
+        clock.take()
+    assert clock.peaks == {
+        **{"load": 70, "generate": 50, "reward": 0, "reference": 90, "forward": 60},
+        **{"backward": 0, "step": 0},
+    }
+    assert clock.reserved == 104
+    assert device_bytes() == 70
+
+
+def test_loading_is_no_part_of_a_step_s_time() -> None:
+    clock = PhaseClock()
+    time.sleep(0.01)
+    with clock.phase("forward"):
+        time.sleep(0.01)
+    taken = clock.take()
+    assert "load" not in taken
+    assert taken["forward"] > 0
+    assert (set(clock.peaks.values()), device_bytes()) == ({0}, 0)
