@@ -9,26 +9,20 @@ import importlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.trainer.launch import Launched, launch
+
 TIMEOUT_SECONDS = 1800
-ISOLATED = {
-    "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "operator", "trainer_image")),
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""What every rank runs with, whatever the caller's environment is."""
 
 
-def run_gang(scenario: str, folder: Path, world_size: int = 2, **arguments: Any) -> list[dict[str, Any]]:
-    """Results of `module:function(folder, **arguments)` by rank.
+def run_gang(
+    scenario: str, folder: Path, world_size: int = 2, *, fresh: bool = False, **arguments: Any
+) -> list[dict[str, Any]]:
+    """Results of `module:function(folder, **arguments)` by rank; `fresh` as in launch.py.
 
     Raises:
         AssertionError: a rank failed; with the end of its output.
@@ -36,9 +30,13 @@ def run_gang(scenario: str, folder: Path, world_size: int = 2, **arguments: Any)
     folder.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.trainer.gang", scenario, str(folder), json.dumps(arguments)]
-    placement = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [_start(command, folder, rank, placement) for rank in range(world_size)]
+    command = [scenario, str(folder), json.dumps(arguments)]
+    group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    places = [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+    processes = [
+        launch("tests.trainer.gang", command, place, _output(folder, rank), fresh=fresh)
+        for rank, place in enumerate(places)
+    ]
     try:
         codes = _codes(processes)
     finally:
@@ -51,7 +49,7 @@ def run_gang(scenario: str, folder: Path, world_size: int = 2, **arguments: Any)
     return [json.loads(_result(folder, rank).read_text()) for rank in range(world_size)]
 
 
-def _codes(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
+def _codes(processes: list[Launched]) -> list[int | None]:
     """Exit codes once all ended or one failed; None for those that still run."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
@@ -60,12 +58,6 @@ def _codes(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
             return codes
         time.sleep(0.05)
     return [process.poll() for process in processes]
-
-
-def _start(command: list[str], folder: Path, rank: int, placement: dict[str, str]) -> subprocess.Popen[bytes]:
-    environment = os.environ | placement | ISOLATED | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    with _output(folder, rank).open("wb") as output:
-        return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _output(folder: Path, rank: int) -> Path:

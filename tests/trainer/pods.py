@@ -5,12 +5,9 @@ test_worker.py.
 """
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -20,7 +17,7 @@ from typing import Any
 from grpo_api.contract import DATA_MOUNT_ENV, INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Progress
-from tests.trainer.gang import ISOLATED
+from tests.trainer.launch import Launched, launch
 
 PATIENCE_SECONDS = 400
 
@@ -28,20 +25,19 @@ PATIENCE_SECONDS = 400
 class Gang:
     """The pods of one attempt; a context manager that leaves no process behind."""
 
-    def __init__(self, plan: TrainingPlan, data: Path, folder: Path) -> None:
+    def __init__(self, plan: TrainingPlan, data: Path, folder: Path, *, fresh: bool = False) -> None:
+        """`fresh` as in launch.py."""
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = free_port()
         (folder / "plan.json").write_text(plan.model_dump_json())
-        environment = os.environ | ISOLATED | {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
+        environment = {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
         environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{self.port}"
-        self.pods = [self._start(environment, index) for index in range(plan.execution.nodes)]
+        self.pods = [self._start(environment, index, fresh) for index in range(plan.execution.nodes)]
 
-    def _start(self, environment: dict[str, str], index: int) -> subprocess.Popen[bytes]:
+    def _start(self, environment: dict[str, str], index: int, fresh: bool) -> Launched:
         own = {INDEX_ENV: str(index), TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}")}
-        with (self.folder / f"pod-{index}.log").open("wb") as log:
-            command = [sys.executable, "-m", "grpo_trainer"]
-            return subprocess.Popen(command, env=environment | own, stdout=log, stderr=subprocess.STDOUT)
+        return launch("grpo_trainer", [], environment | own, self.folder / f"pod-{index}.log", fresh=fresh)
 
     def __enter__(self) -> "Gang":
         return self
@@ -52,12 +48,12 @@ class Gang:
                 pod.send_signal(signal.SIGTERM if self._supervised(pod) else signal.SIGKILL)
             pod.wait()
 
-    def _supervised(self, pod: subprocess.Popen[bytes]) -> bool:
+    def _supervised(self, pod: Launched) -> bool:
         """A supervisor must end its workers itself; SIGKILL would orphan them."""
         return bool(self.workers(pod))
 
     @staticmethod
-    def workers(pod: subprocess.Popen[bytes]) -> list[int]:
+    def workers(pod: Launched) -> list[int]:
         """Process ids of a supervised pod's workers."""
         children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
         commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
@@ -72,7 +68,7 @@ class Gang:
         deadline = time.monotonic() + PATIENCE_SECONDS
         for pod in self.pods:
             pod.wait(timeout=max(0.1, deadline - time.monotonic()))
-        return [pod.returncode for pod in self.pods]
+        return [pod.wait() for pod in self.pods]
 
     def outcome(self, index: int = 0) -> Outcome:
         """A pod's termination message."""

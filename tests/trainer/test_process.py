@@ -3,6 +3,7 @@
 Exists for the rules that need no training run to be seen.
 """
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -32,9 +33,11 @@ from grpo_trainer.server import serve
 from grpo_trainer.settings import config_arguments, deepspeed_config
 from grpo_trainer.supervisor import root_cause
 from grpo_trainer.telemetry import KLGuard, translate
+from grpo_trainer.unsupported import require_supported
+from grpo_trainer.unused import leave_out, unused
 from grpo_trainer.watchdog import Watchdog
 from tests.trainer import runs
-from tests.trainer.gang import ISOLATED
+from tests.trainer.launch import ISOLATED
 from tests.trainer.pods import free_port
 
 PLAN = runs.plan(Path("/models/demo"))
@@ -130,11 +133,25 @@ def test_supervisor_reports_the_cause_not_the_symptom(results: list[Result], cau
     assert root_cause(outcomes).result is cause
 
 
+def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unused(changed(zero_stage=0, optimizer="AdamW")) == ["bitsandbytes", "deepspeed"]
+    assert unused(changed(zero_stage=2, optimizer="AdamW8bit")) == []
+    monkeypatch.setitem(sys.modules, "bitsandbytes", math)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    leave_out(PLAN)
+    assert sys.modules["bitsandbytes"] is math
+    assert importlib.util.find_spec("deepspeed") is None
+    del sys.modules["deepspeed"]
+    assert importlib.util.find_spec("deepspeed") is not None
+
+
 def test_worker_that_dies_without_words_gets_an_outcome(tmp_path: Path) -> None:
     plan = changed(processes_per_node=2)
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal\nif os.environ.get('LOCAL_RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal\n"
+        "if os.environ.get('LOCAL_RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if 'LOCAL_RANK' not in os.environ: import grpo_trainer.supervisor as s; s.SURVIVOR_SECONDS = 1.0\n"
     )
     environment = ISOLATED | {PLAN_ENV: str(tmp_path / "plan.json"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
     environment["PYTHONPATH"] = f"{tmp_path}:{ISOLATED['PYTHONPATH']}"
@@ -239,5 +256,16 @@ def test_plan_fields_reach_the_configurations() -> None:
     assert config_arguments(changed(strategy="None"))["beta"] == 0.0
     offloaded = deepspeed_config(changed(zero_stage=2, offload="CPU", accelerator="GPU").execution)
     assert offloaded["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
-    with pytest.raises(BadInput, match="NVMe"):
-        deepspeed_config(changed(zero_stage=3, offload="NVMe").execution)
+    apart = deepspeed_config(changed(zero_stage=3, gather_for_generation=False).execution)["zero_optimization"]
+    assert (apart["stage3_prefetch_bucket_size"], apart["stage3_max_reuse_distance"]) == (0, 0)
+
+
+def test_what_no_planner_plans_is_refused_all_at_once(tmp_path: Path) -> None:
+    three_per_two = {"steps_per_generation": 6, "gradient_accumulation": 4}
+    plan = changed(**three_per_two, save_every_steps=4, zero_stage=2, optimizer="AdamW8bit", offload="NVMe")
+    plan = plan.model_copy(update={"checkpoint_directory": str(tmp_path)})
+    with pytest.raises(BadInput) as refused:
+        require_supported(plan)
+    for part in ("saveEverySteps is 4, but a generation serves 3 optimizer steps", "set it to 6", "ZeRO-2", "async_io"):
+        assert part in str(refused.value)
+    require_supported(changed(**three_per_two, save_every_steps=4))

@@ -143,5 +143,7 @@ def test_zero3_s_savers_are_in_force_where_asked(gang: list[dict[str, Any]]) -> 
         off, on = facts["savers"]["off"], facts["savers"]["on"]
         assert set(off["zero_hooks"]) == {0}, "everything is gathered before the generation"
         assert min(on["zero_hooks"]) > 0, "each module is gathered when it runs"
+        assert min(off["live_elements"]) == off["elements"], "the whole model is on every rank while it generates"
+        assert max(on["live_elements"]) < sum(on["largest"]), "one matrix, the tied embedding and the small ones"
         assert (off["recomputed"], off["optimizer_offload"]) == ([], False)
         assert (sorted(set(on["recomputed"])), on["optimizer_offload"]) == ([0, 1], True)

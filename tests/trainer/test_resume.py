@@ -66,7 +66,8 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 pod.kill()
             gang.wait()
             killed = gang.steps()
-    with Gang(make_plan(request.param, model, folder / "runs", 2), folder, folder / "pods-2") as gang:
+    last = make_plan(request.param, model, folder / "runs", 2)
+    with Gang(last, folder, folder / "pods-2", fresh=last.execution.zero_stage > 0) as gang:
         gang.wait()
         return Story(killed, gang.steps(), gang.outcome().result, model, folder / "runs")
 

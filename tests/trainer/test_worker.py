@@ -96,7 +96,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         gang.pods[1].send_signal(signal.SIGTERM)
         codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
         outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
-    with Gang(make_plan(folder / "runs", model, attempt=3, nodes=1), folder, folder / "pods-3") as gang:
+    with Gang(make_plan(folder / "runs", model, attempt=3, nodes=1), folder, folder / "pods-3", fresh=True) as gang:
         codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
     return Story(calm, progress, metrics, outcomes, codes, resumed, folder)
 

@@ -23,6 +23,8 @@ from .outcome import announce, classify, keep, make_outcome
 from .placement import LOCAL_RANK_ENV, Placement, export, placement
 from .recorder import Recorder
 from .supervisor import supervise
+from .unsupported import require_supported
+from .unused import leave_out
 
 
 def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
@@ -45,8 +47,9 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
     recorder = Recorder(plan, place, started)
     try:
-        with recorder.part("imports"):
-            from .worker import train
+        leave_out(plan)
+        from .worker import train
+
         message = train(plan, place, recorder)
         outcome = make_outcome(plan, place.rank, Result.SUCCEEDED, message, recorder.step)
     except BaseException as error:
@@ -62,6 +65,7 @@ def main() -> int:
     started = time.time()
     try:
         plan = read_plan(os.environ)
+        require_supported(plan)
         place = placement(plan, os.environ)
     except BadInput as error:
         return announce(Outcome(result=error.result, message=str(error)[:3072]))

@@ -5,6 +5,7 @@ Exists because the ranks of a gang get SIGTERM at different times, or only some 
 need all of them at the same step. A TrainerCallback; fed by pulse.py.
 """
 
+import math
 from dataclasses import dataclass
 
 from grpo_api.plan import TrainingPlan
@@ -50,7 +51,8 @@ class Preemption:
 
 
 def generation_boundary(plan: TrainingPlan) -> int:
-    """Optimizer steps from one generation to the next: resume is exact only between them, since TRL keeps the rollouts
-    of a generation in memory only (grpo_trainer.py, `_prepare_inputs`)."""
+    """Optimizer steps after which a step ends where a generation does: resume is exact only there, since TRL keeps the
+    rollouts of a generation in memory only (grpo_trainer.py, `_prepare_inputs`)."""
     execution = plan.execution
-    return max(1, execution.steps_per_generation * plan.training.num_iterations // execution.gradient_accumulation)
+    micro_steps = execution.steps_per_generation * plan.training.num_iterations
+    return math.lcm(micro_steps, execution.gradient_accumulation) // execution.gradient_accumulation

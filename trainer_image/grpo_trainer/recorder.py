@@ -74,6 +74,10 @@ class Recorder:
         """Publish the time of one part of the start-up."""
         self._update(startup_seconds={**self.progress.startup_seconds, name: round(seconds, 3)})
 
+    def reached(self, name: str) -> None:
+        """Publish how long after the process's start the start-up came to this point."""
+        self.startup(name, time.time() - self._started)
+
     def resumed(self, step: int) -> None:
         """The run continues from a checkpoint of this step."""
         self._update(resumed_from_step=step, step=step)
@@ -85,7 +89,7 @@ class Recorder:
     def finished_step(self, step: int, epoch: float | None, seconds: float) -> None:
         """An optimizer step finished after `seconds`."""
         if "total" not in self.progress.startup_seconds:
-            self.startup("total", time.time() - self._started)
+            self.reached("total")
         self._durations.append(seconds)
         mean = sum(self._durations) / len(self._durations)
         self._update(step=step, epoch=epoch, last_step_time=time.time(), seconds_per_step=mean)

@@ -10,7 +10,6 @@ from typing import Any
 from grpo_api.contract import SCRATCH
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 
-from .errors import BadInput
 from .outcome import attempt_folder
 
 SAME_NAME = (
@@ -111,12 +110,22 @@ def _telling() -> dict[str, Any]:
     }
 
 
-def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
-    """DeepSpeed configuration of a ZeRO-2 or ZeRO-3 plan; `auto` values are transformers' to fill in.
+def _gathering(execution: ExecutionPlan) -> dict[str, Any]:
+    """When ZeRO-3 gathers and lets go of a parameter.
 
-    Raises:
-        BadInput: optimizer offload to NVMe, which needs a compiler in the image and a disk that no field names.
+    Where the model may not be whole during generation, a module's parameters are gathered for its own pass only:
+    by default DeepSpeed keeps all that is used again within 10^9 elements of a training step, which is a small model
+    whole and 2 GB of a large one. And nothing is gathered ahead: generation runs the head as a module, training scores
+    with its weights alone (TRL's fused head), so that by generation's order the weights would be on their way when TRL
+    lets go of them ("Cannot partition a param in flight"; TRL issue 3858 is the same on several hosts).
     """
+    if execution.gather_for_generation:
+        return {"stage3_prefetch_bucket_size": "auto"}
+    return {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+
+
+def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
+    """DeepSpeed configuration of a ZeRO-2 or ZeRO-3 plan; `auto` values are transformers' to fill in."""
     zero: dict[str, Any] = {
         "stage": execution.zero_stage,
         "overlap_comm": execution.accelerator == "GPU",
@@ -124,13 +133,10 @@ def deepspeed_config(execution: ExecutionPlan) -> dict[str, Any]:
         "reduce_bucket_size": "auto",
     }
     if execution.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": "auto",
+        zero |= _gathering(execution) | {
             "stage3_param_persistence_threshold": "auto",
             "stage3_gather_16bit_weights_on_model_save": True,
         }
-    if execution.offload == "NVMe":
-        raise BadInput("plan.execution.offload is NVMe; optimizer state can be offloaded to CPU only")
     if execution.offload == "CPU":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": execution.accelerator == "GPU"}
     return {

@@ -1,24 +1,23 @@
-"""One training process from rendezvous to the last step: build, prove, train, export.
+"""One training process: joins the other ranks while the libraries load, then trains.
 
-Exists as the place where the parts meet; each part is a module of its own. Called by `__main__`, which imports it late:
-this module pulls in torch and TRL.
+Exists so that SIGTERM, /progress and the wait for late peers don't have to wait for imports: all of that needs torch at
+most, while TRL and what it pulls in take four times as long to load. Called by `__main__`, which imports it late.
 """
 
+import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome
 
 from . import rendezvous
-from .building import Run, build
-from .errors import Preempted
-from .export import export_model
 from .outcome import announce, finished_attempt, keep
 from .placement import Placement
 from .recorder import Recorder
 from .resuming import claim_folder
 from .server import serve
-from .telemetry import announce_start
 from .watchdog import Watchdog
 
 
@@ -32,37 +31,41 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
         serve(recorder)
     watchdog = Watchdog(plan, recorder, lambda outcome: _end(plan, place, outcome))
     watchdog.start()
-    with recorder.part("rendezvous"):
-        rendezvous.join(plan, place)
+    _join_and_import(plan, place, recorder)
     claim_folder(plan)
     earlier = finished_attempt(plan)
     if earlier is not None:
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
-    run = build(plan, recorder, watchdog)
-    announce_start(plan, recorder, run.checkpoint)
+    from .training import run
+
+    return run(plan, recorder, watchdog)
+
+
+def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -> None:
+    """Both at once; the rendezvous stays in the main thread, whose CUDA device it sets."""
+    with ThreadPoolExecutor(1, "imports") as pool:
+        libraries = pool.submit(_import_libraries, plan)
+        libraries.add_done_callback(lambda _: recorder.reached("imports"))
+        with recorder.part("rendezvous"):
+            rendezvous.join(plan, place)
+        libraries.result()
+
+
+def _import_libraries(plan: TrainingPlan) -> None:
+    """Imports without the garbage collector, which takes a quarter of the time to find that everything stays; what
+    is there by then, half a million objects, is never walked through again in training either."""
+    gc.disable()
     try:
-        run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        import_module(f"{__package__}.training")
+        if plan.execution.zero_stage > 0:
+            import_module("deepspeed")
     finally:
-        run.rewards.close()
-    return _finish(plan, run, recorder)
+        gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def _end(plan: TrainingPlan, place: Placement, outcome: Outcome) -> None:
     """The watchdog's way out, past a main thread that may be stuck for good."""
     keep(plan, outcome, place)
     os._exit(announce(outcome))
-
-
-def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
-    """Export a finished run; say how far a preempted one came."""
-    state = run.trainer.state
-    if run.pulse.verdict == "save":
-        raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
-    if run.pulse.verdict == "stop":
-        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
-    recorder.stage("Exporting")
-    folder = export_model(plan, run.trainer)
-    rendezvous.leave_together()
-    recorder.stage("Finished")
-    where = f"; the model is in {folder}" if folder else "; no checkpoint volume, so no model was exported"
-    return f"trained {state.global_step} steps{where}"

@@ -1,0 +1,149 @@
+"""Starts `python -m MODULE` for tests: truly, or forked from a server that has imported the training libraries.
+
+Exists because a rank spends more time on importing torch, TRL and DeepSpeed than a test on all that it measures. The
+server is multiprocessing's own, holds one thread and has run no operator of torch; a forked process runs the module as
+`__main__`, with its own arguments, environment and output, and differs from a true one in nothing that the trainer
+looks at. `fresh=True` is the true command: for what must see the start itself, or the allocator's settings.
+Used by gang.py and pods.py.
+"""
+
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+ISOLATED = {
+    "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "operator", "trainer_image")),
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What every process runs with, whatever the caller's environment is."""
+LIBRARIES = [
+    "pytest",
+    "grpo_trainer.worker",
+    "grpo_trainer.training",
+    "deepspeed",
+    "transformers.models.qwen2.modeling_qwen2",
+    "math_verify",
+]
+
+
+class Launched(Protocol):
+    """What subprocess.Popen and Forked have in common."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code once it was polled or waited for; negative after a signal."""
+
+    def poll(self) -> int | None:
+        """Exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit code, once there is one."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+
+def launch(
+    module: str, arguments: list[str], environment: dict[str, str], output: Path, *, fresh: bool = False
+) -> Launched:
+    """Run a module; `environment` is added to the caller's and to ISOLATED."""
+    full = os.environ | ISOLATED | environment
+    output.touch()
+    if not fresh:
+        return Forked(module, arguments, full, output)
+    with output.open("wb") as file:
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.Popen(command, env=full, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+
+
+class Forked:
+    """A process forked from the server."""
+
+    def __init__(self, module: str, arguments: list[str], environment: dict[str, str], output: Path) -> None:
+        process = server().Process(target=_run, args=(module, arguments, environment, str(output)))
+        process.start()
+        assert process.pid is not None
+        self._process: BaseProcess = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The same, as Popen calls it."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit code, once there is one."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self._process), timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self._process.exitcode is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def server() -> ForkServerContext:
+    """The fork server; ends with this process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    before = dict(os.environ)
+    os.environ.update(ISOLATED)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _run(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
+    """In the forked process: what the interpreter does for `-m`."""
+    gc.freeze()
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,45 @@
+"""A run from its plan to its last step: build, prove, train, export.
+
+Exists as the place where the parts meet; each part is a module of its own. Called by worker.py once the ranks have met;
+importing this module imports torch, TRL and all that they need.
+"""
+
+from grpo_api.plan import TrainingPlan
+
+from . import rendezvous
+from .building import Run, build
+from .errors import Preempted
+from .export import export_model
+from .recorder import Recorder
+from .telemetry import announce_start
+from .watchdog import Watchdog
+
+
+def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
+    """Train and export; returns the sentence for the Outcome. A collective.
+
+    Raises:
+        TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
+    """
+    built = build(plan, recorder, watchdog)
+    announce_start(plan, recorder, built.checkpoint)
+    try:
+        built.trainer.train(resume_from_checkpoint=str(built.checkpoint) if built.checkpoint else None)
+    finally:
+        built.rewards.close()
+    return _finish(plan, built, recorder)
+
+
+def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
+    """Export a finished run; say how far a preempted one came."""
+    state = run.trainer.state
+    if run.pulse.verdict == "save":
+        raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
+    if run.pulse.verdict == "stop":
+        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
+    recorder.stage("Exporting")
+    folder = export_model(plan, run.trainer)
+    rendezvous.leave_together()
+    recorder.stage("Finished")
+    where = f"; the model is in {folder}" if folder else "; no checkpoint volume, so no model was exported"
+    return f"trained {state.global_step} steps{where}"
