@@ -80,6 +80,12 @@ class Shape:
         return self.vocab * self.hidden
 
     @cached_property
+    def largest_module(self) -> int:
+        """Parameters of the largest module that is gathered at once: an embedding, or all experts of a layer."""
+        experts = self.experts * self.expert_matrices
+        return max(self.head, experts, *(inputs * outputs for _, inputs, outputs in self.linears))
+
+    @cached_property
     def counted(self) -> int:
         """Parameters that the shape itself has."""
         layers = self.layers * (self.layer_matrices + self.layer_vectors)
@@ -99,12 +105,18 @@ class Shape:
 
     @cached_property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
-        """(how many, inputs, outputs) of one layer's linear maps, those of all experts included."""
+        """(how many, inputs, outputs) of one layer's linear maps as LoRA adapts them.
+
+        Experts are one tensor; PEFT gives its fused gate and up projections twice the rank, and adapts the router too.
+        """
         hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
-        down = (max(1, self.experts), inner, hidden)
         if self.fused:
-            return (1, hidden, query + 2 * kv), (1, query, hidden), (down[0], hidden, 2 * inner), down
-        return (1, hidden, query), (2, hidden, kv), (1, query, hidden), (2 * down[0], hidden, inner), down
+            return (1, hidden, query + 2 * kv), (1, query, hidden), (1, hidden, 2 * inner), (1, inner, hidden)
+        attention = (1, hidden, query), (2, hidden, kv), (1, query, hidden)
+        if self.experts:
+            gated = (2 * self.experts, hidden, 2 * inner), (self.experts, inner, hidden)
+            return *attention, *gated, (1, hidden, self.experts)
+        return *attention, (2, hidden, inner), (1, inner, hidden)
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int], ...]:

@@ -9,10 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_planner import catalogue
-from grpo_planner.memory import Prediction, Setup, predict
+from grpo_planner.architecture import from_config
+from grpo_planner.memory import Prediction, Setup, predict, states
 from grpo_planner.shapes import Shape
+from grpo_trainer import proof
 from tests.trainer.accounting import Account, account
 from tests.trainer.fake_models import Case, Precision
 
@@ -84,6 +88,19 @@ def test_the_total_peak_is_within_one_percent(case: Case) -> None:
     assert truth.parameters == case.shape.parameters + adapter
     for accumulation in (1, 2):
         assert predicted(case, accumulation).peak == pytest.approx(counted(truth, accumulation), rel=TOLERANCE)
+
+
+def test_adapters_of_experts_count_as_peft_makes_them() -> None:
+    config = Qwen3MoeConfig(
+        hidden_size=64, moe_intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=100, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    adapted = get_peft_model(Qwen3MoeForCausalLM(config), LoraConfig(r=8, target_modules="all-linear"))
+    assert adapted.get_nb_trainable_parameters()[0] == from_config(config.to_dict()).adapter_parameters(8)
+
+
+def test_the_plan_knows_the_proofs_chunk() -> None:
+    assert states.PROOF_CHUNK == proof.CHUNK
 
 
 def test_an_account_is_the_same_every_time() -> None:

@@ -10,13 +10,14 @@ from typing import Literal
 import pytest
 
 from grpo_planner import catalogue
-from grpo_planner.memory import Setup, predict, states
+from grpo_planner.memory import Setup, Strategy, predict, states
 from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, host_bytes, usable_bytes
 from grpo_planner.memory.generation import cache
 from grpo_planner.shapes import Shape
 
 GIB = 2**30
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
+STRATEGIES: list[Strategy] = ["Clone", "Offload", "Sharded", "Adapter", "None"]
 BIG = catalogue.shapes()["qwen2.5-7b"]
 
 
@@ -70,6 +71,24 @@ def test_an_offloaded_reference_visits_for_its_pass_only() -> None:
     whole = 4 * BIG.parameters
     assert clone.phases["backward"] - offloaded.phases["backward"] == whole
     assert clone.phases["reference"] == offloaded.phases["reference"]
+
+
+def test_loading_holds_policy_and_reference_at_once() -> None:
+    """An offloaded reference is on the GPU beside the policy until TRL has wrapped it: more than 8-bit moments take."""
+    whole = 4 * BIG.parameters
+    for strategy in STRATEGIES:
+        load = predict(BIG, Setup("mixed", 64, 64, 1, eight_bit=True, reference=strategy)).phases["load"]
+        assert load > whole * (2 if strategy in {"Clone", "Offload"} else 1)
+
+
+def test_loading_under_zero_3_holds_a_whole_module_or_the_optimizers_first_gradients() -> None:
+    setup = Setup("bfloat16", 64, 64, 1, world=64, zero=3, offload=True, reference="Sharded")
+    offloaded, kept = predict(BIG, setup), predict(BIG, replace(setup, offload=False))
+    share = BIG.parameters / 64
+    assert offloaded.phases["load"] > 2 * 2 * share + 2 * BIG.head
+    assert kept.phases["load"] >= kept.static + 4 * share - 1
+    experts = catalogue.shapes()["qwen3-235b-a22b"]
+    assert states.live_parameters(experts, setup) > 2 * 3 * 128 * 4096 * 1536
 
 
 def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:

@@ -44,7 +44,7 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     master, moments and gradients, 16 bytes per parameter and rank; an offloaded reference holds its weights.
     """
     whole = shape.parameters * setup.weight_bytes
-    partition = whole / setup.world + 3 * shape.head * setup.weight_bytes
+    partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
     loading = partition if setup.zero == 3 else whole
     state = 16 * trained_parameters(shape, setup) / setup.world if setup.offload else 0
     reference = 0.0

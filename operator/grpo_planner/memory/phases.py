@@ -75,13 +75,14 @@ class Predictor:
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
         shape, passes = self._shape, self._passes_of(setup)
-        static = states.static(shape, setup) + self._resident
+        settled = states.static(shape, setup)
+        static = settled + self._resident
         live = states.live_parameters(shape, setup)
         all_gradients = states.gradients(shape, setup)
         waiting = all_gradients if setup.accumulates or setup.partitions else 0
         generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
         peaks = {
-            "load": 0,
+            "load": max(states.loading(shape, setup) - settled, states.first_gradients(shape, setup)),
             "generate": max(generated, scoring),
             "reference": live + reference_peak(shape, setup, passes),
             "forward": live + waiting + passes.forward,

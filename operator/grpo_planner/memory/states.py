@@ -16,6 +16,9 @@ SMALL_TENSOR = 4096
 BLOCK = 256
 """Elements that share one float32 scale in a moment of 8-bit AdamW (bitsandbytes)."""
 
+PROOF_CHUNK = 1 << 24
+"""Elements of the checkpoint that the trainer's proof has on the device at a time, beside a byte each to compare."""
+
 
 def trained_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters with a gradient: the adapter's, or all."""
@@ -50,13 +53,14 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     """8-bit AdamW's two moments, summed over the trained tensors.
 
     The input embedding, with the head where they are tied, keeps float32 moments: transformers' Trainer registers
-    every nn.Embedding so. What a declared size has beyond the shape's own tensors counts as large matrices.
+    every nn.Embedding so. Experts, and what a declared size has beyond the shape's tensors, count as large matrices.
     """
     if setup.lora:
         rank, pairs = setup.lora_rank, shape.linears
         per_layer = sum(n * (moments(rank * inputs) + moments(rank * outputs)) for n, inputs, outputs in pairs)
         return shape.layers * per_layer
-    tensors = [(shape.layers * count, inputs * outputs) for count, inputs, outputs in shape.linears]
+    linears = () if shape.experts else shape.linears
+    tensors = [(shape.layers * count, inputs * outputs) for count, inputs, outputs in linears]
     tensors += shape.vectors
     rest = shape.parameters - shape.head - sum(count * elements for count, elements in tensors)
     return 8 * shape.head + sum(count * moments(elements) for count, elements in tensors) + (2 + 8 / BLOCK) * rest
@@ -112,10 +116,10 @@ def reduction_buckets(shape: Shape, setup: Setup) -> float:
 
 
 def live_parameters(shape: Shape, setup: Setup) -> float:
-    """Parameters that ZeRO-3 holds gathered while it computes: at most all, MAX_LIVE and both embeddings."""
+    """Parameters that ZeRO-3 holds gathered while it computes: at most all, else MAX_LIVE and one more module."""
     if setup.zero != 3:
         return 0
-    return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.head)
+    return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.largest_module)
 
 
 def step_buffers(shape: Shape, setup: Setup) -> float:
@@ -128,6 +132,25 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
         return 0
     own = trained_parameters(shape, setup) / setup.world
     return 6 * min(own, SUB_GROUP) if setup.zero == 3 else 8 * own
+
+
+def loading(shape: Shape, setup: Setup) -> float:
+    """Before the optimizer exists: weights, the reference where it is first put, and what the proof compares at a time.
+
+    An offloaded reference is wrapped on the GPU before it goes to the host, beside the policy. ZeRO-3 makes and fills a
+    module whole, then has its partition beside it; partitions of an offloaded reference never stay on the GPU.
+    """
+    whole = shape.parameters * setup.weight_bytes
+    wrapped = whole if setup.reference == "Offload" and setup.zero != 3 else reference_weights(shape, setup)
+    module = 2 * setup.weight_bytes * shape.largest_module if setup.zero == 3 else 0
+    return weights(shape, setup) + wrapped + module + PROOF_CHUNK * (setup.weight_bytes + 1)
+
+
+def first_gradients(shape: Shape, setup: Setup) -> float:
+    """ZeRO-3 makes AdamW's moments by a step on float32 zeros, a sub-group at a time; offloaded ones on the host."""
+    if setup.zero != 3 or setup.offload:
+        return 0
+    return 4 * min(trained_parameters(shape, setup) / setup.world, SUB_GROUP)
 
 
 def static(shape: Shape, setup: Setup) -> float:
