@@ -96,7 +96,7 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
     Raises:
         NotYet: there is neither.
     """
-    plan = result.chosen or (result.candidates[0].plan if result.candidates else None)
+    plan = result.chosen or (result.candidates[0] if result.candidates else None)
     if plan is None:
         raise NotYet(f"{name}: {result.message}")
     if options.output == "png":

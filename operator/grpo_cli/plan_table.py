@@ -27,7 +27,7 @@ def show(name: str, result: PlanResult, everything: bool = False) -> None:
     out = console()
     verdict = "[green]planned[/green]" if result.feasible else f"[red]{result.reason}[/red]"
     out.print(f"[bold]{escape(name)}[/bold]  {verdict}  {escape(result.message)}")
-    if result.candidates and result.candidates[0].plan.memory:
+    if result.candidates and result.candidates[0].memory:
         out.print(_candidates(result.candidates if everything else result.candidates[:SHOWN]))
         hidden = 0 if everything else max(0, len(result.candidates) - SHOWN)
         if hidden:
@@ -75,14 +75,14 @@ def _candidates(candidates: list[Candidate]) -> Table:
     table.add_column("s/step", justify="right")
     table.add_column("verdict")
     for candidate in candidates:
-        memory = candidate.plan.memory
+        memory = candidate.memory
         if memory is None:
             continue
         numbers = [f"{memory.device_bytes / GIB:.1f}", f"{memory.usable_bytes / GIB:.1f}", memory.peak_phase]
         verdict = candidate.rejected.message if candidate.rejected else "CHOSEN"
-        seconds = f"{candidate.plan.estimated_step_seconds or 0:.1f}"
+        seconds = f"{candidate.estimated_step_seconds or 0:.1f}"
         style = None if candidate.rejected else "bold green"
-        table.add_row(*settings(candidate.plan), *numbers, seconds, escape(verdict), style=style)
+        table.add_row(*settings(candidate), *numbers, seconds, escape(verdict), style=style)
     return table
 
 

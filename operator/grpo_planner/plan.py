@@ -46,7 +46,7 @@ def _plan_cpu(demand: Demand) -> PlanResult:
     chosen = plan_cpu(demand)
     return PlanResult(
         feasible=True, fits_now=True, reason=PlanReason.PLANNED, message=chosen.reason, chosen=chosen,
-        candidates=[Candidate(plan=chosen)], changes=chosen.changes, architecture=chosen.architecture,
+        candidates=[Candidate.of(chosen)], changes=chosen.changes, architecture=chosen.architecture,
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _planned(
         message = f"needs {free} on {explain.plural(chosen.layout.nodes, 'node')}, which are taken now; {reason}"
     return PlanResult(
         feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
-        message=message, chosen=plan, candidates=[Candidate(plan=plan), *ranked[1:]], changes=plan.changes,
+        message=message, chosen=plan, candidates=[Candidate.of(plan), *ranked[1:]], changes=plan.changes,
         architecture=demand.source,
     )  # fmt: skip
 
@@ -169,9 +169,11 @@ def _no_layout(demand: Demand, pools: list[Pool], notes: list[str]) -> PlanRefus
             f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; the largest group of alike GPUs has {most}: "
             "lower spec.placement.gpus.min or spec.placement.nodes",
         )
-    worlds = range(demand.fewest_gpus, min(most, demand.most_gpus or most) + 1)
-    if not any(micro_batches(spec, world, MOST_SEQUENCES) for world in worlds):
-        return refuse_split(spec, demand.fewest_gpus, f"{worlds.start} to {worlds.stop - 1} GPUs")
+    pods = spec.placement.nodes or 1
+    worlds = range(-(-demand.fewest_gpus // pods) * pods, min(most, demand.most_gpus or most) + 1, pods)
+    if worlds and not any(micro_batches(spec, world, MOST_SEQUENCES) for world in worlds):
+        where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
+        return refuse_split(spec, worlds[0], where)
     if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
         return PlanRefused(
             PlanReason.INVALID_COMBINATION,

@@ -41,13 +41,16 @@ class Rejection(Model):
     """What there is."""
 
 
-class Candidate(Model):
-    """One way to run the job, the best of its family."""
+class Candidate(ExecutionPlan):
+    """One way to run the job, the best of its family, as a plan with a verdict."""
 
-    plan: ExecutionPlan
-    """The candidate as a plan."""
     rejected: Rejection | None = None
     """Why it was not chosen; null for the chosen one."""
+
+    @classmethod
+    def of(cls, plan: ExecutionPlan, rejected: Rejection | None = None) -> "Candidate":
+        """A plan, which has been checked when it was made, with its verdict."""
+        return cls.model_construct(**dict(plan), rejected=rejected)
 
 
 class Fix(Model):

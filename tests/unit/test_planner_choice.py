@@ -69,8 +69,8 @@ def test_beta_0_has_no_reference() -> None:
 @pytest.mark.parametrize(("strategy", "stages"), [("Clone", {0, 2}), ("Sharded", {3}), ("Offload", {0, 2, 3})])
 def test_an_explicit_strategy_is_obeyed(strategy: str, stages: set[int]) -> None:
     answer = result(spec(QWEN_7B, reference__strategy=strategy), nodes(1, 8, H100))
-    assert {candidate.plan.strategy for candidate in answer.candidates} == {strategy}
-    assert {candidate.plan.zero_stage for candidate in answer.candidates} <= stages
+    assert {candidate.strategy for candidate in answer.candidates} == {strategy}
+    assert {candidate.zero_stage for candidate in answer.candidates} <= stages
     assert answer.feasible
 
 
@@ -90,17 +90,17 @@ def test_never_means_no_adapter_and_a_fix_that_names_the_field() -> None:
     answer = result(spec(QWEN_7B, adapter__use="Never"), nodes(1, 1, L4, host_gib=60))
     assert answer.reason == PlanReason.ONLY_ADAPTER_FITS
     assert [fix.path for fix in answer.fixes] == ["spec.adapter.use"]
-    assert all(candidate.plan.method == "Full" for candidate in answer.candidates)
+    assert all(candidate.method == "Full" for candidate in answer.candidates)
 
 
 def test_a_moving_reference_excludes_the_adapter() -> None:
     job = spec(QWEN_7B, reference__sync={"everySteps": 10})
-    assert {c.plan.strategy for c in result(job, nodes(1, 8, H100)).candidates} == {"Clone", "Offload", "Sharded"}
+    assert {c.strategy for c in result(job, nodes(1, 8, H100)).candidates} == {"Clone", "Offload", "Sharded"}
 
 
 def test_a_reference_on_nvme_needs_zero_3() -> None:
     job = spec(QWEN_7B, reference__offload={"target": "NVMe", "path": "/nvme"})
-    assert {c.plan.zero_stage for c in result(job, nodes(1, 8, H100)).candidates} == {3}
+    assert {c.zero_stage for c in result(job, nodes(1, 8, H100)).candidates} == {3}
 
 
 def test_pins_that_exclude_one_another_are_refused() -> None:

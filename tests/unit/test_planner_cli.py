@@ -59,6 +59,8 @@ def test_json_and_yaml_are_the_result(manifest: Any, capsys: pytest.CaptureFixtu
     assert {"strategy", "method", "zeroStage", "offload", "gpus", "nodes", "gpusPerNode", "gpuProduct", "microBatch",
             "gradientAccumulation", "gradientCheckpointing", "optimizer", "dtype", "memory",
             "estimatedStepSeconds"} <= set(printed["chosen"])  # fmt: skip
+    assert printed["candidates"][0] == printed["chosen"] | {"rejected": None}
+    assert {"reason", "phase", "needBytes", "haveBytes"} <= set(printed["candidates"][1]["rejected"])
     assert printed["candidates"][1]["rejected"]["needBytes"] > 0
     assert main(["plan", "-f", manifest(), *EIGHT, "-o", "yaml"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == printed

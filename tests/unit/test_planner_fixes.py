@@ -47,6 +47,24 @@ def test_too_few_gpus_offers_fewer() -> None:
     assert [(fix.path, fix.value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]
 
 
+def test_a_batch_that_the_nodes_cannot_share_is_named() -> None:
+    job = spec(LLAMA_1B, placement__nodes=3)
+    answer = result(job, nodes(4, 8, H100))
+    assert answer.reason == PlanReason.INVALID_BATCH_SPLIT
+    assert "can't be split over as many GPUs on each of 3 nodes" in answer.message
+    assert "set spec.training.promptsPerStep to 9" in answer.message
+    assert plan_job(with_value(job, "spec.training.promptsPerStep", 9), inventory(nodes(4, 8, H100))).feasible
+
+
+def test_what_is_faster_but_dearer_says_by_how_much() -> None:
+    answer = result(spec(LLAMA_1B, placement__objective="FewestGPUs"), nodes(1, 8, H100))
+    assert answer.chosen is not None
+    dearer = next(c for c in answer.candidates if c.gpus == 8 and c.method == "Full" and c.optimizer == "AdamW")
+    assert dearer.rejected is not None
+    assert dearer.rejected.reason == "NoBetter"
+    assert dearer.rejected.message.endswith("% faster, but 8 GPUs instead of 1")
+
+
 def test_pins_that_exclude_one_another_name_them_all() -> None:
     job = spec(
         reference__strategy="Offload", reference__sync={"everySteps": 5}, training__optimizer="AdamW8bit",
@@ -60,9 +78,9 @@ def test_pins_that_exclude_one_another_name_them_all() -> None:
 
 def test_an_offloaded_reference_under_zero_3_and_on_the_host() -> None:
     answer = result(spec(reference__strategy="Sharded", reference__offload={}), nodes(1, 8, H100))
-    assert {candidate.plan.strategy for candidate in answer.candidates} == {"Sharded"}
+    assert {candidate.strategy for candidate in answer.candidates} == {"Sharded"}
     host = result(spec(reference__offload={}), nodes(1, 8, H100))
-    assert {candidate.plan.strategy for candidate in host.candidates} == {"Offload", "Sharded"}
+    assert {candidate.strategy for candidate in host.candidates} == {"Offload", "Sharded"}
     gathered = result(
         spec(QWEN_32B, adapter__use="Never", training__ds3GatherForGeneration="Enabled", placement__gpuProduct=L4),
         nodes(1, 8, L4),

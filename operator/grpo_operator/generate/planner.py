@@ -109,7 +109,7 @@ def _rule(model: str, found: Inventory) -> str:
     shape = lookup(model)
     if shape is None or not found.nodes:
         return "–"
-    plan = plan_job(spec(MODELS[0]), found).candidates[0].plan
+    plan = plan_job(spec(MODELS[0]), found).candidates[0]
     usable = plan.memory.usable_bytes if plan.memory else 0
     return seed_rule(shape.parameters, usable)
 
