@@ -4,12 +4,14 @@ Exists apart from the policies because it holds whatever was decided: it follows
 an operator that died between a decision and its deletions makes up for it. Pure; called by reconcile after each look.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_api.status import ConditionType
 
 from .observe import Observation
 from .policies import Limits
+from .records import PodRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +25,19 @@ class CleanUp:
 def clean_up(seen: Observation, limits: Limits) -> CleanUp:
     """Keeps the current attempt, and the last failed one for its logs; ends everything else of this GRPOJob.
 
-    The Job controller itself ends the survivors of a Job with a failed pod, a second later, so those are left to it.
+    The Job controller itself ends the survivors of a Job with a failed pod, a second later, so those are left to it:
+    a pod whose container has just ended is not Failed yet for a moment, and deleting it then would take its logs.
     """
     job = seen.job
     jobs = [child.name for child in seen.earlier_jobs if child.attempt < job.status.attempt - 1]
     if not job.active and not job.finished and seen.child and not seen.ends and not seen.child.ended:
         jobs.append(seen.child.name)
-    stop = {pod.attempt for pod in seen.earlier_pods if pod.live and not _ends_by_itself(pod.attempt, seen)}
     done = job.holds(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
-    if not job.active and not done and any(pod.live for pod in seen.pods):
-        stop.add(job.status.attempt)
+    pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]
+    stop = {pod.attempt for pod in pods if pod.live and not _ends_by_itself(pod.attempt, pods)}
     return CleanUp(tuple(jobs), tuple(sorted(stop)))
 
 
-def _ends_by_itself(attempt: int, seen: Observation) -> bool:
-    return any(pod.attempt == attempt and pod.end and not pod.end.succeeded for pod in seen.earlier_pods)
+def _ends_by_itself(attempt: int, pods: Sequence[PodRecord]) -> bool:
+    """Whether a pod's failure makes the Job controller end the attempt."""
+    return any(pod.attempt == attempt and (pod.phase == "Failed" or (pod.end and pod.end.exit_code)) for pod in pods)

@@ -200,6 +200,12 @@ def test_survivors_are_left_to_the_job_controller_when_it_will_end_them() -> Non
     assert cleared(hung) == CleanUp(stop_attempts=(1,))
 
 
+def test_a_pod_whose_container_has_just_failed_is_not_deleted_with_its_logs() -> None:
+    status = active_status(conditions=[condition("Failed", since=0)])
+    pods = (make_pod(0, state=terminated(1), phase="Running"), make_pod(1))
+    assert cleared(make_seen(make_job(status=status), make_child(), *pods)) == CleanUp()
+
+
 def test_a_job_that_is_suspended_or_released_loses_its_job_and_pods() -> None:
     job = make_job(status=active_status(conditions=[condition("Admitted", "False", "Suspended")]))
     assert cleared(make_seen(job, make_child(), make_pod(0))) == CleanUp(("run-1",), (1,))

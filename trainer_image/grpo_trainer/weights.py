@@ -6,6 +6,7 @@ Called by models.py (are the files whole?) and proof.py (are the weights these?)
 """
 
 import json
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,8 @@ def _keys(path: Path) -> list[str]:
         with safe_open(path, framework="pt") as file:
             return list(file.keys())
     except FileNotFoundError as error:
+        if path.exists():  # safetensors says the same of both
+            raise BadInput(f"{path} can't be read by user {os.getuid()}; `chmod -R a+rX` its folder") from error
         raise BadInput(f"{path} is listed in {INDEX} but missing; copy the whole model again") from error
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} can't be read ({error}); it is truncated or damaged, copy the model again") from error
