@@ -21,6 +21,11 @@ class BatchSplit:
     steps_per_generation: int
 
     @property
+    def once(self) -> bool:
+        """Whether one micro-batch is a process's whole share of a step."""
+        return self.gradient_accumulation == 1
+
+    @property
     def generation_batch(self) -> int:
         """Completions that one process generates at a time: TRL's per-device share of generation_batch_size."""
         return self.micro_batch * self.steps_per_generation

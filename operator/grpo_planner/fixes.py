@@ -11,6 +11,7 @@ from grpo_api.job import GRPOJobSpec, SpecInvalid
 
 from .batch import divisors, step_completions
 from .edit import with_value
+from .explain import plural
 from .pools import Pool
 from .result import Fix
 from .search import Option
@@ -63,7 +64,7 @@ def _fix(path: str, value: Any, cost: str, option: Option) -> Fix:
     gib = option.device / 2**30
     return Fix(
         path=path, value=shown,
-        message=f"{todo} ({cost}): {option.method.name} on {option.layout.world} GPUs, {gib:.1f} GiB per GPU",
+        message=f"{todo} ({cost}): {option.method.name} on {plural(option.layout.world, 'GPU')}, {gib:.1f} GiB per GPU",
     )  # fmt: skip
 
 

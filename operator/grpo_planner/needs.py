@@ -40,8 +40,13 @@ class Knobs:
 
     @property
     def leanest(self) -> Variant:
-        """Everything that saves memory."""
+        """Everything that saves activations."""
         return Variant(self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1])
+
+    @property
+    def fewest_passes(self) -> Variant:
+        """The same with the largest micro-batch, which may leave no gradients to accumulate."""
+        return Variant(self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,11 @@ class Family:
 
     @cached_property
     def leanest(self) -> Need:
-        """The variant that needs least."""
-        return self._need(self._knobs.leanest)
+        """The variant that needs least: with the smallest micro-batch, or one that leaves nothing to accumulate."""
+        smallest = self._need(self._knobs.leanest)
+        if smallest.setup.accumulates and self._of.split(self._world, self._knobs.micro_batch[0]).once:
+            return min(smallest, self._need(self._knobs.fewest_passes), key=lambda need: need.device)
+        return smallest
 
     @property
     def floor(self) -> int:
@@ -94,7 +102,7 @@ class Family:
         Generation doesn't depend on how the update runs, so its batch is settled first; not gathering is only tried
         where gathering leaves no room for the whole generation batch.
         """
-        knobs, lean = self._knobs, self._knobs.leanest
+        knobs, lean = self._knobs, self.leanest.setup
         for gather in knobs.gather:
             sizes = [Variant(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch]
             generated = self._first_fit(sizes, usable)

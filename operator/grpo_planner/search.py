@@ -172,10 +172,8 @@ class Search:
 
     @staticmethod
     def _fits(place: Place, family: Family) -> bool:
-        """Whether any variant does. The fastest may where the leanest doesn't: it accumulates no gradients."""
-        usable = place.pool.usable
-        roomy = family.host(place.layout.per_node) <= place.room
-        return roomy and (family.leanest.device <= usable or family.fastest.device <= usable)
+        """Whether the leanest variant does."""
+        return family.host(place.layout.per_node) <= place.room and family.leanest.device <= place.pool.usable
 
     def _best(self, place: Place, family: Family) -> Option:
         """The fastest variant that fits; else the one that needs least."""

@@ -65,6 +65,17 @@ def test_what_is_faster_but_dearer_says_by_how_much() -> None:
     assert dearer.rejected.message.endswith("% faster, but 8 GPUs instead of 1")
 
 
+def test_a_batch_taken_at_once_fits_where_accumulating_it_would_not() -> None:
+    settings = {"training__optimizer": "AdamW8bit", "placement__gpus": {"min": 8, "max": 8}}
+    at_once = result(spec("microsoft/Phi-4-mini", **settings), nodes(1, 8, H100)).chosen
+    accumulated = spec("microsoft/Phi-4-mini", training__perDeviceTrainBatchSize=1, **settings)
+    bit_by_bit = result(accumulated, nodes(1, 8, H100)).chosen
+    assert at_once is not None
+    assert bit_by_bit is not None
+    assert (at_once.strategy, at_once.gradient_accumulation) == ("Clone", 1)
+    assert (bit_by_bit.strategy, bit_by_bit.gradient_accumulation) == ("Offload", 8)
+
+
 def test_pins_that_exclude_one_another_name_them_all() -> None:
     job = spec(
         reference__strategy="Offload", reference__sync={"everySteps": 5}, training__optimizer="AdamW8bit",
