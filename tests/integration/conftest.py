@@ -1,12 +1,13 @@
 """Fixtures of the integration tests: a real API server with its controllers, shared by the whole session."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import AnyCluster, api_level
-from tests.cluster.processes import ClusterError
+from tests.cluster.processes import ClusterError, until
 
 
 @pytest.fixture(scope="session")
@@ -20,10 +21,15 @@ def api_cluster() -> Iterator[AnyCluster]:
 def crd_cluster(api_cluster: AnyCluster) -> AnyCluster:
     """The same cluster, knowing GRPOJobs; no operator runs in it."""
     api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
-    # not `kubectl wait`: it fails on a definition that has no conditions yet
-    established = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
-    api_cluster.wait("GRPOJobs", "get", "crd", "grpojobs.grpo.dev", "-o", established, expect="True")
+    # neither `kubectl wait` nor a jsonpath filter: both fail on a definition that has no conditions yet
+    until("GRPOJobs to be served", lambda: _established(api_cluster), 60)
     return api_cluster
+
+
+def _established(cluster: AnyCluster) -> bool:
+    status = json.loads(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", "json")).get("status", {})
+    conditions = status.get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 @pytest.fixture(scope="session")

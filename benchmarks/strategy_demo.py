@@ -1,0 +1,90 @@
+"""Trains the demo's job under every reference strategy on a real cluster of two nodes, and compares the curves.
+
+Exists to show that the strategy changes where the reference lives, not what is learnt. Run by hand (a quarter of an
+hour on two cores); writes its table into docs/strategies.md:
+
+    python -m benchmarks.strategy_demo
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+from benchmarks.pages import STRATEGIES, replace_section, table
+from examples.demo.__main__ import EXAMPLE, LAST
+from examples.demo.prepare import prepare
+from tests.cluster import images, stack
+from tests.cluster.fixtures import AnyCluster, node_level
+from tests.e2e.jobs import Jobs, holds
+
+NAMESPACE, CLAIM = "strategies", "first-job"
+TIMEOUT_SECONDS = 1200.0
+RUNS: dict[str, dict[str, Any]] = {
+    "Clone": {"reference": {"strategy": "Clone"}},
+    "Offload": {"reference": {"strategy": "Offload"}},
+    "Sharded": {"reference": {"strategy": "Sharded"}},
+    "None": {"training": {"beta": 0}},
+    "Adapter": {"adapter": {"use": "Always", "rank": 32, "alpha": 64}, "training": {"learningRate": 5e-3}},
+}
+"""What each run changes in the example; an adapter needs about ten times the learning rate of full training."""
+Steps = list[dict[str, Any]]
+
+
+def prepared(cluster: AnyCluster, folder: Path) -> Jobs:
+    """The demo's jobs on the cluster, with operator, model and problems in place."""
+    operator, trainer = images.operator_image(), images.light_trainer_image()
+    for image in (operator, trainer):
+        cluster.load(image.archive)
+    stack.install_operator(cluster, operator, trainer)
+    stack.create_namespace(cluster, NAMESPACE)
+    folder.chmod(0o755)
+    stack.host_volume(cluster, NAMESPACE, CLAIM, folder / "volume")
+    prepare(cluster, NAMESPACE, trainer.name, CLAIM)
+    return Jobs(cluster, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), folder / "volume" / "checkpoints")
+
+
+def run(jobs: Jobs, strategy: str) -> Steps:
+    """Trains under the strategy; returns what rank 0 logged, by step."""
+    name = strategy.lower()
+    jobs.create(name, **RUNS[strategy])
+    job = jobs.wait(name, "ended", lambda job: holds(job, "Succeeded") or holds(job, "Failed"), TIMEOUT_SECONDS)
+    if not holds(job, "Succeeded"):
+        raise RuntimeError(f"{strategy}: {json.dumps(job['status'], indent=1)}")
+    pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
+    lines = [json.loads(line) for line in jobs.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
+    jobs.kubectl("delete", "grpojob", name)
+    return [line for line in lines if "reward" in line]
+
+
+def row(strategy: str, steps: Steps, ddp: Steps) -> list[str]:
+    """The run in numbers, beside plain DDP with a copy of the policy as its reference."""
+    rewards = [step["reward"] for step in steps]
+    kl = f"{steps[-1]['kl']:.6f}" if "kl" in steps[-1] else "–"
+    apart = "–"
+    if "kl" in steps[-1] and strategy != "Adapter":
+        apart = f"{max(abs(one['kl'] - other['kl']) for one, other in zip(steps, ddp, strict=True)):.1e}"
+    return [strategy, str(len(steps)), f"{mean(rewards[:LAST]):.3f}", f"{mean(rewards[-LAST:]):.3f}", kl, apart]
+
+
+def main() -> int:
+    """Prints the table and writes it into the page."""
+    curves: dict[str, Steps] = {}
+    with tempfile.TemporaryDirectory() as temporary, node_level("strategies") as cluster:
+        jobs = prepared(cluster, Path(temporary))
+        for strategy in RUNS:
+            curves[strategy] = run(jobs, strategy)
+            print(row(strategy, curves[strategy], curves["Clone"]), flush=True)
+    header = ["strategy", "steps", f"reward, first {LAST}", f"last {LAST}", "KL, last step", "largest difference of KL"]
+    text = table(header, [row(strategy, steps, curves["Clone"]) for strategy, steps in curves.items()])
+    replace_section(STRATEGIES, "demo", text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Rewards of the user's own on the real cluster: the examples' function from a ConfigMap and their HTTP service.
+
+Exists because only in a pod do mounts, a read-only root, the cluster's DNS and another user's permissions meet.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.fixtures import AnyCluster
+from tests.cluster.images import python_image
+
+from .jobs import Jobs, Object
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STEPS = 4
+
+
+def documents(example: str) -> tuple[list[Object], Object]:
+    """The objects beside an example's GRPOJob, with an image that the nodes have; and the GRPOJob."""
+    text = (EXAMPLES / example).read_text().replace("python:3.11-slim", python_image().name)
+    *others, job = yaml.safe_load_all(text)
+    return others, job
+
+
+def test_a_function_from_a_config_map_and_a_service_score_completions(installed: AnyCluster, jobs: Jobs) -> None:
+    installed.load(python_image().archive)
+    http, judged = documents("05-http-reward.yaml")
+    python, brief = documents("07-python-reward.yaml")
+    beside = json.dumps({"apiVersion": "v1", "kind": "List", "items": http + python})
+    jobs.kubectl("apply", "--filename", "-", stdin=beside)
+    rewards: list[Any] = judged["spec"]["rewards"] + brief["spec"]["rewards"]
+    jobs.kubectl("rollout", "status", "deployment/judge", "--timeout", "60s")
+    jobs.create("rewarded", {"maxSteps": STEPS}, rewards=rewards)
+    job = jobs.wait_succeeded("rewarded")
+    lines = jobs.kubectl("logs", "job/rewarded-1", "--all-pods").splitlines()
+    steps = [json.loads(line[line.index("{") :]) for line in lines if '{"step"' in line]
+    scored = [step for step in steps if "reward_by_function/judge" in step]
+    assert len(scored) == STEPS
+    assert all(0 < step["reward_by_function/brevity:score"] <= 1 for step in scored)
+    assert all(0 < step["reward_by_function/judge"] <= 1 for step in scored)
+    assert job["status"]["restarts"] == 0
+    jobs.kubectl("delete", "grpojob", "rewarded")
+    jobs.kubectl("delete", "--filename", "-", "--wait=false", stdin=beside)

@@ -1,0 +1,117 @@
+"""The real Prometheus reads what operator and trainer export, and its own tool agrees with names, units and alerts."""
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, start_http_server
+
+from grpo_api.report import Progress
+from grpo_trainer.server import ProgressCollector
+from tests.cluster.cluster import Cluster
+from tests.cluster.controlplane import free_port
+from tests.cluster.processes import until
+from tests.cluster.prometheus import program
+from tests.integration.operator_bench import Bench, operating
+
+HERE = Path(__file__).parent
+ALERTS = HERE.parents[1] / "charts" / "grpo-operator" / "files" / "alerts.yaml"
+SECONDS = 60.0
+
+
+PROGRESS = Progress(
+    attempt=1,
+    step=7,
+    total_steps=100,
+    last_step_time=1.7e9,
+    metrics={"kl": 0.0132, "reward": 1.84, "reward_by_function/accuracy": 0.5, "phase_seconds/generate": 1.0},
+    memory={"generate": 10**9, "host": 10**8},
+)
+
+
+@pytest.fixture
+def rank_zero() -> Iterator[str]:
+    """The address of a trainer's metrics in the middle of a run."""
+    registry, port = CollectorRegistry(), free_port()
+    registry.register(ProgressCollector(lambda: PROGRESS))
+    server, thread = start_http_server(port, "127.0.0.1", registry)
+    yield f"127.0.0.1:{port}"
+    server.shutdown()
+    thread.join()
+
+
+def page(address: str) -> str:
+    """The /metrics page."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def checked(text: str) -> str:
+    """What promtool has to say about a page."""
+    done = subprocess.run(
+        [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
+    """A Prometheus that scrapes the targets every second, with the chart's alerts; yields its address."""
+    scrapes = [{"job_name": name, "static_configs": [{"targets": [target]}]} for name, target in targets.items()]
+    settings = {"global": {"scrape_interval": "1s"}, "rule_files": [str(ALERTS)], "scrape_configs": scrapes}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    address = f"127.0.0.1:{free_port()}"
+    command = [str(program("prometheus")), f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--storage.tsdb.path={folder}/data"], stdout=log, stderr=log)
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+def query(address: str, expression: str) -> list[float]:
+    """Values of an instant query; empty while Prometheus starts or has no sample."""
+    url = f"http://{address}/api/v1/query?query={urllib.parse.quote(expression)}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            result = json.load(answer)["data"]["result"]
+    except OSError:
+        return []
+    return [float(one["value"][1]) for one in result]
+
+
+def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zero: str, tmp_path: Path) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+        bench.submit()
+        bench.wait_running()
+        port = operator.settings.metrics_port
+        targets = {"operator": f"127.0.0.1:{port}", "trainer": rank_zero}
+        assert checked(page(targets["operator"])) == checked(page(rank_zero)) == ""
+        running = f'grpo_job_phase{{namespace="{bench.namespace}",grpojob="run",phase="Running"}}'
+        with prometheus(tmp_path, targets) as address:
+            until("the job's phase", lambda: query(address, running) == [1.0], SECONDS)
+            until("the trainer's KL", lambda: query(address, "grpo_training_kl") == [0.0132], SECONDS)
+            assert query(address, "grpo_training_reward_by_function") == [0.5]
+            assert query(address, 'grpo_training_memory_bytes{phase="generate"}') == [1e9]
+            assert query(address, "min(up)") == [1.0]
+
+
+def test_the_alerts_fire_on_what_they_are_for(tmp_path: Path) -> None:
+    for file in (ALERTS, HERE / "alerts.test.yaml"):
+        shutil.copy(file, tmp_path)
+    for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts.test.yaml"]):
+        done = subprocess.run(
+            [program("promtool"), *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
