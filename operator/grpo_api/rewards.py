@@ -92,7 +92,7 @@ class HTTPReward(Model):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     """Completions per request. Unset: 32."""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the completions of one process and generation that may get no reward because requests failed; beyond it
+    """Share of a generation's completions, of all processes, that may get no reward because requests failed; beyond it
     the run fails. 1: never. Unset: 0.1."""
 
 

@@ -12,6 +12,7 @@ import torch
 from bitsandbytes.optim import GlobalOptimManager
 from peft import PeftModel
 from torch import nn
+from transformers import TrainerCallback
 
 from grpo_api.plan import TrainingPlan
 from grpo_trainer import partition, ranks
@@ -19,6 +20,7 @@ from grpo_trainer.engine import ReferenceGRPOTrainer
 from tests.trainer import demo_model, runs
 
 STEPS = 2
+States = dict[str, torch.Tensor]
 
 
 def zero3(folder: Path) -> dict[str, Any]:
@@ -52,6 +54,50 @@ def observed(job: TrainingPlan, folder: Path) -> dict[str, Any]:
         "elements": sum(sizes(trainer)),
         "optimizer_offload": bool(getattr(engine, "offload_optimizer", False)),
     }
+
+
+def resumed_states(job: TrainingPlan, folder: Path, step: int) -> tuple[States, States, dict[str, Any]]:
+    """The optimizer's tensors when a run saves after `step` and when another continues from there, and what both log
+    in the steps that follow."""
+    keeper, rows = KeepStates(), {}
+    for name, checkpoint in {"uninterrupted": None, "resumed": str(folder / f"checkpoint-{step}")}.items():
+        runs.reset()
+        GlobalOptimManager.get_instance().initialize()
+        logs = runs.Logs()
+        settings = {"output_dir": str(folder), "save_strategy": "steps", "save_steps": step}
+        trainer = runs.build(job, logs, keeper, **settings)
+        keeper.trainer = trainer
+        trainer.train(resume_from_checkpoint=checkpoint)
+        rows[name] = logs.numbers(step + 1, job.training.max_steps or 0)
+    runs.reset()
+    return keeper.seen[step][0], keeper.seen[step][-1], rows
+
+
+class KeepStates(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Copies the optimizer's tensors when a run saves and when it begins, by step."""
+
+    trainer: ReferenceGRPOTrainer
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[States]] = {}
+
+    def on_save(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        """After a checkpoint."""
+        self._keep(state.global_step)
+
+    def on_train_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+        """After a resume."""
+        self._keep(state.global_step)
+
+    def _keep(self, step: int) -> None:
+        names = {parameter: name for name, parameter in self.trainer.model.named_parameters()}
+        states = {
+            f"{kind} {names[parameter]}": value.clone()
+            for parameter, state in innermost(self.trainer.optimizer).state.items()
+            for kind, value in state.items()
+            if isinstance(value, torch.Tensor) and not kind.startswith("qmap")
+        }
+        self.seen.setdefault(step, []).append(states)
 
 
 def watch(trainer: ReferenceGRPOTrainer) -> dict[str, list[int]]:

@@ -5,18 +5,22 @@ seen in test_reference_gang.py.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo_planner.architecture import from_config
 from grpo_planner.memory import Setup
 from grpo_planner.memory.states import optimizer_state
 from tests.trainer import demo_model, runs
-from tests.trainer.saver_facts import STEPS, observed
+from tests.trainer.saver_facts import STEPS, observed, resumed_states
 
 RANK = 64
 """At this rank some of the demo model's adapter matrices are large enough for 8 bits and some are not."""
+EIGHT_BIT = "model.layers.1.mlp.down_proj.weight"
+"""A matrix whose moments are kept in 8 bits."""
 SAVINGS = {"optimizer": "AdamW8bit", "gradientCheckpointing": True, "generationSubBatch": 3}
 
 
@@ -41,6 +45,17 @@ def test_moments_are_kept_in_8_bits_but_for_embeddings_and_small_tensors(facts: 
     assert facts["off"]["state_dtypes"] == exact | {"matrix": ["torch.float32"]}
     assert facts["on"]["state_dtypes"] == exact | {"matrix": ["torch.uint8"]}
     assert (facts["off"]["optimizer"], facts["on"]["optimizer"]) == ("torch", "bitsandbytes")
+
+
+def test_8_bit_moments_and_their_scales_survive_a_resume_to_the_digit(tmp_path: Path) -> None:
+    model = demo_model.save_policy(tmp_path / "model")
+    job = runs.plan(model, execution={"optimizer": "AdamW8bit"}, training={"maxSteps": 4})
+    saved, resumed, rows = resumed_states(job, tmp_path / "output", 2)
+    assert rows["resumed"] == rows["uninterrupted"]
+    assert saved.keys() == resumed.keys()
+    assert all(torch.equal(saved[name], resumed[name]) for name in saved)
+    kinds = {name.split()[0]: resumed[name].dtype for name in resumed if name.endswith(EIGHT_BIT)}
+    assert kinds == {"state1": torch.uint8, "state2": torch.uint8, "absmax1": torch.float32, "absmax2": torch.float32}
 
 
 def test_the_plan_counts_the_optimizers_bytes(facts: dict[str, dict[str, Any]]) -> None:

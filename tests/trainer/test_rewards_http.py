@@ -15,6 +15,7 @@ from grpo_api.rewards import HTTPReward
 from grpo_trainer.errors import RewardError
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.base import RewardCounters
+from grpo_trainer.rewards.failure_limits import FailureLimits
 from grpo_trainer.rewards.http_service import HTTPFunction
 from tests.trainer.faulty_service import Body, Service, lengths, serving
 
@@ -38,6 +39,12 @@ async def score(function: HTTPFunction, texts: list[str] = TEXTS) -> list[float 
     return await function(
         prompts=[f"p {text}" for text in texts], completions=list(texts), trainer_state=state, **columns
     )
+
+
+def judge(counters: RewardCounters, share: float) -> None:
+    """What the end of step 5 does with the counters of one process."""
+    totals = {"judge": (counters.failures + counters.timeouts, counters.asked)}
+    FailureLimits({"judge": counters}, {"judge": share}).judge(5, totals)
 
 
 async def test_batches_go_out_with_prompts_and_columns_and_come_back_in_order() -> None:
@@ -102,15 +109,25 @@ async def test_a_lasting_fault_costs_only_its_own_completions_within_the_share()
         return (500, b"oops") if "ccc" in body["completions"] else lengths(body)
 
     with serving(script) as service:
-        function, counters = http_function(service, batchSize=2, maxFailureShare=0.4)
+        function, counters = http_function(service, batchSize=2)
         assert await score(function) == [1.0, 2.0, None, None, 5.0]
         assert sum("ccc" in body["completions"] for body in service.bodies) == 3
         assert counters == RewardCounters(timeouts=0, failures=2)
-        function, _ = http_function(service, batchSize=2, maxFailureShare=0.39)
-        with pytest.raises(
-            RewardError, match=r"'judge', step 5: 2 of 5 completions got no reward .*40%.*39%.*HTTP 500: b'oops'"
-        ):
-            await score(function)
+    judge(counters, 0.4)
+    with pytest.raises(
+        RewardError, match=r"'judge', step 5: 2 of 5 completions .*got no reward .*40%.*39%.*HTTP 500: b'oops'"
+    ):
+        judge(counters, 0.39)
+
+
+def test_the_share_is_of_all_ranks_and_of_the_last_generation() -> None:
+    counters = {"judge": RewardCounters(last_problem="HTTP 500"), "format": RewardCounters()}
+    limits = FailureLimits(counters, {"judge": 0.2})
+    format_totals = (7.0, 0.0)
+    for step, failed, asked in ((1, 2, 10), (2, 2, 10), (3, 4, 20)):
+        limits.judge(step, {"judge": (failed, asked), "format": format_totals})
+    with pytest.raises(RewardError, match=r"step 4: 3 of 10 completions of all ranks .*30%.*20%.*HTTP 500"):
+        limits.judge(4, {"judge": (7, 30), "format": format_totals})
 
 
 async def test_silence_ends_with_the_request_s_time() -> None:
@@ -123,18 +140,20 @@ async def test_silence_ends_with_the_request_s_time() -> None:
 
 async def test_all_tries_together_end_with_the_batch_s_time() -> None:
     with serving(lambda _, body: None if "a" in body["completions"] else lengths(body)) as service:
-        function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=2, maxFailureShare=0.2)
+        function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=2)
         assert await score(function) == [None, 2.0, 3.0, 4.0, 5.0]
     assert counters == RewardCounters(timeouts=1, failures=0)
+    assert "within 2.0 s" in counters.last_problem
     assert function.longest_seconds == 2
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404])
 async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
     with serving(lambda *_: (status, b"no")) as service:
-        function, _ = http_function(service)
-        with pytest.raises(RewardError, match=rf"HTTP {status}: b'no'"):
-            await score(function)
+        function, counters = http_function(service)
+        assert await score(function) == [None] * 5
+    with pytest.raises(RewardError, match=rf"HTTP {status}: b'no'"):
+        judge(counters, 0.1)
     assert len(service.bodies) == 1
 
 
@@ -142,21 +161,21 @@ async def test_a_service_that_is_not_there() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         absent = Service(f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
-        function, counters = http_function(absent, maxFailureShare=1)
+        function, counters = http_function(absent)
         assert await score(function) == [None] * 5
-        assert counters == RewardCounters(failures=5)
-        function, _ = http_function(absent)
-        with pytest.raises(RewardError, match=r"5 of 5 completions.*ClientConnectorError") as caught:
-            await score(function)
+    assert counters == RewardCounters(failures=5)
+    judge(counters, 1)
+    with pytest.raises(RewardError, match=r"5 of 5 completions.*ClientConnectorError") as caught:
+        judge(counters, 0.99)
     assert "secret" not in str(caught.value)
 
 
 async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_service, "_LONGEST_ANSWER", 1 << 10)
     with serving(lambda *_: (200, b'{"rewards": [' + b"1," * 4096)) as service:
-        function, _ = http_function(service)
-        with pytest.raises(RewardError, match="an answer of more than"):
-            await score(function)
+        function, counters = http_function(service)
+        assert await score(function) == [None] * 5
+    assert "an answer of more than" in counters.last_problem
 
 
 async def test_the_training_s_random_numbers_are_left_alone() -> None:

@@ -78,7 +78,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     with recorder.part("verify"):
         checkpoint = choose(plan, run_identity)
     observer, preemption = StepObserver(), Preemption.of(plan)
-    pulse = Pulse(recorder, watchdog, observer, preemption, rewards.counters)
+    pulse = Pulse(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption)
     callbacks = [pulse, seal, Telemetry(recorder, observer), KeepSamples(plan, observer), KLGuard(plan.guard)]
     parts = TrainerParts(loaded, config, prompts, rewards)

@@ -18,7 +18,7 @@ from .observer import StepObserver
 from .phases import MEMORY, PHASES, device_bytes
 from .preemption import Preemption
 from .recorder import Recorder
-from .rewards.base import RewardCounters
+from .rewards.failure_limits import FailureLimits
 from .watchdog import Watchdog
 
 SIZES = (*MEMORY, "reserved", "device", "host")
@@ -43,13 +43,14 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         watchdog: Watchdog,
         observer: StepObserver,
         preemption: Preemption,
-        counters: dict[str, RewardCounters],
+        failure_limits: FailureLimits,
     ) -> None:
         self._recorder = recorder
         self._watchdog = watchdog
         self._clock = observer.clock
         self._preemption = preemption
-        self._counters = counters
+        self._failure_limits = failure_limits
+        self._counters = failure_limits.counters
         self._began = time.perf_counter()
         self.verdict = "continue"
         """What became of SIGTERM: continue, save or stop."""
@@ -68,13 +69,18 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         self._clock.enter(None)
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Exchange, publish, and stop if any rank was told to."""
+        """Exchange, publish, and stop if any rank was told to.
+
+        Raises:
+            RewardError: a reward's service failed for too many completions of all ranks.
+        """
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
         rows = exchange(self._row(seconds))
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
         self._publish(rows, worst)
+        self._judge(state.global_step, rows)
         if worst["sigterm"] >= 0:
             self._stop(state.global_step, worst, control)
 
@@ -83,17 +89,25 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         phases = self._clock.take()
         row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in PHASES)]
         row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
-        return row + [float(n) for counter in self._counters.values() for n in (counter.failures, counter.timeouts)]
+        return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts, c.asked)]
 
     def _publish(self, rows: torch.Tensor, worst: dict[str, float]) -> None:
         values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in PHASES}
         own = rows[:, OWN_WORK].sum(dim=1)
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
-        failed = rows[:, len(FIELDS) :].sum(dim=0).tolist()
-        for name, failures, timeouts in zip(self._counters, failed[::2], failed[1::2], strict=True):
+        for name, (failures, timeouts, _) in self._counted(rows).items():
             values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
         self._recorder.logged(values)
         self._recorder.memory({name: int(worst[f"memory/{name}"]) for name in SIZES if worst[f"memory/{name}"]})
+
+    def _counted(self, rows: torch.Tensor) -> dict[str, list[float]]:
+        """Failures, time-outs and completions asked for of all ranks since the start, by reward."""
+        sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 3).tolist()
+        return dict(zip(self._counters, sums, strict=True))
+
+    def _judge(self, step: int, rows: torch.Tensor) -> None:
+        counted = self._counted(rows).items()
+        self._failure_limits.judge(step, {name: (failed + late, asked) for name, (failed, late, asked) in counted})
 
     def _stop(self, step: int, worst: dict[str, float], control: TrainerControl) -> None:
         self.verdict = self._preemption.decide(step, worst["sigterm"], worst["step_seconds"])

@@ -5,7 +5,7 @@ Exists so that every kind of reward fails, times out and reports in one way. Imp
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_trainer.errors import RewardError
@@ -25,6 +25,10 @@ class RewardCounters:
     """Completions that got no reward because their time was up."""
     failures: int = 0
     """Completions that got no reward because the reward's service failed."""
+    asked: int = field(default=0, compare=False)
+    """Completions that a service was asked to score."""
+    last_problem: str = field(default="", compare=False)
+    """Why it did not, the last time."""
 
 
 class Deadline:

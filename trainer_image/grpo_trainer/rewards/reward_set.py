@@ -20,6 +20,7 @@ from ..errors import BadInput
 from .accuracy import AccuracyFunction
 from .answers import expected_answer, number
 from .base import RewardCounters
+from .failure_limits import FailureLimits
 from .formats import FormatFunction
 from .http_service import HTTPFunction
 from .python_function import python_function
@@ -64,6 +65,12 @@ class RewardSet:
         seconds = [(_is_async(function), getattr(function, "longest_seconds", 0.0)) for function in self.functions]
         together = max((longest for is_async, longest in seconds if is_async), default=0.0)
         return together + sum(longest for is_async, longest in seconds if not is_async)
+
+    @property
+    def failure_limits(self) -> FailureLimits:
+        """Ends the run where a service fails too often."""
+        named = zip(self.names, self.specs, strict=True)
+        return FailureLimits(self.counters, {name: spec.http.max_failure_share for name, spec in named if spec.http})
 
     def check(self, rows: datasets.Dataset) -> None:
         """Whether the dataset has what the rewards need, before anything is trained.
