@@ -57,13 +57,14 @@ def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
     pools, left_out = build_pools(inventory, demand.spec.placement)
     notes = [*inventory.warnings, *left_out]
     needs = Needs(demand, Predictor(demand.shape, demand.reward_bytes))
-    chosen, options = _searched(needs, pools) if inventory.visible else (None, [])
-    if chosen:
-        return _planned(demand, options, chosen, notes, fits_now=True)
+    free = Search(needs, pools)
+    if inventory.visible and free.feasible:
+        return _planned(demand, free, notes, fits_now=True)
     emptied, _ = build_pools(inventory, demand.spec.placement, emptied=True)
-    chosen, options = _searched(needs, emptied)
-    if chosen:
-        return _planned(demand, options, chosen, notes, fits_now=not inventory.visible)
+    search = Search(needs, emptied)
+    if search.feasible:
+        return _planned(demand, search, notes, fits_now=not inventory.visible)
+    options = search.families()
     if not options:
         refused = _no_layout(demand, emptied, notes)
         fixes = _fixes(needs, inventory, emptied)
@@ -73,21 +74,13 @@ def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
     return _nothing_fits(demand, options, _fixes(needs, inventory, emptied))
 
 
-def _searched(needs: Needs, pools: list[Pool]) -> tuple[Option | None, list[Option]]:
-    """The chosen option, and all that are worth showing."""
-    search = Search(needs, pools)
-    options = search.families()
-    chosen = choose(options, needs.demand.spec.placement.objective)
-    if chosen is None:
-        return None, options
-    others = [option for option in options if option.method != chosen.method or option.pool is not chosen.pool]
-    return chosen, others + search.extents(chosen)
-
-
-def _planned(
-    demand: Demand, options: list[Option], chosen: Option, notes: list[str], fits_now: bool
-) -> PlanResult:  # fmt: skip
-    """The result of a search that found a plan."""
+def _planned(demand: Demand, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+    """The result of a search that something fits."""
+    found = search.families()
+    chosen = choose(found, demand.spec.placement.objective)
+    assert chosen is not None, "something fits"
+    others = [option for option in found if option.method != chosen.method or option.pool is not chosen.pool]
+    options = others + search.extents(chosen)
     reason = explain.reason(chosen)
     plan = explain.as_plan(demand, chosen, reason, [*explain.warnings(demand, chosen), *notes])
     ranked = explain.candidates(demand, notable(options, chosen), chosen)

@@ -59,6 +59,7 @@ class Pool:
     selector: tuple[tuple[str, str], ...]
     rooms: tuple[tuple[Room, int], ...]
     """What its nodes have to give, and how many nodes give just that."""
+    _layouts: dict[tuple[int, int | None, float | None], Layout | None] = field(default_factory=dict, repr=False)
     _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -79,6 +80,12 @@ class Pool:
             nodes: exact number of nodes, None for the fewest.
             cpu: cores of one pod, None for the default.
         """
+        key = (world, nodes, cpu)
+        if key not in self._layouts:
+            self._layouts[key] = self._layout(*key)
+        return self._layouts[key]
+
+    def _layout(self, world: int, nodes: int | None, cpu: float | None) -> Layout | None:
         for per_node in range(min(world, self.widest), 0, -1):
             count, rest = divmod(world, per_node)
             if rest or (nodes and count != nodes):

@@ -91,6 +91,12 @@ class Search:
                 found += self._promising(placed) or [self._best(*one) for one in placed]
         return found
 
+    @property
+    def feasible(self) -> bool:
+        """Whether anything fits."""
+        pairs = ((pool, pair) for pool in self._places for pair in self._possible(pool, methods(self._demand.spec)))
+        return any(self._fits(*one) for pool, pair in pairs for one in self._placed(pool, *pair))
+
     def fitting(self) -> list[Option]:
         """Candidates that may be chosen, of the methods that depart least from what was asked; no misses.
 
@@ -110,10 +116,14 @@ class Search:
 
     def _fitting(self, pool: Pool, method: Method) -> list[Option]:
         found: list[Option] = []
-        for _, precision in self._with_precision(pool, [method]) if self._places[pool] else ():
-            if self._needs.floor(method, precision) <= pool.usable:
-                found += self._promising(self._placed(pool, method, precision))
+        for pair in self._possible(pool, [method]):
+            found += self._promising(self._placed(pool, *pair))
         return [option for option in found if not option.shortage]
+
+    def _possible(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
+        """Methods that no bound rules out before any extent is looked at."""
+        pairs = self._with_precision(pool, allowed) if self._places[pool] else []
+        return [pair for pair in pairs if self._needs.floor(*pair) <= pool.usable]
 
     def _promising(self, placed: Sequence[Placed]) -> list[Option]:
         """Of one method's extents in a pool, those that may be chosen or shown; empty where none fits.

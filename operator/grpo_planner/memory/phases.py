@@ -38,6 +38,22 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """States, in bytes; the same for all sizes of a micro-batch that are accumulated."""
+
+    static: float
+    """What is live between phases."""
+    loading: float
+    """What loading adds to it."""
+    live: float
+    """Parameters gathered while computing."""
+    gradients: float
+    """All gradients of this rank once a micro-batch is over."""
+    step: float
+    """What the optimizer's step adds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Passes:
     """What the passes over one micro-batch hold beside states and gradients, in bytes; the same for all extents."""
 
@@ -63,6 +79,7 @@ class Predictor:
     def __init__(self, shape: Shape, resident: int = 0) -> None:
         """`resident` is what reward models take on the GPU, in bytes."""
         self._shape, self._resident = shape, resident
+        self._held: dict[tuple[object, ...], Held] = {}
         self._passes: dict[tuple[object, ...], Passes] = {}
         self._generation: dict[tuple[object, ...], float] = {}
 
@@ -74,22 +91,28 @@ class Predictor:
 
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
-        shape, passes = self._shape, self._passes_of(setup)
-        settled = states.static(shape, setup)
-        static = settled + self._resident
-        live = states.live_parameters(shape, setup)
-        all_gradients = states.gradients(shape, setup)
-        waiting = all_gradients if setup.accumulates or setup.partitions else 0
+        shape, passes, held = self._shape, self._passes_of(setup), self._held_of(setup)
+        live, waiting = held.live, held.gradients if setup.accumulates or setup.partitions else 0
+        static = held.static + self._resident
         generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
         peaks = {
-            "load": max(states.loading(shape, setup) - settled, states.first_gradients(shape, setup)),
+            "load": held.loading,
             "generate": max(generated, scoring),
             "reference": live + reference_peak(shape, setup, passes),
             "forward": live + waiting + passes.forward,
-            "backward": live + backward_peak(shape, setup, passes, waiting, all_gradients),
-            "step": states.step_buffers(shape, setup) if setup.zero else all_gradients,
+            "backward": live + backward_peak(shape, setup, passes, waiting, held.gradients),
+            "step": held.step,
         }
         return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
+
+    def _held_of(self, setup: Setup) -> Held:
+        key = (
+            setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.eight_bit, setup.reference,
+            setup.accumulates,
+        )  # fmt: skip
+        if key not in self._held:
+            self._held[key] = held_by(self._shape, setup)
+        return self._held[key]
 
     def _passes_of(self, setup: Setup) -> Passes:
         key = (
@@ -109,6 +132,18 @@ class Predictor:
 def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> Prediction:
     """Peaks of all phases of one setup; arguments as for Predictor."""
     return Predictor(shape, resident).predict(setup, scoring)
+
+
+def held_by(shape: Shape, setup: Setup) -> Held:
+    """The states of a setup."""
+    static, gradients = states.static(shape, setup), states.gradients(shape, setup)
+    return Held(
+        static=static,
+        loading=max(states.loading(shape, setup) - static, states.first_gradients(shape, setup)),
+        live=states.live_parameters(shape, setup),
+        gradients=gradients,
+        step=states.step_buffers(shape, setup) if setup.zero else gradients,
+    )
 
 
 def passes_of(shape: Shape, setup: Setup) -> Passes:
