@@ -1,6 +1,6 @@
 """Measures every reference strategy under every parallelism and writes the tables of docs/strategies.md.
 
-Exists so that the documented claims are measurements. Run by hand (about ten minutes on two cores):
+Exists so that the documented claims are measurements. Run by hand (two minutes on two cores):
 
     python -m benchmarks.strategy_matrix
 
@@ -11,6 +11,8 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,9 @@ def checked(cell: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
     if "reference" in cell:
         kl = number(max(abs(a - b) for a, b in zip(cell["reference"], baseline["reference"], strict=True)))
     proofs = ", ".join(f"{what} {parameters}" for what, parameters, _, _ in cell["proofs"])
-    synced = "–" if "synced" not in cell else "same bits" if cell["synced"] == cell["synced_by_trl"] else "DIFFERENT"
+    synced = (
+        "refused" if "synced" not in cell else "same bits" if cell["synced"] == cell["synced_by_trl"] else "DIFFERENT"
+    )
     return [kl, proofs, number(largest_difference(cell)), synced]
 
 
@@ -62,17 +66,41 @@ def number(difference: float) -> str:
 
 def refusal(strategy: str, parallelism: str) -> str:
     """What the trainer answers where a combination can't exist."""
-    from grpo_trainer.errors import BadInput
-    from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded
     from tests.trainer.reference_facts import STAGES
 
-    kinds = {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
     name = strategy.split(maxsplit=1)[0]
+    check = kinds()[name]().check
+    return refused(lambda: check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04))
+
+
+def refused(action: Callable[[], object]) -> str:
+    """The words of a refusal.
+
+    Raises:
+        LookupError: it wasn't one.
+    """
+    from grpo_trainer.errors import BadInput
+
     try:
-        kinds[name]().check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04)
+        action()
     except BadInput as error:
         return f"refused: {error}"
-    raise LookupError(f"{strategy} under {parallelism} is neither measured nor refused")
+    raise LookupError("a combination is neither measured nor refused")
+
+
+def kinds() -> dict[str, Any]:
+    """The strategies by name."""
+    from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded
+
+    return {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
+
+
+def sync_refusals() -> str:
+    """Sentences on the strategies that can't be synced."""
+    from grpo_api.training import ReferenceSync
+
+    answers = {name: refused(partial(kinds()[name], ReferenceSync(every_steps=1))) for name in ("Adapter", "None")}
+    return "".join(f"\n`{name}` with `sync` is {answer}." for name, answer in answers.items())
 
 
 def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) -> list[list[str]]:
@@ -116,7 +144,7 @@ def main() -> int:
         "resume: largest difference",
         "sync",
     ]
-    replace_section(STRATEGIES, "matrix", table(header, cell_rows(facts)))
+    replace_section(STRATEGIES, "matrix", table(header, cell_rows(facts)) + sync_refusals())
     header = [
         "parallelism",
         "tokens limited",

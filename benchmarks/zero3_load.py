@@ -156,7 +156,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_models(folder, options.layers)
-        facts = run_gang("benchmarks.zero3_load:measure", folder, WORLD)
+        facts = run_gang("benchmarks.zero3_load:measure", folder, WORLD, fresh=True)
     text = report(facts)
     print(text)
     if options.write:
