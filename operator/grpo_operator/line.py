@@ -103,10 +103,11 @@ class Line:
         job = seen.job
         if plan := kept_plan(job):
             return Verdict(job.generation, plan, True, Reason.ADMITTED, "")
-        inventory = Inventory()
-        if queued_by_kueue(job):
-            inventory = Board(await self._snapshots.take(), ()).inventory(job).emptied
-        return _verdict(job, _planned(job, inventory), admitted=True)
+        if not queued_by_kueue(job):
+            return _verdict(job, _planned(job, Inventory()), admitted=True)
+        emptied = Board(await self._snapshots.take(), ()).inventory(job).emptied
+        # planning for many nodes may take a while; watches and probes must not wait for it
+        return _verdict(job, await asyncio.to_thread(_planned, job, emptied), admitted=True)
 
     async def _in_line(self, seen: Observation) -> Verdict:
         """The job's place in the line, from a pass over everybody ahead of it; a restart is not in the line."""
@@ -116,7 +117,6 @@ class Line:
         known = self._pass[1].get(seen.job.uid) if self._pass and self._pass[0] is snapshot else None
         if known and known.generation == seen.job.generation:
             return known
-        # planning is pure but may take a while; watches and probes must not wait for it
         jobs = list(self._jobs())
         found = await asyncio.to_thread(judge, jobs, snapshot, self._clock(), self._limits)
         self._pass = (snapshot, found)

@@ -8,9 +8,9 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
 from .batch import micro_batches, refuse_split, save_every_steps, split
-from .demand import Demand
+from .demand import Demand, Method, methods, refuse_pins
 from .explain import plural
-from .memory import Setup, Strategy, predict
+from .memory import Setup, predict
 from .memory.device import CPU_PROCESS
 
 MAX_MICRO_BATCH = 16
@@ -19,18 +19,16 @@ MAX_MICRO_BATCH = 16
 MEBIBYTE = 2**20
 
 
-def cpu_strategy(spec: GRPOJobSpec) -> Strategy:
-    """The reference strategy of a CPU job: what was asked for, else the plainest that beta and the adapter allow."""
-    wanted = spec.reference.strategy
-    if spec.training.beta == 0:
-        return "None"
-    if wanted != "Auto":
-        return wanted
-    if spec.adapter.use == "Always":
-        return "Adapter"
-    if spec.reference.offload:
-        return "Offload"
-    return "Clone"
+def cpu_method(spec: GRPOJobSpec) -> Method:
+    """The simplest way of training that the pins allow; ZeRO-2 and an offloaded optimizer save nothing on CPUs.
+
+    Raises:
+        PlanRefused: the pins exclude one another.
+    """
+    found = [method for method in methods(spec) if method.zero != 2 and not method.offload]
+    if not found:
+        raise refuse_pins(spec)
+    return found[0]
 
 
 def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
@@ -44,9 +42,10 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     """The plan of a CPU job.
 
     Raises:
-        PlanRefused: the batch can't be split over the processes.
+        PlanRefused: the batch can't be split over the processes, or the pins exclude one another.
     """
     spec = demand.spec
+    method = cpu_method(spec)
     nodes, processes = spec.placement.nodes or 1, spec.placement.processes_per_node or 1
     world = nodes * processes
     sizes = micro_batches(spec, world, MAX_MICRO_BATCH)
@@ -54,21 +53,17 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         raise refuse_split(spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each")
     parts = split(spec, world, sizes[-1])
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
-    strategy = cpu_strategy(spec)
-    nvme = spec.reference.offload is not None and spec.reference.offload.target == "NVMe"
-    sharded = strategy == "Sharded" or nvme
     bfloat16 = spec.training.dtype == "bfloat16"
-    lora = spec.adapter.use == "Always" or strategy == "Adapter"
     setup = Setup(
         "bfloat16" if bfloat16 else "float32", spec.training.max_prompt_length, spec.training.max_completion_length,
-        parts.micro_batch, parts.gradient_accumulation, parts.generation_batch, world, 3 if sharded else 0,
-        lora_rank=spec.adapter.rank if lora else 0, eight_bit=spec.training.optimizer == "AdamW8bit",
-        checkpointing=spec.training.gradient_checkpointing == "Enabled", reference=strategy,
+        parts.micro_batch, parts.gradient_accumulation, parts.generation_batch, world, method.zero,
+        lora_rank=spec.adapter.rank if method.lora else 0, eight_bit=method.eight_bit,
+        checkpointing=spec.training.gradient_checkpointing == "Enabled", reference=method.reference,
     )  # fmt: skip
     host = demand.pod_memory or processes * cpu_process_bytes(demand, setup)
     return ExecutionPlan(
-        strategy=strategy,
-        method="LoRA" if lora else "Full",
+        strategy=method.strategy,
+        method="LoRA" if method.lora else "Full",
         zero_stage=setup.zero,
         accelerator="CPU",
         nodes=nodes,
@@ -83,5 +78,5 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         architecture=demand.source,
         host_memory_bytes=-(-host // MEBIBYTE) * MEBIBYTE,
         save_every_steps=save_every_steps(spec),
-        reason=f"accelerator CPU: {extent}, {setup.precision}, reference {strategy}",
+        reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
     )

@@ -16,6 +16,7 @@ from .memory.activations import no_grad_transient
 from .memory.device import MARGIN
 from .memory.setup import Precision, Setup, Strategy
 from .products import Product
+from .result import PlanReason, PlanRefused
 from .shapes import Shape
 
 MOST_SEQUENCES = 16
@@ -146,6 +147,21 @@ def methods(spec: GRPOJobSpec) -> list[Method]:
         if not eight_bit:
             found.append(Method(True, 3, False, strategy, strategy, False))
     return found
+
+
+def refuse_pins(spec: GRPOJobSpec) -> PlanRefused:
+    """The refusal of pins that exclude one another."""
+    pins = [f"reference.strategy {spec.reference.strategy}", f"adapter.use {spec.adapter.use}"]
+    pins.append(f"training.optimizer {spec.training.optimizer}")
+    if spec.reference.offload:
+        pins.append(f"reference.offload.target {spec.reference.offload.target}")
+    if spec.reference.sync:
+        pins.append("reference.sync")
+    return PlanRefused(
+        PlanReason.INVALID_COMBINATION,
+        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, NVMe needs "
+        "it, and an adapter's reference is its own frozen base; set one of them to its default",
+    )
 
 
 def _adapter_only(spec: GRPOJobSpec) -> bool:

@@ -13,7 +13,7 @@ from . import explain
 from .architecture import Resolved, resolve
 from .batch import micro_batches, refuse_split
 from .cpu import plan_cpu
-from .demand import MOST_SEQUENCES, Demand, build_demand, methods
+from .demand import MOST_SEQUENCES, Demand, build_demand, methods, refuse_pins
 from .fixes import find_fixes
 from .inventory import Inventory
 from .memory import Predictor
@@ -53,7 +53,7 @@ def _plan_cpu(demand: Demand) -> PlanResult:
 def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
     """A GPU job: on the GPUs that are free, else on those that will be, else an explanation."""
     if not methods(demand.spec):
-        raise _no_method(demand.spec)
+        raise refuse_pins(demand.spec)
     pools, left_out = build_pools(inventory, demand.spec.placement)
     notes = [*inventory.warnings, *left_out]
     needs = Needs(demand, Predictor(demand.shape, demand.reward_bytes))
@@ -130,21 +130,6 @@ def _fixes(needs: Needs, inventory: Inventory, pools: list[Pool]) -> list[Fix]:
         return choose(Search(changed, there).fitting(), spec.placement.objective)
 
     return find_fixes(demand.spec, pools, attempt)
-
-
-def _no_method(spec: GRPOJobSpec) -> PlanRefused:
-    """The refusal of pins that exclude one another."""
-    pins = [f"reference.strategy {spec.reference.strategy}", f"adapter.use {spec.adapter.use}"]
-    pins.append(f"training.optimizer {spec.training.optimizer}")
-    if spec.reference.offload:
-        pins.append(f"reference.offload.target {spec.reference.offload.target}")
-    if spec.reference.sync:
-        pins.append("reference.sync")
-    return PlanRefused(
-        PlanReason.INVALID_COMBINATION,
-        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, NVMe needs "
-        "it, and an adapter's reference is its own frozen base; set one of them to its default",
-    )
 
 
 def _no_layout(demand: Demand, pools: list[Pool], notes: list[str]) -> PlanRefused:

@@ -28,13 +28,13 @@ CELLS = {
     "1 process": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
     "DDP": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
     "ZeRO-2": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
-    "ZeRO-3": ["Sharded", "Sharded to host", "Adapter", "None", "Sharded in bfloat16"],
+    "ZeRO-3": ["Sharded", "Offload", "Adapter", "None", "Sharded in bfloat16"],
 }
 """Strategies by parallelism; other combinations are refused."""
 STAGES = {"1 process": 0, "DDP": 0, "ZeRO-2": 2, "ZeRO-3": 3}
 HALF = " in bfloat16"
 """Ends the name of a cell whose weights are in bfloat16."""
-SYNCED = ("Clone", "Offload", "Sharded", "Sharded to host")
+SYNCED = ("Clone", "Offload", "Sharded")
 MIXUP = 0.3
 STEPS, SAVED = 6, 3
 TOKENS = torch.tensor([[(7 * row + 3 * column) % 90 + 6 for column in range(14)] for row in range(8)])
@@ -93,8 +93,6 @@ def _arguments(strategy: str) -> dict[str, Any]:
     reference: dict[str, Any] = {"sync": {"everySteps": 2, "mixup": MIXUP}} if strategy in SYNCED else {}
     if strategy.endswith(HALF):
         return _arguments(strategy.removesuffix(HALF)) | {"execution": {"dtype": "bfloat16"}}
-    if strategy == "Sharded to host":
-        return {"strategy": "Sharded", "reference": reference | {"offload": {"target": "CPU"}}}
     return {"strategy": strategy, "reference": reference, "training": {"beta": 0.0} if strategy == "None" else {}}
 
 

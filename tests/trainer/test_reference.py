@@ -197,6 +197,12 @@ def test_trl_asking_for_a_second_model_is_an_error(model: Path) -> None:
             strategy.build(build(model))
 
 
+def test_offload_under_zero3_shards_into_host_memory(model: Path) -> None:
+    strategy = strategy_for(runs.plan(model, "Offload", zero=3))
+    assert isinstance(strategy, Sharded)
+    assert strategy.config({"zero_optimization": {}})["zero_optimization"]["offload_param"]["device"] == "cpu"
+
+
 def test_sharded_offload_reaches_deepspeeds_config() -> None:
     policy = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}
     job = runs.plan(Path("/m"), "Sharded", 3, reference={"offload": {"target": "NVMe", "path": "/disk"}})

@@ -44,13 +44,26 @@ def test_a_pinned_micro_batch_that_does_not_divide_is_refused() -> None:
         ({"reference__strategy": "Sharded", "placement__nodes": 2}, "Sharded", 3, "Full"),
         ({"reference__strategy": "Offload"}, "Offload", 0, "Full"),
         ({"reference__offload": {}}, "Offload", 0, "Full"),
-        ({"reference__offload": {"target": "NVMe", "path": "/disk"}}, "Offload", 3, "Full"),
+        ({"reference__offload": {"target": "NVMe", "path": "/disk"}}, "Sharded", 3, "Full"),
     ],
 )
 def test_the_reference_follows_what_was_asked(changes: dict[str, Any], strategy: str, stage: int, method: str) -> None:
     chosen = cpu(**changes).chosen
     assert chosen is not None
     assert (chosen.strategy, chosen.zero_stage, chosen.method) == (strategy, stage, method)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reference__strategy": "Sharded", "training__optimizer": "AdamW8bit"},
+        {"reference__offload": {"target": "NVMe", "path": "/disk"}, "training__optimizer": "AdamW8bit"},
+    ],
+)
+def test_pins_that_exclude_one_another_are_refused_as_on_gpus(changes: dict[str, Any]) -> None:
+    answer = cpu(**changes)
+    assert answer.reason == PlanReason.INVALID_COMBINATION
+    assert "set one of them to its default" in answer.message
 
 
 def test_pins_are_obeyed() -> None:
