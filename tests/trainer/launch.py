@@ -67,7 +67,7 @@ def launch(
     module: str, arguments: list[str], environment: dict[str, str], output: Path, *, fresh: bool = False
 ) -> Launched:
     """Run a module; `environment` is added to the caller's and to ISOLATED."""
-    full = os.environ | ISOLATED | environment
+    full = untraced() | ISOLATED | environment
     output.touch()
     if not fresh:
         return Forked(module, arguments, full, output)
@@ -118,13 +118,24 @@ def server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
     before = dict(os.environ)
-    os.environ.update(ISOLATED)
+    set_environment(untraced() | ISOLATED)
     try:
         forkserver.ensure_running()
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        set_environment(before)
     return context
+
+
+def untraced() -> dict[str, str]:
+    """The caller's environment without coverage's tracer, which takes a fifth of a rank's time: the packages whose
+    coverage is measured hardly run there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+
+
+def set_environment(values: dict[str, str]) -> None:
+    """Replace this process's environment."""
+    os.environ.clear()
+    os.environ.update(values)
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
@@ -134,8 +145,7 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], output:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.chdir(ROOT)
-    os.environ.clear()
-    os.environ.update(environment)
+    set_environment(environment)
     sys.argv[1:] = arguments
     code = 1
     try:
