@@ -31,7 +31,8 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
 
 test: venv lint ## everything that CI runs: lint, types, layers, and all tests with coverage
-	$(BIN)/pytest tests/unit tests/integration tests/trainer tests/e2e --cov --cov-report=term:skip-covered
+	$(BIN)/pytest tests/unit tests/integration tests/trainer -n 2 --dist loadfile --cov --cov-report=
+	$(BIN)/pytest tests/e2e --cov --cov-append --cov-report=term:skip-covered
 
 test-unit: venv ## pure tests, seconds
 	$(BIN)/pytest tests/unit
