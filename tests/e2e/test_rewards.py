@@ -39,7 +39,7 @@ def test_a_function_from_a_config_map_and_a_service_score_completions(installed:
     steps = [json.loads(line[line.index("{") :]) for line in lines if '{"step"' in line]
     scored = [step for step in steps if "reward_by_function/judge" in step]
     assert len(scored) == STEPS
-    assert all(0 < step["reward_by_function/brevity:score"] <= 1 for step in scored)
+    assert all(0 < step["reward_by_function/python"] <= 1 for step in scored)
     assert all(0 < step["reward_by_function/judge"] <= 1 for step in scored)
     assert job["status"]["restarts"] == 0
     jobs.kubectl("delete", "grpojob", "rewarded")
