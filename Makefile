@@ -9,6 +9,8 @@ CLUSTER := $(BIN)/python -m tests.cluster
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# The harness's own tests train nothing worth waiting for: they may share the machine.
+HARNESS := tests/e2e/test_harness_nodes.py
 NODES ?= 2
 GPUS_PER_NODE ?= 8
 
@@ -31,8 +33,8 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
 
 test: venv lint ## everything that CI runs: lint, types, layers, and all tests with coverage
-	$(BIN)/pytest tests/unit tests/integration tests/trainer -n 2 --dist loadfile --cov --cov-report=
-	$(BIN)/pytest tests/e2e --cov --cov-append --cov-report=term:skip-covered
+	$(BIN)/pytest tests/unit tests/integration tests/trainer $(HARNESS) -n 2 --dist loadfile --cov --cov-report=
+	$(BIN)/pytest tests/e2e --ignore $(HARNESS) --durations=8 --cov --cov-append --cov-report=term:skip-covered
 
 test-unit: venv ## pure tests, seconds
 	$(BIN)/pytest tests/unit

@@ -15,8 +15,10 @@ from tests.cluster.stack import SYSTEM_NAMESPACE
 
 from .jobs import Jobs, Object, attempt, condition, progress
 
-EVERY = 5
-STEPS = {"maxSteps": 40}
+EVERY = 4
+STEPS = {"maxSteps": 20}
+LONG = {"maxSteps": 36}
+"""A step takes about a second: this run is still on when the API server has been away for 20 s."""
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
 
 
@@ -104,14 +106,14 @@ def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
 
 @pytest.mark.usefixtures("quiet_operator")
 def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: AnyCluster) -> None:
-    jobs.create("blackout", STEPS, checkpoint=SAVING)
+    jobs.create("blackout", LONG, checkpoint=SAVING)
     jobs.wait_step("blackout", 3)
     node_cluster.stop_apiserver()
     time.sleep(20)
     node_cluster.start_apiserver()
     job = jobs.wait_succeeded("blackout")
     assert attempt(job) == 1
-    assert progress(job)["step"] == STEPS["maxSteps"]
+    assert progress(job)["step"] == LONG["maxSteps"]
 
 
 def test_a_job_of_the_same_name_gets_children_of_its_own(jobs: Jobs) -> None:

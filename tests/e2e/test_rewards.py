@@ -37,10 +37,10 @@ def test_a_function_from_a_config_map_and_a_service_score_completions(installed:
     job = jobs.wait_succeeded("rewarded")
     lines = jobs.kubectl("logs", "job/rewarded-1", "--all-pods").splitlines()
     steps = [json.loads(line[line.index("{") :]) for line in lines if '{"step"' in line]
-    scored = [step for step in steps if "reward_by_function/judge" in step]
-    assert len(scored) == STEPS
-    assert all(0 < step["reward_by_function/python"] <= 1 for step in scored)
-    assert all(0 < step["reward_by_function/judge"] <= 1 for step in scored)
+    assert [step["step"] for step in steps if "reward" in step] == list(range(1, STEPS + 1))
+    for reward in rewards:
+        scores = [step[f"reward_by_function/{reward['name']}"] for step in steps if "reward" in step]
+        assert all(0 < score <= 1 for score in scores), reward["name"]
     assert job["status"]["restarts"] == 0
     jobs.kubectl("delete", "grpojob", "rewarded")
     jobs.kubectl("delete", "--filename", "-", "--wait=false", stdin=beside)
