@@ -7,8 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from .cache import cache_root, locked
 from .processes import ClusterError
 
 APT = Path("/usr/bin/apt-get")
@@ -45,12 +48,23 @@ def require(nodes: bool, images: bool = False) -> None:
     """
     if nodes and os.geteuid() != 0:
         raise ClusterError("real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only")
-    packages = _missing({**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})})
+    tools = {**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})}
+    packages = _missing(tools)
     if packages and APT.exists() and os.geteuid() == 0:
-        _install(packages)
+        with apt_alone():
+            packages = _missing(tools)
+            if packages:
+                _install(packages)
         packages = []
     if packages:
         raise ClusterError(f"missing on this machine; install it with:\n  apt-get install -y {' '.join(packages)}")
+
+
+@contextmanager
+def apt_alone() -> Iterator[None]:
+    """apt does not wait for another apt: test workers take turns."""
+    with locked(cache_root() / "apt.lock"):
+        yield
 
 
 def _missing(tools: dict[str, str]) -> list[str]:

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from .cache import cache_root, cached
+from .prerequisites import apt_alone
 from .processes import ClusterError
 
 PACKAGE = "prometheus"
@@ -23,7 +24,7 @@ def program(name: str) -> Path:
 
 
 def _unpack(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
+    with apt_alone(), tempfile.TemporaryDirectory() as temporary:
         download = ["apt-get", "download", PACKAGE]
         done = subprocess.run(download, cwd=temporary, capture_output=True, text=True, check=False)
         if done.returncode:  # the package lists may be absent or too old
