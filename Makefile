@@ -14,7 +14,7 @@ HARNESS := tests/e2e/test_harness_nodes.py
 NODES ?= 2
 GPUS_PER_NODE ?= 8
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e lint codegen cluster cluster-down images bench
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e lint codegen cluster cluster-down images bench tools
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -32,9 +32,13 @@ venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test
 demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernetes (CONTEXT=… for your own cluster)
 	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
 
-test: venv lint ## everything that CI runs: lint, types, layers, and all tests with coverage
+test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs: lint, types, layers, and all tests with coverage
 	$(BIN)/pytest tests/unit tests/integration tests/trainer $(HARNESS) -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/pytest tests/e2e --ignore $(HARNESS) --durations=8 --cov --cov-append --cov-report=term:skip-covered
+
+tools: venv ## build the programs and images that the tests need, before anything else wants the cores
+	@$(CLUSTER) --name prepare up >/dev/null && $(CLUSTER) --name prepare down
+	@$(CLUSTER) images operator trainer-light trainer-slim gpu-stand-in python >/dev/null
 
 test-unit: venv ## pure tests, seconds
 	$(BIN)/pytest tests/unit
