@@ -55,10 +55,9 @@ def run(jobs: Jobs, strategy: str) -> Steps:
     job = jobs.wait(name, "ended", lambda job: holds(job, "Succeeded") or holds(job, "Failed"), TIMEOUT_SECONDS)
     if not holds(job, "Succeeded"):
         raise RuntimeError(f"{strategy}: {json.dumps(job['status'], indent=1)}")
-    pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
-    lines = [json.loads(line) for line in jobs.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
+    steps = [line for line in jobs.step_lines(job) if "reward" in line]
     jobs.kubectl("delete", "grpojob", name)
-    return [line for line in lines if "reward" in line]
+    return steps
 
 
 def row(strategy: str, steps: Steps, ddp: Steps) -> list[str]:

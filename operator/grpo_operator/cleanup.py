@@ -4,14 +4,12 @@ Exists apart from the policies because it holds whatever was decided: it follows
 an operator that died between a decision and its deletions makes up for it. Pure; called by reconcile after each look.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_api.status import ConditionType
 
 from .observe import Observation
 from .policies import Limits
-from .records import PodRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,6 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
         jobs.append(seen.child.name)
     done = job.holds(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
     pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]
-    stop = {pod.attempt for pod in pods if pod.live and not _ends_by_itself(pod.attempt, pods)}
+    failing = {pod.attempt for pod in pods if pod.phase == "Failed" or (pod.end and pod.end.exit_code)}
+    stop = {pod.attempt for pod in pods if pod.live} - failing
     return CleanUp(tuple(jobs), tuple(sorted(stop)))
-
-
-def _ends_by_itself(attempt: int, pods: Sequence[PodRecord]) -> bool:
-    """Whether a pod's failure makes the Job controller end the attempt."""
-    return any(pod.attempt == attempt and (pod.phase == "Failed" or (pod.end and pod.end.exit_code)) for pod in pods)

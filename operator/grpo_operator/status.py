@@ -121,7 +121,7 @@ def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]
     """The prediction beside what rank 0 reported; None before anything was measured on a GPU."""
     predicted: dict[str, int] = prediction.phases.model_dump()
     phases = {
-        name: PhaseMemory(predicted_bytes=size, measured_bytes=measured[name], ratio=f"{size / measured[name]:.3f}")
+        name: PhaseMemory(predicted_bytes=size, measured_bytes=measured[name], ratio=_ratio(size, measured[name]))
         for name, size in predicted.items()
         if measured.get(name)
     }
@@ -131,12 +131,16 @@ def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]
     return MemoryMeasurement(
         predicted_bytes=prediction.peak_allocated_bytes,
         measured_bytes=peak,
-        ratio=f"{prediction.peak_allocated_bytes / peak:.3f}",
+        ratio=_ratio(prediction.peak_allocated_bytes, peak),
         phases=phases,
         reserved_bytes=measured.get("reserved", 0),
         predicted_device_bytes=prediction.device_bytes,
         device_bytes=measured.get("device", 0),
     )
+
+
+def _ratio(predicted: int, measured: int) -> str:
+    return f"{predicted / measured:.3f}"
 
 
 def _progress(progress: Progress) -> ProgressStatus:

@@ -43,6 +43,11 @@ class Jobs:
         result: Object = json.loads(self.kubectl("get", "grpojob", name, "--output", "json"))
         return result
 
+    def step_lines(self, job: Object) -> list[Object]:
+        """What rank 0 of the job's current attempt has logged by step."""
+        pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
+        return [json.loads(line) for line in self.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
+
     def list(self, kind: str, name: str) -> list[Object]:
         """Children of the kind that carry the job's label."""
         text = self.kubectl("get", kind, *selected(name), "--output", "json")

@@ -3,8 +3,6 @@
 One job, made once for the file; the tests look at what it left.
 """
 
-import json
-
 import pytest
 
 from tests.cluster import stack
@@ -50,8 +48,7 @@ def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Obje
 
 
 def test_every_step_is_one_json_line_of_rank_zero(jobs: Jobs, finished: Object) -> None:
-    pod = next(pod["name"] for pod in finished["status"]["pods"] if pod["index"] == 0)
-    lines = [json.loads(line) for line in jobs.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
+    lines = jobs.step_lines(finished)
     assert [line["step"] for line in lines if "reward" in line] == list(range(1, STEPS + 1))
     assert all(line["totalSteps"] == STEPS for line in lines)
 

@@ -35,11 +35,10 @@ def test_a_function_from_a_config_map_and_a_service_score_completions(installed:
     jobs.kubectl("rollout", "status", "deployment/judge", "--timeout", "60s")
     jobs.create("rewarded", {"maxSteps": STEPS}, rewards=rewards)
     job = jobs.wait_succeeded("rewarded")
-    lines = jobs.kubectl("logs", "job/rewarded-1", "--all-pods").splitlines()
-    steps = [json.loads(line[line.index("{") :]) for line in lines if '{"step"' in line]
-    assert [step["step"] for step in steps if "reward" in step] == list(range(1, STEPS + 1))
+    steps = [line for line in jobs.step_lines(job) if "reward" in line]
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for reward in rewards:
-        scores = [step[f"reward_by_function/{reward['name']}"] for step in steps if "reward" in step]
+        scores = [step[f"reward_by_function/{reward['name']}"] for step in steps]
         assert all(0 < score <= 1 for score in scores), reward["name"]
     assert job["status"]["restarts"] == 0
     jobs.kubectl("delete", "grpojob", "rewarded")

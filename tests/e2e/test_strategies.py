@@ -13,7 +13,7 @@ from tests.cluster import stack
 from tests.cluster.fixtures import AnyCluster
 from tests.cluster.images import Image
 
-from .jobs import Jobs, Object, condition, holds, selected
+from .jobs import Jobs, condition, holds, selected
 
 STEPS = 6
 NODES = ("node-0", "node-1")
@@ -35,20 +35,13 @@ file.chmod(0o644)
 """
 
 
-def steps(jobs: Jobs, job: Object) -> list[Object]:
-    """What rank 0 logged, by step."""
-    pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
-    lines = [json.loads(line) for line in jobs.kubectl("logs", pod).splitlines() if line.startswith('{"step"')]
-    return [line for line in lines if "kl" in line]
-
-
 def test_zero3_and_ddp_agree_step_by_step(jobs: Jobs) -> None:
     logged = {}
     for name, strategy, stage in (("ddp", "Clone", 0), ("zero3", "Sharded", 3)):
         jobs.create(name, {"maxSteps": STEPS}, reference={"strategy": strategy})
         job = jobs.wait_succeeded(name)
         assert (job["status"]["plan"]["strategy"], job["status"]["plan"].get("zeroStage", 0)) == (strategy, stage)
-        logged[name] = steps(jobs, job)
+        logged[name] = [line for line in jobs.step_lines(job) if "kl" in line]
         jobs.kubectl("delete", "grpojob", name)
     assert [line["step"] for line in logged["ddp"]] == list(range(1, STEPS + 1))
     for ddp, zero3 in zip(logged["ddp"], logged["zero3"], strict=True):

@@ -15,16 +15,7 @@ from grpo_operator.line import DEPTH, Line, Pass, judge, kept_plan
 from grpo_operator.policies import Action, Decision
 from grpo_operator.records import GRPOJobRecord
 from grpo_operator.snapshot import Snapshots
-from tests.unit.operator_world import (
-    GPU_PLAN,
-    LIMITS,
-    NOW,
-    active_status,
-    at,
-    condition,
-    make_job,
-    make_seen,
-)
+from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, active_status, at, condition, make_job, make_seen
 from tests.unit.test_operator_inventory import GFD, node, pod
 
 GPUS = {"placement": {"accelerator": "GPU"}}

@@ -79,8 +79,10 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         rows = exchange(self._row(seconds))
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
-        self._publish(rows, worst)
-        self._judge(state.global_step, rows)
+        counted = self._counted(rows)
+        self._publish(rows, worst, counted)
+        without = {name: (failed + late, asked) for name, (failed, late, asked) in counted.items()}
+        self._failure_limits.judge(state.global_step, without)
         if worst["sigterm"] >= 0:
             self._stop(state.global_step, worst, control)
 
@@ -91,11 +93,11 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
         return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts, c.asked)]
 
-    def _publish(self, rows: torch.Tensor, worst: dict[str, float]) -> None:
+    def _publish(self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
         values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in PHASES}
         own = rows[:, OWN_WORK].sum(dim=1)
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
-        for name, (failures, timeouts, _) in self._counted(rows).items():
+        for name, (failures, timeouts, _) in counted.items():
             values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
         self._recorder.logged(values)
         self._recorder.memory({name: int(worst[f"memory/{name}"]) for name in SIZES if worst[f"memory/{name}"]})
@@ -104,10 +106,6 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         """Failures, time-outs and completions asked for of all ranks since the start, by reward."""
         sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 3).tolist()
         return dict(zip(self._counters, sums, strict=True))
-
-    def _judge(self, step: int, rows: torch.Tensor) -> None:
-        counted = self._counted(rows).items()
-        self._failure_limits.judge(step, {name: (failed + late, asked) for name, (failed, late, asked) in counted})
 
     def _stop(self, step: int, worst: dict[str, float], control: TrainerControl) -> None:
         self.verdict = self._preemption.decide(step, worst["sigterm"], worst["step_seconds"])
