@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
-from grpo_operator import credentials
-from grpo_operator.cluster import GRPOJOBS, JOBS, PODS, HttpCluster, Object, Resource, Selection
-from tests.cluster.cluster import Cluster
-from tests.cluster.controlplane import free_port
-from tests.cluster.settings import ClusterSettings
+from grpo_operator.cluster import credentials
+from grpo_operator.cluster.client import GRPOJOBS, JOBS, PODS, HttpCluster, Object, Resource, Selection
+from harness.cluster import Cluster
+from harness.controlplane import free_port
+from harness.settings import ClusterSettings
 
 ROOT = Path(__file__).parents[1]
 NAMESPACE = "default"

@@ -16,9 +16,9 @@ from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
 from grpo_planner import catalogue
-from tests.trainer.accounting import account
-from tests.trainer.fake_models import Case, Precision
-from tests.trainer.test_memory_truth import CASES, counted, predicted
+from harness.ranks.accounting import account
+from harness.ranks.fake_models import Case, Precision
+from harness.ranks.memory_cases import CASES, counted, predicted
 
 WHOLE = {
     "qwen2.5-0.5b": "qwen2", "qwen2.5-1.5b": "qwen2", "qwen3-0.6b": "qwen3", "smollm2-360m": "llama",

@@ -18,9 +18,10 @@ import yaml
 from benchmarks.pages import STRATEGIES, replace_section, table
 from examples.demo.__main__ import EXAMPLE, LAST
 from examples.demo.prepare import prepare
-from tests.cluster import images, stack
-from tests.cluster.fixtures import AnyCluster, node_level
-from tests.e2e.jobs import Jobs, holds
+from harness import stack
+from harness.fixtures import AnyCluster, node_level
+from harness.images import recipes as images
+from harness.jobs import Jobs, holds
 
 NAMESPACE, CLAIM = "strategies", "first-job"
 TIMEOUT_SECONDS = 1200.0

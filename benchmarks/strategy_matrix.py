@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import STRATEGIES, replace_section, table
-from tests.trainer.gang import run_gang
+from harness.ranks.gang import run_gang
 
 PARALLELISMS = ["DDP", "ZeRO-2", "ZeRO-3"]
 Facts = dict[str, dict[str, dict[str, Any]]]
@@ -25,7 +25,7 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 def cell_rows(facts: Facts) -> list[list[str]]:
     """One row per strategy and parallelism: measured differences, or why the combination is refused."""
-    from tests.trainer.reference_facts import CELLS, HALF
+    from harness.ranks.reference_facts import CELLS, HALF
 
     names = list(dict.fromkeys(name for strategies in CELLS.values() for name in strategies))
     rows = []
@@ -66,7 +66,7 @@ def number(difference: float) -> str:
 
 def refusal(strategy: str, parallelism: str) -> str:
     """What the trainer answers where a combination can't exist."""
-    from tests.trainer.reference_facts import STAGES
+    from harness.ranks.reference_facts import STAGES
 
     name = strategy.split(maxsplit=1)[0]
     check = kinds()[name]().check
@@ -124,16 +124,16 @@ def fault_rows(faults: dict[str, dict[str, str]]) -> list[list[str]]:
 def main() -> int:
     """Measures and writes."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    from tests.trainer.reference_facts import CELLS
+    from harness.ranks.reference_facts import CELLS
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         alone = run_gang(
-            "tests.trainer.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
+            "harness.ranks.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
         )
-        single = run_gang("tests.trainer.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
+        single = run_gang("harness.ranks.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
         several = {parallelism: CELLS[parallelism] for parallelism in PARALLELISMS}
-        gang = run_gang("tests.trainer.gang_facts:everything", folder / "3", 2, cells=several)[0]
+        gang = run_gang("harness.ranks.gang_facts:everything", folder / "3", 2, cells=several)[0]
     print(json.dumps({"alone": alone[0], "single": single, "gang": gang}))
     facts: Facts = alone[0] | gang["cells"]
     header = [

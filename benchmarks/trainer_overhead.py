@@ -31,8 +31,8 @@ from transformers import TrainerCallback
 from benchmarks.pages import STRATEGIES, replace_section, table
 from grpo_api.contract import DATA_MOUNT_ENV, PROGRESS_BIND_ENV
 from grpo_api.plan import TrainingPlan
-from tests.trainer.gang import run_gang
-from tests.trainer.pods import free_port
+from harness.ranks.gang import run_gang
+from harness.ranks.pods import free_port
 
 LIMIT, TELEMETRY_LIMIT = 1.01, 0.005
 PATTERN = "[^0-9]*[0-9][\\s\\S]*"
@@ -107,8 +107,8 @@ def save_model(folder: Path) -> None:
     """A random model of about two million parameters: its steps are long enough for 1 % of them to be seen."""
     from transformers import Qwen2ForCausalLM, set_seed
 
-    from tests.trainer import demo_model
-    from tests.trainer.tiny_tokenizer import tiny_tokenizer
+    from harness.ranks import demo_model
+    from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
     settings = demo_model.config()
     settings.update({"hidden_size": 256, "intermediate_size": 1024})
@@ -119,7 +119,7 @@ def save_model(folder: Path) -> None:
 
 def make_plan(folder: Path, steps: int) -> TrainingPlan:
     """One process, Clone, 16 completions of 64 tokens a step."""
-    from tests.trainer import runs
+    from harness.ranks import runs
 
     training = {"maxSteps": steps, "maxCompletionLength": 64, "promptsPerStep": 4}
     execution = {"microBatch": 16, "saveEverySteps": steps}
@@ -157,13 +157,13 @@ def matches(completions: list[str], **_: Any) -> list[float]:
 def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     """Everything that a pod runs, served and watched; the meter runs in telemetry."""
     from grpo_trainer.building import build
-    from grpo_trainer.placement import Placement
-    from grpo_trainer.pulse import Pulse
-    from grpo_trainer.recorder import Recorder
-    from grpo_trainer.samples import KeepSamples
-    from grpo_trainer.server import serve
-    from grpo_trainer.telemetry import Telemetry
-    from grpo_trainer.watchdog import Watchdog
+    from grpo_trainer.gang.placement import Placement
+    from grpo_trainer.process.watchdog import Watchdog
+    from grpo_trainer.telemetry.logs import Telemetry
+    from grpo_trainer.telemetry.recorder import Recorder
+    from grpo_trainer.telemetry.samples import KeepSamples
+    from grpo_trainer.telemetry.server import serve
+    from grpo_trainer.telemetry.step_exchange import Pulse
 
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())

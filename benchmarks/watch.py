@@ -20,13 +20,14 @@ from typing import Any
 import kopf
 
 from benchmarks.burst import NAMESPACE, NODES, ROOT, ROUND, bare
-from grpo_operator import credentials, kopf_settings
-from grpo_operator.cache import Cache
-from grpo_operator.cluster import JOBS, PODS, HttpCluster, Selection
+from grpo_operator import kopf_settings
+from grpo_operator.cluster import credentials
+from grpo_operator.cluster.cache import Cache
+from grpo_operator.cluster.client import JOBS, PODS, HttpCluster, Selection
+from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.records import pod_record
-from grpo_operator.watcher import Mirror
-from tests.cluster.cluster import Cluster
-from tests.cluster.settings import ClusterSettings
+from harness.cluster import Cluster
+from harness.settings import ClusterSettings
 
 MARK = "watched"
 START_SECONDS = 8

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import STRATEGIES, replace_section, table
-from tests.trainer.gang import run_gang
+from harness.ranks.gang import run_gang
 
 MIB = 1 << 20
 WORLD = 2
@@ -58,11 +58,11 @@ def resident(kind: str) -> int:
 
 def measure(folder: Path) -> dict[str, Any]:
     """One rank: memory and times of load and proof, after a first small load has paid for lazy imports."""
-    from grpo_trainer import partition
-    from grpo_trainer.models import load_policy
-    from grpo_trainer.proof import prove
-    from grpo_trainer.weights import open_weights
-    from tests.trainer import runs
+    from grpo_trainer.weights import partition
+    from grpo_trainer.weights.files import open_weights
+    from grpo_trainer.weights.models import load_policy
+    from grpo_trainer.weights.proof import prove
+    from harness.ranks import runs
 
     jobs = [runs.plan(folder / name, "Sharded", 3, WORLD) for name in ("small", "large")]
     config = runs.configuration(jobs[0], output_dir=str(folder / "output"))
@@ -101,8 +101,8 @@ def save_models(folder: Path, layers: int) -> None:
     """A small and a large random model; about 1 GB with 12 layers in float32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
-    from tests.trainer import demo_model
-    from tests.trainer.tiny_tokenizer import tiny_tokenizer
+    from harness.ranks import demo_model
+    from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
     demo_model.save_policy(folder / "small")
     set_seed(0)

@@ -1,6 +1,6 @@
 """`make demo`: from nothing to a GRPOJob that has Succeeded, on a real Kubernetes, with real training.
 
-Starts the cluster of tests/cluster (or takes the kubectl context that is named), builds and loads the images, installs
+Starts the cluster of harness (or takes the kubectl context that is named), builds and loads the images, installs
 the chart, applies examples/01-first-job.yaml, follows it and draws what happened. Leaves the cluster up.
 """
 
@@ -18,10 +18,11 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from tests.cluster import images, stack
-from tests.cluster.access import Access
-from tests.cluster.cluster import Cluster, clusters_folder
-from tests.cluster.fixtures import training_settings
+from harness import stack
+from harness.access import Access
+from harness.cluster import Cluster, clusters_folder
+from harness.fixtures import training_settings
+from harness.images import recipes as images
 
 from .follow import History, finished, follow
 from .plot import draw

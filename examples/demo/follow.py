@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tests.cluster.access import Access, CommandError
+from harness.access import Access, CommandError
 
 POLL_SECONDS = 1.0
 COLUMNS = ("PHASE", "MODEL", "REFERENCE", "PODS", "STEP", "KL", "REWARD", "RESTARTS", "SECONDS")

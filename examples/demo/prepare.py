@@ -6,8 +6,8 @@ Exists because the volume is the cluster's: only a pod can write to it everywher
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.access import Access
-from tests.cluster.stack import apply
+from harness.access import Access
+from harness.stack import apply
 
 NAME = "prepare-first-job"
 CONTENT = Path(__file__).with_name("content.py")

@@ -1,6 +1,6 @@
 """From pydantic models to the structural schema that a CustomResourceDefinition demands.
 
-Exists so that the CRD has one source, the models. Called by grpo_operator.codegen. Pure. What structural means:
+Exists so that the CRD has one source, the models. Called by grpo_codegen. Pure. What structural means:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
 

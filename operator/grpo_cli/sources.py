@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_operator.inventory import cards, left_out, node_facts, planner_node, pod_facts
-from grpo_operator.resources import Amounts
+from grpo_operator.admission.inventory import cards, left_out, node_facts, planner_node, pod_facts
+from grpo_operator.admission.resources import Amounts
 from grpo_planner import Inventory, Node
 from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
 from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory

@@ -20,18 +20,19 @@ from aiohttp import web
 
 from grpo_api.status import ConditionType
 
-from . import credentials, handlers, kopf_settings, logs, settings
-from .cache import Cache
-from .cluster import GRPOJOBS, JOBS, PODS, SERVICES, HttpCluster, Resource, Selection
+from . import handlers, kopf_settings, logs, settings
+from .admission.queue import Line
+from .cluster import credentials
+from .cluster.cache import Cache
+from .cluster.client import GRPOJOBS, JOBS, PODS, SERVICES, HttpCluster, Resource, Selection
+from .cluster.progress import ProgressPuller, Target, http_fetch
+from .cluster.snapshots import Snapshots
+from .cluster.watcher import Mirror
 from .errors import ConfigurationError
 from .events import Recorder
-from .line import Line
 from .metrics_server import Metrics, application
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, Key
-from .progress import ProgressPuller, Target, http_fetch
 from .reconcile import Caches, Reconciler
-from .snapshot import Snapshots
-from .watcher import Mirror
 from .workqueue import WorkQueue, work
 
 log = logging.getLogger("grpo_operator")

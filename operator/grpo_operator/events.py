@@ -12,7 +12,7 @@ from typing import Any
 from grpo_api.contract import API_VERSION, KIND
 from grpo_api.status import Condition, ConditionType
 
-from .cluster import EVENTS, Cluster
+from .cluster.client import EVENTS, Cluster
 from .errors import ClusterError
 from .names import MANAGER
 from .records import GRPOJobRecord, timestamp

@@ -11,7 +11,7 @@ from kubernetes.aio.client import Configuration
 
 from grpo_api.contract import GROUP, PLURAL, VERSION
 
-from . import credentials
+from .cluster import credentials
 from .names import Key
 from .reconcile import Caches
 from .workqueue import WorkQueue

@@ -11,9 +11,9 @@ from functools import cached_property
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import ConditionType
 
-from .ends import PodEnd, Tier, root_cause
 from .errors import Reason
 from .records import GRPOJobRecord, JobRecord, PodRecord, seconds
+from .terminations import PodEnd, Tier, root_cause
 
 NO_PODS: tuple[PodRecord, ...] = ()
 

@@ -13,10 +13,10 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Result
 from grpo_api.status import ConditionType
 
-from .ends import PERMANENT
 from .errors import Reason
 from .observe import Observation, queued_by_kueue
 from .records import GRPOJobRecord, seconds
+from .terminations import PERMANENT
 
 
 class Action(StrEnum):

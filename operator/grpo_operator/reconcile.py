@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from grpo_api.status import GRPOJobStatus
 
-from .cache import Cache
+from .admission.queue import Line
 from .cleanup import clean_up
-from .cluster import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
+from .cluster.cache import Cache
+from .cluster.client import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
 from .errors import AlreadyExists, Conflict, NotFound, Reason, Refused
 from .events import Recorder
-from .line import Line
 from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
 from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, Key, child_job
 from .observe import Observation, Pull, observe

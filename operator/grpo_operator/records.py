@@ -12,9 +12,9 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
-from .ends import PodEnd, pod_end
 from .errors import Reason
 from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, Key
+from .terminations import PodEnd, pod_end
 
 Object = Mapping[str, Any]
 

@@ -11,10 +11,10 @@ import yaml
 
 from examples.demo.__main__ import EXAMPLE
 from examples.demo.prepare import prepare
-from tests.cluster import images, stack
-from tests.cluster.fixtures import AnyCluster, node_level
-
-from .jobs import Jobs
+from harness import stack
+from harness.fixtures import AnyCluster, node_level
+from harness.images import recipes as images
+from harness.jobs import Jobs
 
 NAMESPACE = "team"
 CLAIM = "first-job"

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.fixtures import AnyCluster
-from tests.cluster.stack import SYSTEM_NAMESPACE
-
-from .jobs import Jobs, Object, attempt, condition, progress
+from harness.fixtures import AnyCluster
+from harness.jobs import Jobs, Object, attempt, condition, progress
+from harness.stack import SYSTEM_NAMESPACE
 
 EVERY = 4
 STEPS = {"maxSteps": 20}

@@ -5,9 +5,8 @@ One job, made once for the file; the tests look at what it left.
 
 import pytest
 
-from tests.cluster import stack
-
-from .jobs import Jobs, Object, condition, holds, progress, selected
+from harness import stack
+from harness.jobs import Jobs, Object, condition, holds, progress, selected
 
 NAME = "first"
 STEPS = 12

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import images, stack
-from tests.cluster.fixtures import AnyCluster
-
-from .jobs import Jobs, Object, attempt, condition, holds
+from harness import stack
+from harness.fixtures import AnyCluster
+from harness.images import recipes as images
+from harness.jobs import Jobs, Object, attempt, condition, holds
 
 NAMESPACE = "gpus"
 PRODUCT = "NVIDIA-H100-80GB-HBM3"

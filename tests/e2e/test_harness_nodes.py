@@ -10,21 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cgroups
-from tests.cluster.access import CommandError
-from tests.cluster.cluster import Cluster, clusters_folder
-from tests.cluster.controlplane import ControlPlaneSettings
-from tests.cluster.images import (
-    CONTAINER_SITE_PACKAGES,
-    Image,
-    light_trainer_image,
-    python_image,
-    slim_trainer_image,
-)
-from tests.cluster.network import Addresses
-from tests.cluster.processes import Processes, until
-from tests.cluster.settings import ClusterSettings, GpuSettings, load_settings
-from tests.cluster.wheels import site_packages
+from harness.access import CommandError
+from harness.cluster import Cluster, clusters_folder
+from harness.controlplane import ControlPlaneSettings
+from harness.images.recipes import CONTAINER_SITE_PACKAGES, Image, light_trainer_image, python_image, slim_trainer_image
+from harness.images.wheels import site_packages
+from harness.nodes import cgroups
+from harness.nodes.network import Addresses
+from harness.programs.processes import Processes, until
+from harness.settings import ClusterSettings, GpuSettings, load_settings
 
 GANG = """
 apiVersion: v1
@@ -212,7 +206,7 @@ def test_a_start_that_is_killed_halfway_leaves_no_trace(role: str) -> None:
     before = _host()
     name = f"halfway-{os.getpid()}"
     processes = Processes(clusters_folder() / name)
-    command = [sys.executable, "-m", "tests.cluster", "--name", name, "up", "--nodes", "1"]
+    command = [sys.executable, "-m", "harness", "--name", name, "up", "--nodes", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) as owner:
         until(f"the process {role}", lambda: processes.find(role))
         slot = load_settings(processes.directory).slot

@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.fixtures import AnyCluster
-from tests.cluster.images import python_image
-
-from .jobs import Jobs, Object
+from harness.fixtures import AnyCluster
+from harness.images.recipes import python_image
+from harness.jobs import Jobs, Object
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 4

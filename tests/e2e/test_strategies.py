@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import stack
-from tests.cluster.fixtures import AnyCluster
-from tests.cluster.images import Image
-
-from .jobs import Jobs, condition, holds, selected
+from harness import stack
+from harness.fixtures import AnyCluster
+from harness.images.recipes import Image
+from harness.jobs import Jobs, condition, holds, selected
 
 STEPS = 6
 NODES = ("node-0", "node-1")

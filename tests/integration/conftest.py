@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import Cluster
-from tests.cluster.fixtures import AnyCluster, api_level
-from tests.cluster.processes import ClusterError, until
+from harness.cluster import Cluster
+from harness.fixtures import AnyCluster, api_level
+from harness.programs.processes import ClusterError, until
 
 
 @pytest.fixture(scope="session")

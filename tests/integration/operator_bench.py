@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 import pytest
 
 from grpo_api.contract import API_VERSION, KIND
-from grpo_operator import cluster
 from grpo_operator.__main__ import run
+from grpo_operator.cluster import client as cluster
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB
 from grpo_operator.settings import Settings
-from tests.cluster.client import ApiClient, ApiStatusError
-from tests.cluster.controlplane import free_port
-from tests.cluster.fixtures import AnyCluster
-from tests.cluster.processes import until
+from harness.client import ApiClient, ApiStatusError
+from harness.controlplane import free_port
+from harness.fixtures import AnyCluster
+from harness.programs.processes import until
 
 T = TypeVar("T")
 Object = dict[str, Any]

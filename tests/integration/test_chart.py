@@ -15,9 +15,9 @@ import yaml
 
 from grpo_api import metrics
 from grpo_cli.manifest import load_documents
+from grpo_codegen.crd import definition
 from grpo_operator import names
-from grpo_operator.generate.crd import definition
-from tests.cluster.build import toolchain
+from harness.programs.build import toolchain
 
 CHART = Path("charts/grpo-operator")
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"

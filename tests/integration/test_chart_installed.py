@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.access import Access, CommandError
-from tests.cluster.fixtures import AnyCluster
-from tests.cluster.processes import ClusterError, until
+from harness.access import Access, CommandError
+from harness.fixtures import AnyCluster
+from harness.programs.processes import ClusterError, until
 from tests.samples import changed, job
 
 CHART = Path("charts/grpo-operator")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from grpo_cli.__main__ import main
-from tests.cluster.build import component
-from tests.cluster.fixtures import AnyCluster
+from harness.fixtures import AnyCluster
+from harness.programs.build import component
 from tests.samples import changed, job
 
 NAME = "shown"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.access import CommandError, ExternalCluster
-from tests.cluster.build import component
-from tests.cluster.cluster import Cluster, clusters_folder
-from tests.cluster.controlplane import ControlPlaneSettings
-from tests.cluster.fixtures import api_level
-from tests.cluster.processes import ClusterError, Processes, until
-from tests.cluster.settings import ClusterSettings, GpuSettings
+from harness.access import CommandError, ExternalCluster
+from harness.cluster import Cluster, clusters_folder
+from harness.controlplane import ControlPlaneSettings
+from harness.fixtures import api_level
+from harness.programs.build import component
+from harness.programs.processes import ClusterError, Processes, until
+from harness.settings import ClusterSettings, GpuSettings
 
 REPOSITORY = Path(__file__).parents[2]
 JOB = {
@@ -130,8 +130,8 @@ def test_a_cluster_dies_with_the_process_that_made_it(number: signal.Signals) ->
     code = f"""
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from tests.cluster.cluster import Cluster
-from tests.cluster.settings import ClusterSettings
+from harness.cluster import Cluster
+from harness.settings import ClusterSettings
 cluster = Cluster.create({name!r}, ClusterSettings())
 print("up", flush=True)
 time.sleep(600)
@@ -154,7 +154,7 @@ def test_what_a_crash_of_everything_left_is_swept_by_the_next_start() -> None:
 
 def test_an_interrupted_start_leaves_nothing() -> None:
     name = f"harness-{os.getpid()}"
-    command = [sys.executable, "-m", "tests.cluster", "--name", name, "up", "--api-only"]
+    command = [sys.executable, "-m", "harness", "--name", name, "up", "--api-only"]
     processes = Processes(clusters_folder() / name)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPOSITORY) as owner:
         until("the first process", lambda: processes.find("etcd"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.access import CommandError
-from tests.cluster.fixtures import AnyCluster
+from harness.access import CommandError
+from harness.fixtures import AnyCluster
 from tests.samples import changed, job
 
 NAME = "seen-by-kubectl"

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster import HttpCluster, Object
-from tests.cluster.cluster import Cluster
-from tests.cluster.controlplane import free_port
+from grpo_operator.cluster.client import HttpCluster, Object
+from harness.cluster import Cluster
+from harness.controlplane import free_port
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Swallowed, operating, outcome
 
 ROOT = Path(__file__).parents[2]

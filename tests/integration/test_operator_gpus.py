@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.policies import Limits
-from tests.cluster.cluster import Cluster
+from harness.cluster import Cluster
 from tests.integration.operator_bench import JOBS, PODS, Bench, OperatorThread, Swallowed, operating, outcome
 
 PRODUCT = "NVIDIA-H100-80GB-HBM3"

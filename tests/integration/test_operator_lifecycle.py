@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from grpo_operator.names import RENDEZVOUS_SERVICE
-from tests.cluster.cluster import Cluster
-from tests.cluster.fixtures import AnyCluster
+from harness.cluster import Cluster
+from harness.fixtures import AnyCluster
 from tests.integration.operator_bench import (
     GRPOJOBS,
     JOBS,

@@ -14,11 +14,11 @@ import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
 from grpo_api.report import Progress
-from grpo_trainer.server import ProgressCollector
-from tests.cluster.cluster import Cluster
-from tests.cluster.controlplane import free_port
-from tests.cluster.processes import until
-from tests.cluster.prometheus import program
+from grpo_trainer.telemetry.server import ProgressCollector
+from harness.cluster import Cluster
+from harness.controlplane import free_port
+from harness.programs.processes import until
+from harness.programs.prometheus import program
 from tests.integration.operator_bench import Bench, operating
 
 HERE = Path(__file__).parent

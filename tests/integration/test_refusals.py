@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.cluster import Cluster
+from harness.cluster import Cluster
 from tests.integration.operator_bench import JOBS, PODS, Bench, Object, OperatorThread, operating
 
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"

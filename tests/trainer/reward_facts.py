@@ -13,13 +13,13 @@ from grpo_api.dataset import DatasetFiles, DatasetSpec
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import RewardSpec
-from grpo_trainer.data import load_prompts
+from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.models import load_policy
 from grpo_trainer.reference import strategy_for
 from grpo_trainer.rewards import RewardSet, build_rewards
-from grpo_trainer.states import check_states
-from tests.trainer import runs
+from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.states import check_states
+from harness.ranks import runs
 
 ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"
 SETTINGS: tuple[str, ...] = (

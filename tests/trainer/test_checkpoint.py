@@ -12,12 +12,22 @@ from pathlib import Path
 import pytest
 
 from grpo_api.plan import TrainingPlan
-from grpo_trainer import checkpoint as checkpoints
-from grpo_trainer.checkpoint import Manifest, claim, commit, complete, damage, list_files, read_manifest, record, rotate
+from grpo_trainer.checkpoints import volume as checkpoints
+from grpo_trainer.checkpoints.identity import identity, require_same_run
+from grpo_trainer.checkpoints.resume import choose
+from grpo_trainer.checkpoints.volume import (
+    Manifest,
+    claim,
+    commit,
+    complete,
+    damage,
+    list_files,
+    read_manifest,
+    record,
+    rotate,
+)
 from grpo_trainer.errors import BadInput, Preempted
-from grpo_trainer.identity import identity, require_same_run
-from grpo_trainer.resuming import choose
-from tests.trainer import runs
+from harness.ranks import runs
 
 
 def make_plan(folder: Path, attempt: int = 1, uid: str = "a", keep: int = 2) -> TrainingPlan:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from grpo_trainer import kl, overflow
 from grpo_trainer.errors import DivergedKL
-from tests.trainer import runs, step_facts
+from harness.ranks import runs, step_facts
 
 
 def test_k3_by_hand() -> None:

@@ -14,8 +14,8 @@ import torch
 from grpo_planner.architecture import from_config
 from grpo_planner.memory import Setup
 from grpo_planner.memory.states import optimizer_state
-from tests.trainer import demo_model, runs
-from tests.trainer.saver_facts import STEPS, observed, resumed_states
+from harness.ranks import demo_model, runs
+from harness.ranks.saver_facts import STEPS, observed, resumed_states
 
 RANK = 64
 """At this rank some of the demo model's adapter matrices are large enough for 8 bits and some are not."""

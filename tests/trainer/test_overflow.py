@@ -14,9 +14,9 @@ from trl import GRPOTrainer
 from grpo_api.metrics import TRAINING
 from grpo_trainer import overflow
 from grpo_trainer.errors import DivergedKL
-from tests.trainer import runs
-from tests.trainer.reference_facts import whole
-from tests.trainer.step_facts import overflowed, poison, saved_model
+from harness.ranks import runs
+from harness.ranks.reference_facts import whole
+from harness.ranks.step_facts import overflowed, poison, saved_model
 
 
 @pytest.fixture(autouse=True)

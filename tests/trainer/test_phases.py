@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from grpo_trainer.phases import PhaseClock, device_bytes
+from grpo_trainer.telemetry.phases import PhaseClock, device_bytes
 
 
 class Counters:

@@ -23,22 +23,22 @@ from grpo_api.report import EXIT_CODES, Outcome, Result
 from grpo_api.running import GuardSpec
 from grpo_trainer.__main__ import read_plan
 from grpo_trainer.errors import BadInput, DivergedKL, RewardError
-from grpo_trainer.observer import SAMPLE_CHARACTERS, StepObserver
-from grpo_trainer.outcome import MESSAGE_LIMIT, bounded, classify, finished_attempt, keep, make_outcome
-from grpo_trainer.phases import PhaseClock
-from grpo_trainer.placement import LOCAL_RANK_ENV, Placement, placement
-from grpo_trainer.preemption import Preemption
-from grpo_trainer.recorder import Recorder
-from grpo_trainer.server import serve
+from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
+from grpo_trainer.process.outcome import MESSAGE_LIMIT, bounded, classify, finished_attempt, keep, make_outcome
+from grpo_trainer.process.preemption import Preemption
+from grpo_trainer.process.supervisor import root_cause
+from grpo_trainer.process.unused import leave_out, unused
+from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.settings import config_arguments, deepspeed_config
-from grpo_trainer.supervisor import root_cause
-from grpo_trainer.telemetry import KLGuard, translate
+from grpo_trainer.telemetry.logs import KLGuard, translate
+from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, StepObserver
+from grpo_trainer.telemetry.phases import PhaseClock
+from grpo_trainer.telemetry.recorder import Recorder
+from grpo_trainer.telemetry.server import serve
 from grpo_trainer.unsupported import require_supported
-from grpo_trainer.unused import leave_out, unused
-from grpo_trainer.watchdog import Watchdog
-from tests.trainer import runs
-from tests.trainer.launch import ISOLATED
-from tests.trainer.pods import free_port
+from harness.ranks import runs
+from harness.ranks.launch import ISOLATED
+from harness.ranks.pods import free_port
 
 PLAN = runs.plan(Path("/models/demo"))
 
@@ -151,7 +151,7 @@ def test_worker_that_dies_without_words_gets_an_outcome(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\n"
         "if os.environ.get('LOCAL_RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if 'LOCAL_RANK' not in os.environ: import grpo_trainer.supervisor as s; s.SURVIVOR_SECONDS = 1.0\n"
+        "if 'LOCAL_RANK' not in os.environ: import grpo_trainer.process.supervisor as s; s.SURVIVOR_SECONDS = 1.0\n"
     )
     environment = ISOLATED | {PLAN_ENV: str(tmp_path / "plan.json"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
     environment["PYTHONPATH"] = f"{tmp_path}:{ISOLATED['PYTHONPATH']}"

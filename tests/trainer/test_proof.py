@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel, set_seed
 
 from grpo_api.rewards import ModelReward
-from grpo_trainer import models
 from grpo_trainer.errors import BadInput, WeightsDiffer
-from grpo_trainer.fingerprint import fingerprint, same_bits
-from grpo_trainer.proof import Proof, prove, prove_equal
-from grpo_trainer.weights import open_weights
-from tests.trainer import demo_model
+from grpo_trainer.weights import models
+from grpo_trainer.weights.files import open_weights
+from grpo_trainer.weights.fingerprint import fingerprint, same_bits
+from grpo_trainer.weights.proof import Proof, prove, prove_equal
+from harness.ranks import demo_model
 
 PARAMETER = "model.layers.1.mlp.down_proj.weight"
 

@@ -16,12 +16,12 @@ from trl.trainer.utils import use_adapter
 
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError
-from grpo_trainer.models import load_policy
 from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded, strategy_for
 from grpo_trainer.reference.adapter import adapter_is_off, evaluating
 from grpo_trainer.reference.offload import on_device
-from tests.trainer import demo_model, runs
-from tests.trainer.reference_facts import disturb, score, whole
+from grpo_trainer.weights.models import load_policy
+from harness.ranks import demo_model, runs
+from harness.ranks.reference_facts import disturb, score, whole
 
 SYNC = {"sync": {"everySteps": 2, "mixup": 0.25}}
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_trainer import kl, overflow
-from tests.trainer import reference_facts, runs, step_facts
-from tests.trainer.gang import run_gang
-from tests.trainer.gang_facts import PARALLELISMS
+from harness.ranks import reference_facts, runs, step_facts
+from harness.ranks.gang import run_gang
+from harness.ranks.gang_facts import PARALLELISMS
 
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gang(folder: Path) -> list[dict[str, Any]]:
-    return run_gang("tests.trainer.gang_facts:everything", folder, 2, cells=CELLS)
+    return run_gang("harness.ranks.gang_facts:everything", folder, 2, cells=CELLS)
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from grpo_api.rewards import ModelReward
-from grpo_trainer import partition, sync
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
-from grpo_trainer.models import load_policy
 from grpo_trainer.reference import store
 from grpo_trainer.rewards.reward_model import reward_model
-from grpo_trainer.states import check_states
-from tests.trainer import demo_model, runs
-from tests.trainer.reference_facts import disturb, whole
+from grpo_trainer.weights import partition, sync
+from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.states import check_states
+from harness.ranks import demo_model, runs
+from harness.ranks.reference_facts import disturb, whole
 
 SYNC = {"sync": {"everySteps": 2, "mixup": 0.25}}
 

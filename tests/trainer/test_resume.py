@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Result
-from grpo_trainer.samples import FILE
-from tests.trainer import demo_model, runs
+from grpo_trainer.telemetry.samples import FILE
+from harness.ranks import demo_model, runs
+from harness.ranks.pods import Gang, free_port
 from tests.trainer.held_reward import HOLD_ENV
-from tests.trainer.pods import Gang, free_port
 
 STEPS, SAVED, HELD = 6, 3, 5
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length", "tokens")

@@ -18,8 +18,8 @@ from grpo_trainer.errors import BadInput, TrainingError
 from grpo_trainer.rewards import RewardSet, build_rewards
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_model import RewardModel
-from tests.trainer import demo_model
-from tests.trainer.tiny_tokenizer import tiny_tokenizer
+from harness.ranks import demo_model
+from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
 ROWS = Dataset.from_list([{"prompt": "1+1=", "answer": "#### 2", "word": "two", "none": None}])
 

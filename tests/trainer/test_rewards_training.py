@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.trainer import demo_model
+from harness.ranks import demo_model
+from harness.ranks.gang import run_gang
 from tests.trainer.example_jobs import ROWS as GSM8K_ROWS
 from tests.trainer.example_jobs import example
 from tests.trainer.faulty_service import Body, serving
-from tests.trainer.gang import run_gang
 from tests.trainer.reward_facts import ROWS, gsm8k_job, job
 
 MODULE = """

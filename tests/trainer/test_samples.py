@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from grpo_trainer import samples
-from grpo_trainer.observer import StepObserver
-from grpo_trainer.samples import EVERY_STEPS, FILE, OLDER, KeepSamples
-from tests.trainer import runs
+from grpo_trainer.telemetry import samples
+from grpo_trainer.telemetry.observer import StepObserver
+from grpo_trainer.telemetry.samples import EVERY_STEPS, FILE, OLDER, KeepSamples
+from harness.ranks import runs
 
 
 def run_steps(folder: Path, steps: int, is_main: bool = True) -> None:

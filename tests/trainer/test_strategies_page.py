@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pages import STRATEGIES
 from benchmarks.strategy_matrix import PARALLELISMS, refusal
 from benchmarks.trainer_overhead import LIMIT
-from tests.trainer.reference_facts import CELLS, SYNCED
+from harness.ranks.reference_facts import CELLS, SYNCED
 from tests.trainer.test_reference_gang import FAULTS
 
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Progress, Result
-from tests.trainer import demo_model
-from tests.trainer.pods import Gang, free_port
+from harness.ranks import demo_model
+from harness.ranks.pods import Gang, free_port
 
 STEPS = 12
 SAVE = 4

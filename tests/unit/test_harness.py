@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cgroups, prerequisites
-from tests.cluster.build import go_version
-from tests.cluster.cache import cached, content_key
-from tests.cluster.controlplane import ControlPlaneSettings
-from tests.cluster.images import pip_config
-from tests.cluster.network import SLOTS, Addresses
-from tests.cluster.processes import ClusterError, until
-from tests.cluster.settings import ClusterSettings, GpuSettings, load_settings
-from tests.cluster.wheels import slim_metadata
+from harness.controlplane import ControlPlaneSettings
+from harness.images.recipes import pip_config
+from harness.images.wheels import slim_metadata
+from harness.nodes import cgroups
+from harness.nodes.network import SLOTS, Addresses
+from harness.programs import prerequisites
+from harness.programs.build import go_version
+from harness.programs.cache import cached, content_key
+from harness.programs.processes import ClusterError, until
+from harness.settings import ClusterSettings, GpuSettings, load_settings
 
 
 def test_a_key_changes_with_names_and_bytes_but_not_with_generated_files(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from grpo_api.report import Progress
-from grpo_operator import cluster as cluster_module
-from grpo_operator import credentials
-from grpo_operator.cluster import GRPOJOBS, JOBS, PODS, HttpCluster, Selection
+from grpo_operator.cluster import client as cluster_module
+from grpo_operator.cluster import credentials
+from grpo_operator.cluster.client import GRPOJOBS, JOBS, PODS, HttpCluster, Selection
+from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch
 from grpo_operator.errors import AlreadyExists, ConfigurationError, Conflict, Expired, NotFound, Refused, Unavailable
 from grpo_operator.names import Key
-from grpo_operator.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Seen = list[tuple[str, str, int]]

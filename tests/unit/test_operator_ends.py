@@ -1,7 +1,7 @@
 """What the operator answers to each end of a gang: one sentence per case.
 
-The precedence of ends is in grpo_operator.ends, the order of the checks in grpo_operator.policies; docs/faults.md is
-their prose.
+The precedence of ends is in grpo_operator.terminations, the order of the checks in grpo_operator.policies;
+docs/faults.md is their prose.
 """
 
 from typing import Any

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from grpo_api.plan import ExecutionPlan
-from grpo_operator.board import Board, Snapshot, fits
-from grpo_operator.inventory import node_facts, pod_facts
-from grpo_operator.line import DEPTH, Line, Pass, judge, kept_plan
+from grpo_operator.admission.capacity import Board, Snapshot, fits
+from grpo_operator.admission.inventory import node_facts, pod_facts
+from grpo_operator.admission.queue import DEPTH, Line, Pass, judge, kept_plan
+from grpo_operator.cluster.snapshots import Snapshots
 from grpo_operator.policies import Action, Decision
 from grpo_operator.records import GRPOJobRecord
-from grpo_operator.snapshot import Snapshots
 from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, active_status, at, condition, make_job, make_seen
 from tests.unit.test_operator_inventory import GFD, node, pod
 
@@ -135,7 +135,7 @@ def test_a_job_that_the_planner_stumbles_over_holds_nobody_up(monkeypatch: pytes
     def stumble(*_: object) -> None:
         raise IndexError("a bug")
 
-    monkeypatch.setattr("grpo_operator.line.plan_job", stumble)
+    monkeypatch.setattr("grpo_operator.admission.queue.plan_job", stumble)
     bad = make_job(GPUS, name="bad", uid="uid-bad", creationTimestamp=at(-500))
     found = judge([bad, job("good", gang(1, 8))], cluster(8), NOW, LIMITS)
     assert (found["uid-bad"].reason, found["uid-bad"].admitted) == ("PlannerFailed", False)

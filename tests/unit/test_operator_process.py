@@ -10,13 +10,13 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from grpo_operator import logs, settings
-from grpo_operator.cache import Cache
-from grpo_operator.cluster import PODS, Object, Selection
+from grpo_operator.cluster.cache import Cache
+from grpo_operator.cluster.client import PODS, Object, Selection
+from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.errors import Expired, Unavailable
 from grpo_operator.metrics_server import Metrics, application
 from grpo_operator.names import Key
 from grpo_operator.records import PodRecord, pod_record
-from grpo_operator.watcher import Mirror
 from tests.unit.operator_world import GPU_PLAN, active_status, make_job
 from tests.unit.test_operator_queue import item
 
@@ -138,7 +138,7 @@ async def test_a_mirror_that_fell_behind_lists_again(caplog: pytest.LogCaptureFi
 
 
 async def test_a_mirror_outlives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpo_operator.watcher.RELIST_AFTER_ERROR", 0.01)
+    monkeypatch.setattr("grpo_operator.cluster.watcher.RELIST_AFTER_ERROR", 0.01)
     script = Script([Unavailable("away"), ([], 7)], [[("ADDED", pod("a", 8)), Unavailable("cut")]])
     cache, _ = await mirrored(script, 2)
     assert [record.name for record in cache] == ["a"]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from grpo_api.status import Condition
-from grpo_operator.cache import Cache
 from grpo_operator.cleanup import CleanUp, clean_up
+from grpo_operator.cluster.cache import Cache
 from grpo_operator.errors import Conflict, Unavailable
 from grpo_operator.events import BACKLOG, Recorder, event, telling_change
 from grpo_operator.names import Key

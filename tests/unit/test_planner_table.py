@@ -9,8 +9,8 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_cli.manifest import load_jobs
-from grpo_operator.codegen import ROOT, stale
-from grpo_operator.generate.planner import CLUSTERS, MODELS, cluster, spec
+from grpo_codegen.__main__ import ROOT, stale
+from grpo_codegen.planner import CLUSTERS, MODELS, cluster, spec
 from grpo_planner import PlanReason, plan_job
 
 EXPERT = {

@@ -18,7 +18,7 @@ from grpo_api.job import parse_spec
 from grpo_cli.manifest import load_documents
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("operator", "trainer_image", "tests", "examples", "benchmarks")
+SOURCES = ("operator", "trainer_image", "harness", "tests", "examples", "benchmarks")
 TEXTS = (*SOURCES, "docs", "charts", "crds", ".ci")
 SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".tpl", ".sh", ".go", ""}
 MAX_LINES, MAX_FUNCTION_LINES, MEDIAN_FUNCTION_LINES = 300, 60, 12

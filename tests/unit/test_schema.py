@@ -13,8 +13,8 @@ from pydantic import Field
 from grpo_api.base import ATOMIC_LIST, Model, Rule, format_parameters, parameter_count, quantity_bytes
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.schema import NotStructural, Schema, fields, structural
-from grpo_operator import codegen
-from grpo_operator.generate.crd import definition, job_schema
+from grpo_codegen import __main__ as codegen
+from grpo_codegen.crd import definition, job_schema
 from tests.samples import BAD, GOOD, SPEC, Bad, changed
 
 

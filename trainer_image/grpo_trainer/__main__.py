@@ -19,12 +19,12 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from .errors import BadInput
-from .outcome import announce, classify, keep, make_outcome
-from .placement import LOCAL_RANK_ENV, Placement, export, placement
-from .recorder import Recorder
-from .supervisor import supervise
+from .gang.placement import LOCAL_RANK_ENV, Placement, export, placement
+from .process.outcome import announce, classify, keep, make_outcome
+from .process.supervisor import supervise
+from .process.unused import leave_out
+from .telemetry.recorder import Recorder
 from .unsupported import require_supported
-from .unused import leave_out
 
 
 def read_plan(environment: Mapping[str, str]) -> TrainingPlan:

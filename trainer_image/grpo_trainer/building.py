@@ -15,24 +15,24 @@ from trl import GRPOConfig
 from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
 from grpo_api.plan import TrainingPlan
 
-from . import rendezvous
-from .data import Prompts, load_prompts
+from .checkpoints.identity import identity
+from .checkpoints.resume import choose
+from .checkpoints.seal import SealCheckpoints
+from .data.dataset import Prompts, load_prompts
 from .engine import ReferenceGRPOTrainer
 from .errors import BadInput
-from .identity import identity
-from .models import LoadedModel, load_policy
-from .observer import StepObserver
-from .preemption import Preemption
-from .pulse import Pulse
-from .recorder import Recorder
+from .gang import rendezvous
+from .process.preemption import Preemption
+from .process.watchdog import Watchdog
 from .reference import strategy_for
-from .resuming import choose
 from .rewards import RewardSet, build_rewards
-from .samples import KeepSamples
-from .saving import SealCheckpoints
 from .settings import config_arguments, uses_deepspeed
-from .telemetry import KLGuard, Telemetry
-from .watchdog import Watchdog
+from .telemetry.logs import KLGuard, Telemetry
+from .telemetry.observer import StepObserver
+from .telemetry.recorder import Recorder
+from .telemetry.samples import KeepSamples
+from .telemetry.step_exchange import Pulse
+from .weights.models import LoadedModel, load_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from . import overflow
-from .bootstrap import Bootstrap
-from .models import LoadedModel, Source
-from .observer import StepObserver
-from .proof import Proof, prove, prove_equal
 from .reference import ReferenceStrategy
-from .weights import open_weights
+from .reference.callback import Bootstrap
+from .telemetry.observer import StepObserver
+from .weights.files import open_weights
+from .weights.models import LoadedModel, Source
+from .weights.proof import Proof, prove, prove_equal
 
 
 class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type information

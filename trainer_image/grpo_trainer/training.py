@@ -6,13 +6,13 @@ importing this module imports torch, TRL and all that they need.
 
 from grpo_api.plan import TrainingPlan
 
-from . import rendezvous
 from .building import Run, build
+from .checkpoints.export import export_model
 from .errors import Preempted
-from .export import export_model
-from .recorder import Recorder
-from .telemetry import announce_start
-from .watchdog import Watchdog
+from .gang import rendezvous
+from .process.watchdog import Watchdog
+from .telemetry.logs import announce_start
+from .telemetry.recorder import Recorder
 
 
 def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:

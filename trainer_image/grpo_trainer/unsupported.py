@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from grpo_api.plan import TrainingPlan
 
 from .errors import BadInput
-from .preemption import generation_boundary
+from .process.preemption import generation_boundary
 
 
 def require_supported(plan: TrainingPlan) -> None:

@@ -12,13 +12,13 @@ from importlib import import_module
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome
 
-from . import rendezvous
-from .outcome import announce, finished_attempt, keep
-from .placement import Placement
-from .recorder import Recorder
-from .resuming import claim_folder
-from .server import serve
-from .watchdog import Watchdog
+from .checkpoints.resume import claim_folder
+from .gang import rendezvous
+from .gang.placement import Placement
+from .process.outcome import announce, finished_attempt, keep
+from .process.watchdog import Watchdog
+from .telemetry.recorder import Recorder
+from .telemetry.server import serve
 
 
 def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:

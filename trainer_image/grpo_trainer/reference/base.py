@@ -18,8 +18,8 @@ from torch import nn
 
 from grpo_api.training import ReferenceSync
 
-from .. import sync as mixing
 from ..errors import BadInput
+from ..weights import sync as mixing
 from . import store
 
 if TYPE_CHECKING:

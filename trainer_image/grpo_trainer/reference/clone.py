@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from ..models import freeze
+from ..weights.models import freeze
 from .base import ReferenceStrategy
 
 if TYPE_CHECKING:

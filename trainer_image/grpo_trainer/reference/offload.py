@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
-from ..models import freeze
+from ..weights.models import freeze
 from .base import ReferenceStrategy, unwrapped
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepsp
 
 from grpo_api.training import ReferenceOffload, ReferenceSync
 
-from ..models import freeze, load_causal
+from ..weights.models import freeze, load_causal
 from .base import ReferenceStrategy
 
 if TYPE_CHECKING:

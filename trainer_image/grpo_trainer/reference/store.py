@@ -14,9 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from .. import partition, ranks
 from ..errors import BadInput, WeightsDiffer
-from ..fingerprint import fingerprint
+from ..gang import ranks
+from ..weights import partition
+from ..weights.fingerprint import fingerprint
 
 FOLDER = "reference"
 IDENTITY = "identity.json"

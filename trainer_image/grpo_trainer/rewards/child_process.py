@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from .. import reward_child
 from ..errors import BadInput
+from . import child as reward_child
 
 START_SECONDS = 120.0
 """Time for a function's module to be imported."""

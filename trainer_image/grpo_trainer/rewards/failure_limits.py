@@ -8,8 +8,7 @@ the same sums, so all end together.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from grpo_trainer import ranks
-
+from ..gang import ranks
 from .base import RewardCounters, reward_error
 
 Totals = Mapping[str, tuple[float, float]]

@@ -16,7 +16,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from grpo_api.rewards import ModelReward
 
 from ..errors import TrainingError
-from ..models import LoadedModel, load_reward_model
+from ..weights.models import LoadedModel, load_reward_model
 
 
 class RewardModel(nn.Module):

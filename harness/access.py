@@ -1,0 +1,78 @@
+"""kubectl and helm against one kubeconfig: what the tests use of any cluster, ours or one that is lent.
+
+`ExternalCluster` stands in for ours when GRPO_TEST_KUBECONFIG names a running cluster.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+from .programs.build import component, toolchain
+from .programs.processes import ClusterError, until
+
+
+class CommandError(ClusterError):
+    """kubectl or helm ended with an error; `stderr` has its text."""
+
+    def __init__(self, line: str, code: int, stderr: str) -> None:
+        super().__init__(f"`{line}` failed with exit code {code}: {stderr.strip()}")
+        self.stderr = stderr
+
+
+class Access:
+    """Commands for the cluster that the kubeconfig names."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment for a user's command against this cluster."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+
+    def kubectl(self, *arguments: str, input: str | None = None) -> str:
+        """Run kubectl and return its output; raise CommandError when it fails."""
+        return self._run(component("kubectl", _assets_with("kubectl")), arguments, input)
+
+    def helm(self, *arguments: str, input: str | None = None) -> str:
+        """Run helm and return its output; raise CommandError when it fails."""
+        return self._run([toolchain(("helm",)).program("helm")], arguments, input)
+
+    def _run(self, program: list[object], arguments: tuple[str, ...], stdin: str | None) -> str:
+        command = [*map(str, program), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=self.environment)
+        if done.returncode:
+            raise CommandError(" ".join(command), done.returncode, done.stderr)
+        return done.stdout
+
+    def wait(self, what: str, *arguments: str, expect: str, seconds: float = 120) -> None:
+        """Run `kubectl <arguments>` again and again until it prints exactly `expect`."""
+        until(f"{what} to be {expect!r}", lambda: self.kubectl(*arguments).strip() == expect, seconds)
+
+
+def _assets_with(name: str) -> str:
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    return assets if assets and (Path(assets) / name).exists() else ""
+
+
+class ExternalCluster(Access):
+    """A cluster that somebody else runs: everything works but what needs its processes or its machines."""
+
+    @property
+    def url(self) -> str:
+        """The API server's URL."""
+        return self.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
+
+    def stop_apiserver(self) -> None:
+        """Refuse: not ours to kill."""
+        raise ClusterError(f"the cluster of GRPO_TEST_KUBECONFIG={self.kubeconfig} is not ours to stop")
+
+    def start_apiserver(self) -> None:
+        """Refuse, as `stop_apiserver` does."""
+        self.stop_apiserver()
+
+    def load(self, image: Path) -> None:
+        """Refuse: there is no general way to put an image on foreign nodes."""
+        raise ClusterError(
+            f"push {image} to a registry that the nodes of {self.url} can reach, or unset GRPO_TEST_KUBECONFIG"
+        )

@@ -1,0 +1,57 @@
+"""The clusters that test sessions share; tests/integration and tests/e2e turn them into pytest fixtures.
+
+Each yields a cluster of its own that dies with the test process, or the one that GRPO_TEST_KUBECONFIG names.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .access import ExternalCluster
+from .cluster import Cluster
+from .controlplane import ControlPlaneSettings
+from .images.recipes import CONTAINER_SITE_PACKAGES
+from .images.wheels import site_packages
+from .settings import ClusterSettings, GpuSettings
+
+AnyCluster = Cluster | ExternalCluster
+NODES = 2
+GPUS_PER_NODE = 4
+
+
+@contextmanager
+def api_level(name: str = "api") -> Iterator[AnyCluster]:
+    """Yield a control plane on loopback; Jobs create pods and pods get nodes, if there are any (see kwok)."""
+    with _cluster(name, ClusterSettings()) as cluster:
+        yield cluster
+
+
+def training_settings() -> ClusterSettings:
+    """Two real nodes that claim four GPUs each, ready for the light trainer image.
+
+    A lost node is noticed after 40 s, so the API server may be away for 20 s.
+    """
+    return ClusterSettings(
+        NODES,
+        gpus=GpuSettings(GPUS_PER_NODE),
+        control_plane=ControlPlaneSettings(node_grace_seconds=40),
+        shown={str(site_packages()): CONTAINER_SITE_PACKAGES},
+    )
+
+
+@contextmanager
+def node_level(name: str = "e2e") -> Iterator[AnyCluster]:
+    """Yield a cluster by `training_settings`."""
+    with _cluster(name, training_settings()) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _cluster(name: str, settings: ClusterSettings) -> Iterator[AnyCluster]:
+    lent = os.environ.get("GRPO_TEST_KUBECONFIG")
+    if lent:
+        yield ExternalCluster(Path(lent))
+        return
+    with Cluster.create(f"{name}-{os.getpid()}", settings) as cluster:
+        yield cluster

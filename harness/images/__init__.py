@@ -1,0 +1,1 @@
+"""Container images without a Docker daemon."""

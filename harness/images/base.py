@@ -1,0 +1,39 @@
+"""The Debian base of test images: what `python:3.11-slim-bookworm` is elsewhere, made by debootstrap.
+
+No registry is reachable on a test machine. Used by images.py only.
+"""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ..programs.cache import cache_root, cached, content_key, remove
+from ..programs.processes import ClusterError
+from ..programs.progress import progress
+
+RELEASE = "bookworm"
+PACKAGES = ("ca-certificates", "python3", "python3-venv")
+# of no use in a container: package lists and caches, documentation, translations
+UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/locale", "usr/share/man")
+
+
+def base_tar() -> Path:
+    """Return a tar of the base's root folder, made on first use (about a minute)."""
+    key = content_key(RELEASE, *PACKAGES, *UNWANTED)
+    return cached(cache_root() / f"base-{RELEASE}-{key}.tar", _bootstrap)
+
+
+def _bootstrap(archive: Path) -> None:
+    with progress(f"the base image from Debian {RELEASE}"), tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary) / "root"
+        include = f"--include={','.join(PACKAGES)}"
+        # a pid namespace of its own: what a package's script may start ends with it, and so do debootstrap's mounts
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        command += ["debootstrap", "--variant=minbase", include]
+        done = subprocess.run([*command, RELEASE, str(root)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"debootstrap failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+        for folder in UNWANTED:
+            remove(root / folder)
+            (root / folder).mkdir(parents=True)
+        subprocess.run(["tar", "--create", "--file", archive, "--directory", root, "--numeric-owner", "."], check=True)

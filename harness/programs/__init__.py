@@ -1,0 +1,1 @@
+"""Programs that the cluster is made of: built, cached, started and ended."""

@@ -1,0 +1,1 @@
+"""Training processes without a cluster, and what is measured in them; for tests and benchmarks."""

@@ -1,0 +1,72 @@
+"""Cases on which the memory model is held against accounts of the real code: what is predicted, what is counted.
+
+Apart from the test because benchmarks/memory_truth.py puts the same questions to whole models.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from grpo_planner import catalogue
+from grpo_planner.memory import Prediction, Setup, predict
+from grpo_planner.shapes import Shape
+
+from .accounting import Account
+from .fake_models import Case, Precision
+
+
+def shape(name: str, layers: int) -> Shape:
+    """A catalogued shape with fewer layers; of Gemma's, every sixth layer attends to everything."""
+    whole = catalogue.shapes()[name]
+    return replace(whole, layers=layers, full_attention_layers=layers // 6 if whole.sliding_window else 0)
+
+
+def case(name: str, family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any) -> Case:
+    """A case by its model's name; 8 sequences are generated and 4 trained on at a time unless it says otherwise."""
+    defaults: dict[str, Any] = {"micro_batch": 4, "generation_batch": 8}
+    return Case(name, family, shape(name, layers), precision, **(defaults | settings))
+
+
+CASES = [
+    case("qwen2.5-0.5b", "qwen2"),
+    case("qwen2.5-0.5b", "qwen2", "mixed"),
+    case("qwen2.5-0.5b", "qwen2", "float32"),
+    case("qwen2.5-0.5b", "qwen2", lora_rank=16),
+    case("qwen2.5-0.5b", "qwen2", "mixed", eight_bit=True),
+    case("qwen2.5-1.5b", "qwen2", "mixed", checkpointing=False, micro_batch=8),
+    case("qwen2.5-1.5b", "qwen2", lora_rank=8, checkpointing=False, micro_batch=8),
+    case("qwen2.5-7b", "qwen2", micro_batch=2, completion=1024),
+    case("qwen2.5-7b", "qwen2", lora_rank=64, micro_batch=2, completion=1024),
+    case("qwen3-0.6b", "qwen3", "mixed", checkpointing=False, micro_batch=8),
+    case("qwen3-0.6b", "qwen3", checkpointing=False, micro_batch=16),
+    case("qwen3-4b", "qwen3", "float32", checkpointing=False, micro_batch=8),
+    case("qwen3-4b", "qwen3", "mixed", lora_rank=16, checkpointing=False, micro_batch=8),
+    case("qwen3-4b", "qwen3", lora_rank=32, checkpointing=False, micro_batch=8),
+    case("llama-3.2-1b", "llama"),
+    case("llama-3.2-1b", "llama", "mixed", checkpointing=False, micro_batch=8),
+    case("llama-3.2-1b", "llama", lora_rank=16, checkpointing=False, micro_batch=16),
+    case("llama-3.1-8b", "llama", micro_batch=1, prompt=512, completion=2048),
+    case("mistral-7b", "mistral", "mixed", micro_batch=2),
+    case("mistral-7b", "mistral", lora_rank=16, micro_batch=8, completion=512),
+    case("smollm2-360m", "llama", "mixed", micro_batch=16, generation_batch=32),
+    case("smollm2-360m", "llama", "float32", lora_rank=16, checkpointing=False, micro_batch=8),
+    case("phi-4-mini", "phi3"),
+    case("phi-4-mini", "phi3", "mixed", checkpointing=False, micro_batch=8),
+    case("phi-4-mini", "phi3", lora_rank=16, checkpointing=False, micro_batch=8),
+    case("gemma-3-1b", "gemma3_text", layers=6),
+    case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
+    case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, checkpointing=False, micro_batch=8),
+]
+
+
+def predicted(case: Case, accumulation: int) -> Prediction:
+    """The closed form for the same configuration; a reference that needs no weights of its own."""
+    setup = Setup(
+        case.precision, case.prompt, case.completion, case.micro_batch, accumulation, case.generation_batch,
+        lora_rank=case.lora_rank, eight_bit=case.eight_bit, checkpointing=case.checkpointing, reference="Adapter",
+    )  # fmt: skip
+    return predict(case.shape, setup)
+
+
+def counted(truth: Account, accumulation: int) -> int:
+    """The account's peak of one micro-batch, or of all."""
+    return max(peak for name, peak in truth.phases.items() if accumulation > 1 or "accumulating" not in name)

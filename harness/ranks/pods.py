@@ -1,0 +1,114 @@
+"""Training pods without a cluster: `python -m grpo_trainer` as the container would run it, several on this machine.
+
+Exists so that tests see the real entry point: its environment, files, signals, HTTP server and exit codes. Used by
+test_worker.py.
+"""
+
+import json
+import re
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grpo_api.contract import DATA_MOUNT_ENV, INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Outcome, Progress
+
+from .launch import Launched, launch
+
+PATIENCE_SECONDS = 400
+
+
+class Gang:
+    """The pods of one attempt; a context manager that leaves no process behind."""
+
+    def __init__(self, plan: TrainingPlan, data: Path, folder: Path, *, fresh: bool = False) -> None:
+        """`fresh` as in launch.py."""
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.port = free_port()
+        (folder / "plan.json").write_text(plan.model_dump_json())
+        environment = {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
+        environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{self.port}"
+        self.pods = [self._start(environment, index, fresh) for index in range(plan.execution.nodes)]
+
+    def _start(self, environment: dict[str, str], index: int, fresh: bool) -> Launched:
+        own = {INDEX_ENV: str(index), TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}")}
+        return launch("grpo_trainer", [], environment | own, self.folder / f"pod-{index}.log", fresh=fresh)
+
+    def __enter__(self) -> "Gang":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in self.pods:
+            if pod.poll() is None:
+                pod.send_signal(signal.SIGTERM if self._supervised(pod) else signal.SIGKILL)
+            pod.wait()
+
+    def _supervised(self, pod: Launched) -> bool:
+        """A supervisor must end its workers itself; SIGKILL would orphan them."""
+        return bool(self.workers(pod))
+
+    @staticmethod
+    def workers(pod: Launched) -> list[int]:
+        """Process ids of a supervised pod's workers."""
+        children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+        commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+        return [child for child, command in commands.items() if b"grpo_trainer" in command]
+
+    def log(self, index: int = 0) -> str:
+        """What a pod printed so far."""
+        return (self.folder / f"pod-{index}.log").read_text(errors="replace")
+
+    def wait(self) -> list[int]:
+        """Exit codes of all pods."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for pod in self.pods:
+            pod.wait(timeout=max(0.1, deadline - time.monotonic()))
+        return [pod.wait() for pod in self.pods]
+
+    def outcome(self, index: int = 0) -> Outcome:
+        """A pod's termination message."""
+        return Outcome.model_validate_json((self.folder / f"termination-{index}").read_text())
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        """Rank 0's log lines by step."""
+        return json_lines(self.log(), "step")
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait for something to become true while the gang runs.
+
+        Raises:
+            AssertionError: a pod ended, or patience did, before.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not done():
+            ended = [pod.returncode for pod in self.pods if pod.poll() is not None]
+            assert not ended, f"a pod ended early:\n{self.log()[-4000:]}"
+            assert time.monotonic() < deadline, f"still waiting:\n{self.log()[-4000:]}"
+            time.sleep(0.05)
+
+    def get(self, path: str) -> str:
+        """A page of rank 0's server."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def progress(self) -> Progress:
+        """Rank 0's /progress."""
+        return Progress.model_validate_json(self.get("/progress"))
+
+
+def json_lines(log: str, key: str) -> dict[int, dict[str, Any]]:
+    """The log's JSON lines that begin with `key`, a number, by that."""
+    lines = re.findall(rf'^{{"{key}".*}}$', log, flags=re.MULTILINE)
+    return {int(line[key]): line for line in map(json.loads, lines)}
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,63 @@
+"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the reference of metrics.
+
+Exists so that what is derived from grpo_api can't drift from it. Run by `make codegen`; `--check`, run by the linter
+and by tests/unit/test_repo.py, fails when a file is stale and writes nothing.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import alerts, crd, dashboard, documents, planner
+
+ROOT = Path(__file__).parents[2]
+
+OUTPUTS: dict[str, Callable[[], str]] = {
+    "crds/grpojob.yaml": crd.render,
+    "charts/grpo-operator/files/grpojob.yaml": crd.render,
+    "charts/grpo-operator/files/alerts.yaml": alerts.render,
+    "charts/grpo-operator/files/dashboard.json": dashboard.render,
+    "docs/metrics.md": documents.metrics,
+    "docs/planner-table.md": planner.table,
+    "docs/plan-schema.json": planner.schema,
+}
+"""Every generated file by its path in the repository, with the function that renders it."""
+
+
+def stale(root: Path) -> list[str]:
+    """The generated files that differ from what their sources say, by path."""
+    return [path for path, render in OUTPUTS.items() if _read(root / path) != render()]
+
+
+def write(root: Path) -> list[str]:
+    """Write the files that differ and return their paths."""
+    changed = stale(root)
+    for path in changed:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(OUTPUTS[path]())
+    return changed
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the generated files; 1 if a check found a stale one."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_codegen", description="Write the generated files.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
+    parser.add_argument("--root", type=Path, default=ROOT, help="repository to write to")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        for path in write(options.root):
+            print(f"wrote {path}")
+        return 0
+    found = stale(options.root)
+    for path in found:
+        print(f"{path} is stale: run `make codegen`", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

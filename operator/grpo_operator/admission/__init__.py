@@ -1,0 +1,1 @@
+"""Which waiting job may start: inventory, capacity, the queue and its verdicts. Pure: no client, no own clock."""

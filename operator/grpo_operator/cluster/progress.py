@@ -1,0 +1,148 @@
+"""Pulls /progress from rank 0 of every running gang, by its pod's address.
+
+Exists because training pods hold no API credentials, so they can't report by themselves. A pull that fails means
+"unknown", never a failure: its target is asked less often. Concurrency, time and size of an answer are bounded, since
+what answers is the user's code. Run by __main__; reconcile reads `of`.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+from pydantic import ValidationError
+
+from grpo_api.contract import PROGRESS_PORT
+from grpo_api.report import Progress
+
+from ..names import Key
+from ..observe import Pull
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER = 256 * 1024
+CONCURRENCY = 32
+TIMEOUT = 3.0
+SLOWEST = 60.0
+"""Longest pause between two pulls of a target that does not answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Rank 0 of a running attempt."""
+
+    key: Key
+    uid: str
+    """uid of the pod."""
+    ip: str
+
+
+@dataclass(slots=True)
+class _State:
+    uid: str
+    due: float
+    failures: int = 0
+    pull: Pull | None = None
+
+
+class PullFailed(Exception):
+    """A target did not answer with a Progress."""
+
+
+Fetch = Callable[[str], Awaitable[Progress]]
+
+
+class ProgressPuller:
+    """Asks every target once per interval and keeps the last answer."""
+
+    def __init__(
+        self,
+        targets: Callable[[], Iterable[Target]],
+        fetch: Fetch,
+        changed: Callable[[Key], None],
+        interval: float,
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`fetch` gets a pod's address; `changed` hears the job of every answer; `count` hears success or error."""
+        self._targets = targets
+        self._fetch = fetch
+        self._changed = changed
+        self._interval = interval
+        self._count = count
+        self._states: dict[Key, _State] = {}
+        self._flying: set[asyncio.Task[None]] = set()
+        self._gate = asyncio.Semaphore(CONCURRENCY)
+
+    def of(self, key: Key) -> Pull | None:
+        """The last answer of the job's rank 0, if its pod is still the one that gave it."""
+        state = self._states.get(key)
+        return state.pull if state else None
+
+    async def run(self) -> None:
+        """Pulls until cancelled."""
+        try:
+            while True:
+                self.tick(time.monotonic())
+                await asyncio.sleep(min(1.0, self._interval / 4))
+        finally:
+            for task in self._flying:
+                task.cancel()
+
+    def tick(self, now: float) -> None:
+        """Starts the pulls that are due and forgets targets that are gone."""
+        targets = {target.key: target for target in self._targets()}
+        for key in [key for key, state in self._states.items() if key not in targets or targets[key].uid != state.uid]:
+            del self._states[key]
+        for key, target in targets.items():
+            state = self._states.setdefault(key, _State(target.uid, now))
+            if state.due <= now:
+                state.due = float("inf")
+                task = asyncio.create_task(self._pull(target, state))
+                self._flying.add(task)
+                task.add_done_callback(self._flying.discard)
+
+    async def _pull(self, target: Target, state: _State) -> None:
+        try:
+            async with self._gate:
+                progress = await self._fetch(target.ip)
+        except PullFailed as error:
+            state.failures += 1
+            self._count("error")
+            log.debug("%s: no progress from %s: %s", target.key, target.ip, error)
+        else:
+            state.failures = 0
+            state.pull = Pull(progress.model_copy(update={"samples": []}), time.time())
+            self._count("success")
+            self._changed(target.key)
+        pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
+        state.due = time.monotonic() + pause * random.uniform(0.9, 1.1)
+
+
+def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT) -> Fetch:
+    """A Fetch over HTTP."""
+
+    async def fetch(address: str) -> Progress:
+        host = f"[{address}]" if ":" in address else address
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        try:
+            async with session.get(f"http://{host}:{port}/progress", timeout=timeout, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise PullFailed(f"HTTP {answer.status}")
+                text = await _bounded(answer.content)
+            return Progress.model_validate_json(text, extra="ignore")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
+            raise PullFailed(repr(error)) from error
+
+    return fetch
+
+
+async def _bounded(stream: aiohttp.StreamReader) -> bytes:
+    text = b""
+    async for chunk in stream.iter_any():
+        text += chunk
+        if len(text) > MAX_ANSWER:
+            raise PullFailed(f"the answer is longer than {MAX_ANSWER} bytes")
+    return text

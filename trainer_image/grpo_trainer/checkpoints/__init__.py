@@ -1,0 +1,1 @@
+"""Checkpoints on a shared volume: ownership, sealing, resuming, and the exported model."""

@@ -1,0 +1,65 @@
+"""What makes two attempts the same run: the fields that a checkpoint records and a resume compares.
+
+Exists so that a resume can't silently change the model, the data, the reference or the batch split, each of which
+changes the result. Called by saving.py and resuming.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from grpo_api.plan import TrainingPlan
+
+from ..errors import BadInput
+from .volume import Manifest, identity_text
+
+EXECUTION = (
+    "strategy",
+    "method",
+    "zero_stage",
+    "world_size",
+    "micro_batch",
+    "gradient_accumulation",
+    "steps_per_generation",
+    "generation_sub_batch",
+    "optimizer",
+    "dtype",
+    "autocast",
+)
+"""Fields of the execution plan on which the numbers of a step depend."""
+
+
+def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
+    """The run's identity: field path → value as compact JSON."""
+    dump = plan.model_dump(mode="json")
+    parts: dict[str, Any] = {
+        "model.name": plan.model.name,
+        "model.revision": plan.model.revision,
+        "dataset": dataset_fingerprint,
+        "rewards": dump["rewards"],
+        "reference.sync": dump["reference"]["sync"],
+    }
+    parts |= {f"training.{key}": value for key, value in dump["training"].items()}
+    parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION}
+    if plan.execution.method == "LoRA":
+        parts["adapter"] = dump["adapter"]
+    return {path: identity_text(value) for path, value in parts.items()}
+
+
+def require_same_run(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
+    """Refuse to resume another run's checkpoint.
+
+    Raises:
+        BadInput: with every field that differs.
+    """
+    paths = sorted(manifest.identity.keys() | current.keys())
+    differences = [
+        f"{path}: checkpoint {manifest.identity.get(path, 'unset')}, now {current.get(path, 'unset')}"
+        for path in paths
+        if manifest.identity.get(path) != current.get(path)
+    ]
+    if differences:
+        raise BadInput(
+            f"{checkpoint} belongs to a different run and resuming it would change the result: "
+            + "; ".join(differences)
+            + ". Restore these settings, or start a new job (it begins at step 0)"
+        )

@@ -1,0 +1,73 @@
+"""Chooses the checkpoint that an attempt continues from, the same on all ranks, and checks it before it is loaded.
+
+Exists so that a damaged checkpoint is passed over for the one before it, and another run's is refused. Called by
+worker.py after the rendezvous.
+"""
+
+from pathlib import Path
+
+from grpo_api.plan import TrainingPlan
+
+from ..errors import BadInput
+from ..gang import ranks
+from .identity import require_same_run
+from .volume import OWNER, claim, complete, damage, read_manifest
+
+
+def claim_folder(plan: TrainingPlan) -> None:
+    """Take the checkpoint folder for this attempt and make sure that every rank sees the same one.
+
+    Raises:
+        BadInput: the folder belongs to another job, or isn't shared by all nodes.
+        Preempted: a newer attempt owns it.
+    """
+    if plan.checkpoint_directory is None:
+        return
+    ranks.together(lambda: claim(plan) if ranks.rank() == 0 else None)
+    path = Path(plan.checkpoint_directory) / OWNER
+    ranks.together(lambda: _require_visible(path))
+
+
+def _require_visible(path: Path) -> None:
+    if not path.is_file():
+        raise BadInput(
+            f"{path}, just written by rank 0, can't be seen: the checkpoint volume must be shared by all nodes "
+            f"(ReadWriteMany). Use such a volume, or unset checkpoint.volume"
+        )
+
+
+def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
+    """The newest undamaged complete checkpoint of any attempt; None for a fresh start.
+
+    Raises:
+        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
+    """
+    if plan.checkpoint_directory is None:
+        return None
+    own = complete(Path(plan.checkpoint_directory)) if ranks.rank() == 0 else []
+    found = ranks.gather(own)[0]
+    damaged = []
+    for checkpoint in found:
+        problems = _damage_anywhere(checkpoint)
+        if not problems:
+            require_same_run(checkpoint, read_manifest(checkpoint), identity)
+            return checkpoint
+        damaged.append(f"{checkpoint}: {', '.join(problems)}")
+        if ranks.rank() == 0:
+            print(f"passed over a damaged checkpoint, {damaged[-1]}", flush=True)
+    if damaged:
+        raise BadInput(f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0")
+    return None
+
+
+def _damage_anywhere(checkpoint: Path) -> list[str]:
+    """Problems of a checkpoint's files, each rank checking its share."""
+
+    try:
+        files = read_manifest(checkpoint).files
+    except BadInput as error:
+        share = [str(error)]
+    else:
+        names = sorted(files)[ranks.rank() :: ranks.world_size()]
+        share = damage(checkpoint, {name: files[name] for name in names})
+    return [problem for part in ranks.gather(share) for problem in part]

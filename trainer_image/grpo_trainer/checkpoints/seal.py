@@ -1,0 +1,66 @@
+"""Seals each checkpoint after transformers has written it: all ranks' files, then hashes, then the manifest, then the
+rotation of old ones.
+
+Exists because transformers writes checkpoints in place and deletes old ones without waiting for the other ranks. A
+TrainerCallback of the trainer that worker.py builds.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo_api.plan import TrainingPlan
+
+from ..gang import ranks
+from ..process.preemption import Preemption
+from ..telemetry.recorder import Recorder
+from .volume import PREFIX, Manifest, commit, list_files, record, rotate
+
+
+class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Completes checkpoints; all its work is collective."""
+
+    def __init__(
+        self, plan: TrainingPlan, identity: dict[str, str], recorder: Recorder, preemption: Preemption
+    ) -> None:
+        self._plan = plan
+        self._identity = identity
+        self._recorder = recorder
+        self._preemption = preemption
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        """Seal `checkpoint-<step>` of this attempt.
+
+        Raises:
+            Preempted: a newer attempt owns the folder.
+            OSError: the disk is full.
+        """
+        self._recorder.stage("Saving")
+        begin = time.perf_counter()
+        checkpoint = Path(args.output_dir) / f"{PREFIX}{state.global_step}"
+        seal(self._plan, checkpoint, state.global_step, self._identity)
+        self._preemption.save_seconds = time.perf_counter() - begin
+        self._recorder.stage("Training")
+
+
+def seal(plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, str]) -> None:
+    """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0."""
+    ranks.gather(None)  # every rank has written its files
+    names = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else [])[0]
+    share = record(checkpoint, names[ranks.rank() :: ranks.world_size()])
+    files = {name: entry for part in ranks.gather(share) for name, entry in part.items()}
+    ranks.together(
+        lambda: _commit_on_main(
+            plan,
+            checkpoint,
+            Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items()))),
+        )
+    )
+
+
+def _commit_on_main(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
+    if ranks.rank() == 0:
+        commit(plan, checkpoint, manifest)
+        rotate(plan)

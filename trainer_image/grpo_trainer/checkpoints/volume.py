@@ -1,0 +1,184 @@
+"""Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete, which one to resume.
+
+    <checkpoint_directory>/owner.json                      job uid and the newest attempt that claimed the folder
+    <checkpoint_directory>/attempt-N/checkpoint-S/…        what transformers, DeepSpeed and the reference wrote
+    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json   written last: the checkpoint is complete and whole
+
+Exists so that neither a crash in the middle of a write nor an old pod that lives on can damage a run. Pure file
+access without collectives; saving.py and resuming.py say when and on which rank.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from grpo_api.base import Model
+from grpo_api.plan import TrainingPlan
+
+from ..errors import BadInput, Preempted
+from ..files import write_atomically
+
+MANIFEST = "manifest.json"
+OWNER = "owner.json"
+PREFIX = "checkpoint-"
+"""Folder name that transformers gives a checkpoint (PREFIX_CHECKPOINT_DIR)."""
+
+
+class Owner(Model):
+    """Whose checkpoints a folder holds."""
+
+    uid: str
+    """uid of the GRPOJob."""
+    attempt: Annotated[int, Field(ge=1)]
+    """The newest attempt that claimed the folder; it alone may commit and delete."""
+
+
+class FileRecord(Model):
+    """One file of a complete checkpoint."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    """Its size."""
+    sha256: str
+    """Its hash, in hex."""
+
+
+class Manifest(Model):
+    """Proof that a checkpoint is complete: every rank's files were on disk when it was written."""
+
+    attempt: int
+    """The attempt that wrote it."""
+    step: int
+    """Finished optimizer steps."""
+    identity: dict[str, str]
+    """What the run is, by field path: a resumed run must agree (see identity.py)."""
+    files: dict[str, FileRecord]
+    """Every file by its path inside the checkpoint."""
+
+
+def claim(plan: TrainingPlan) -> None:
+    """Take the folder for this attempt; older attempts can't commit or delete from now on.
+
+    Raises:
+        BadInput: another job owns the folder.
+        Preempted: a newer attempt has claimed it already.
+    """
+    folder = Path(plan.checkpoint_directory or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / OWNER).exists():
+        require_owner(plan)
+    owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
+    write_atomically(folder / OWNER, owner.model_dump_json())
+    (folder / f"attempt-{plan.job.attempt}").mkdir(exist_ok=True)
+
+
+def require_owner(plan: TrainingPlan) -> None:
+    """Make sure that no newer attempt and no other job owns the folder.
+
+    Raises:
+        BadInput: another job owns it.
+        Preempted: a newer attempt owns it.
+    """
+    path = Path(plan.checkpoint_directory or "") / OWNER
+    owner = Owner.model_validate_json(path.read_text(encoding="utf-8"))
+    if owner.uid != plan.job.uid:
+        raise BadInput(
+            f"checkpoint_directory {path.parent} belongs to the job with uid {owner.uid}, this one is {plan.job.uid}; "
+            f"give each job its own checkpoint.volume.subPath, or remove the old job's folder"
+        )
+    if owner.attempt > plan.job.attempt:
+        raise Preempted(
+            f"attempt {plan.job.attempt} is superseded by attempt {owner.attempt}, which owns {path.parent}"
+        )
+
+
+def complete(folder: Path) -> list[Path]:
+    """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
+    found = [path.parent for path in folder.glob(f"attempt-*/{PREFIX}*/{MANIFEST}")]
+    return sorted(found, key=lambda path: (_number(path), _number(path.parent)), reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """The manifest of a complete checkpoint.
+
+    Raises:
+        BadInput: it can't be read.
+    """
+    try:
+        return Manifest.model_validate_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise BadInput(f"{checkpoint / MANIFEST} is no manifest: {error.errors()[0]['msg']}") from error
+
+
+def list_files(checkpoint: Path) -> list[str]:
+    """Paths of all files inside a checkpoint, sorted, without the manifest."""
+    files = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != MANIFEST)
+
+
+def record(checkpoint: Path, names: Iterable[str]) -> dict[str, FileRecord]:
+    """Size and hash of the named files, each made durable (fsync) first."""
+    return {name: _record_one(checkpoint / name) for name in names}
+
+
+def _record_one(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(bytes=file.tell(), sha256=digest)
+
+
+def damage(checkpoint: Path, files: dict[str, FileRecord]) -> list[str]:
+    """What is wrong with the files, as sentences; empty when all are as recorded."""
+    problems = []
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != expected.bytes:
+            problems.append(f"{name} has {path.stat().st_size} bytes instead of {expected.bytes}")
+        elif _record_one(path) != expected:
+            problems.append(f"{name} differs from its recorded sha256")
+    return problems
+
+
+def commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
+    """Make a checkpoint complete, if this attempt still owns the folder.
+
+    Raises:
+        Preempted: a newer attempt owns it; the checkpoint stays incomplete.
+        OSError: the disk is full; the checkpoint stays incomplete.
+    """
+    require_owner(plan)
+    write_atomically(checkpoint / MANIFEST, manifest.model_dump_json())
+
+
+def rotate(plan: TrainingPlan) -> None:
+    """Delete complete checkpoints beyond checkpoint.keep, and what older attempts left incomplete.
+
+    A checkpoint loses its manifest first, so that an interrupted deletion can't leave one that looks complete.
+    """
+    folder = Path(plan.checkpoint_directory or "")
+    kept = complete(folder)
+    for old in kept[plan.checkpoint.keep :]:
+        (old / MANIFEST).unlink(missing_ok=True)
+    for attempt in folder.glob("attempt-*"):
+        for checkpoint in attempt.glob(f"{PREFIX}*"):
+            if not (checkpoint / MANIFEST).exists() and _number(attempt) <= plan.job.attempt:
+                shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def identity_text(value: object) -> str:
+    """A value as it stands in a manifest: compact JSON."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

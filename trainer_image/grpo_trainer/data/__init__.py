@@ -1,0 +1,1 @@
+"""From the declared dataset to the prompts of a run."""

@@ -1,0 +1,166 @@
+"""Loads `spec.dataset`: hub or files → rows with a `prompt` column that fits the model, and a fingerprint of them.
+
+Exists so that bad data stops a run before its first step, with the row and the column. Called by the worker on every
+rank; all ranks get the same rows in the same order.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from grpo_api.contract import DATA_MOUNT, DATASET_TOKEN_ENV
+from grpo_api.dataset import DatasetSpec
+from grpo_api.training import TrainingSpec
+
+from ..errors import BadInput
+from .files import read_files
+from .prompts import Prompt, build_prompt, token_counts
+
+Place = Callable[[int], str]
+"""From a row's index to words that say where it stands."""
+
+RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+"""Names under which TRL hands reward functions something else."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The training prompts."""
+
+    rows: datasets.Dataset
+    """Column `prompt` (text, or a list of chat messages) beside the dataset's own columns, in the dataset's order."""
+    dropped: int
+    """Prompts left out because they are longer than training.maxPromptLength."""
+    duplicates: int
+    """Prompts that occurred before; still in `rows` under dataset.onDuplicatePrompt Keep."""
+    fingerprint: str
+    """sha256 of the rows, in hexadecimal: equal for the same content under the same mapping."""
+
+
+def load_prompts(
+    dataset: DatasetSpec, training: TrainingSpec, tokenizer: Any, *, root: Path = Path(DATA_MOUNT)
+) -> Prompts:
+    """The prompts of a run; `root` is where files are mounted.
+
+    Raises:
+        BadInput: the dataset can't be used as declared; with the row and the column.
+    """
+    rows, where = _read_hub(dataset) if dataset.name else _read_mounted(dataset, root)
+    rows = _rename(rows, dataset.columns)
+    _check_columns(rows, dataset)
+
+    def place(index: int) -> str:
+        return f"{where(index)}, column {dataset.prompt_column!r}"
+
+    cells = enumerate(rows[dataset.prompt_column])
+    prompts = {index: build_prompt(cell, dataset.system_prompt, place(index)) for index, cell in cells}
+    kept, duplicates = _without_duplicates(prompts, dataset, place)
+    counts = token_counts(kept, tokenizer, place)
+    fitting = [index for index in kept if _fits(counts[index], dataset, training, place(index))]
+    dropped = len(kept) - len(fitting)
+    _check_enough(len(fitting), dropped, training)
+    rows = _with_prompts(rows, list(prompts.values())).select(fitting)
+    return Prompts(rows, dropped, duplicates, _fingerprint(rows))
+
+
+def _read_mounted(dataset: DatasetSpec, root: Path) -> tuple[datasets.Dataset, Place]:
+    assert dataset.files is not None, "the API refuses a dataset with neither name nor files"
+    read = read_files(dataset.files, root)
+    return datasets.Dataset(datasets.table.InMemoryTable(read.table)), read.place
+
+
+def _read_hub(dataset: DatasetSpec) -> tuple[datasets.Dataset, Place]:
+    try:
+        rows = datasets.load_dataset(
+            dataset.name,
+            dataset.config,
+            split=dataset.split,
+            revision=dataset.revision,
+            token=os.environ.get(DATASET_TOKEN_ENV),
+        )
+    except (FileNotFoundError, datasets.exceptions.DatasetGenerationError, ValueError) as error:
+        which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
+        raise BadInput(
+            f"dataset {which} can't be loaded: {error}; check name, config, split and tokenSecret"
+        ) from error
+    return rows, lambda index: f"{dataset.name} {dataset.split} row {index + 1}"
+
+
+def _rename(rows: datasets.Dataset, columns: dict[str, str]) -> datasets.Dataset:
+    for new, old in columns.items():
+        _require(rows, old, f"dataset.columns[{new}]")
+    if len(set(columns.values())) < len(columns):
+        raise BadInput(f"dataset.columns gives one column two names: {columns}; keep one of them")
+    clash = next((new for new in columns if new in rows.column_names and new not in columns.values()), None)
+    if clash is not None:
+        raise BadInput(f"dataset.columns[{clash}]: the dataset has a column of this name already; rename that one too")
+    return rows.rename_columns({old: new for new, old in columns.items()})
+
+
+def _check_columns(rows: datasets.Dataset, dataset: DatasetSpec) -> None:
+    _require(rows, dataset.prompt_column, "dataset.promptColumn")
+    reserved = [name for name in rows.column_names if name in RESERVED]
+    if reserved:
+        problem = f"column {reserved[0]!r} has a name that reward functions get something else by"
+        raise BadInput(f"dataset: {problem}; give it another in dataset.columns, such as my_{reserved[0]}")
+
+
+def _require(rows: datasets.Dataset, column: str, field: str) -> None:
+    if column not in rows.column_names:
+        raise BadInput(f"{field}: the dataset has no column {column!r}; it has {', '.join(rows.column_names)}")
+
+
+def _without_duplicates(
+    prompts: dict[int, Prompt], dataset: DatasetSpec, place: Place
+) -> tuple[dict[int, Prompt], int]:
+    """The prompts to go on with, and how many occurred before."""
+    first: dict[str, int] = {}
+    fresh: dict[int, Prompt] = {}
+    for index, prompt in prompts.items():
+        seen = first.setdefault(json.dumps(prompt), index)
+        if seen == index:
+            fresh[index] = prompt
+        elif dataset.on_duplicate_prompt == "Fail":
+            raise BadInput(f"{place(index)}: the same prompt as {place(seen)}; see dataset.onDuplicatePrompt")
+    return prompts if dataset.on_duplicate_prompt == "Keep" else fresh, len(prompts) - len(fresh)
+
+
+def _fits(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str) -> bool:
+    """Whether a prompt of so many tokens is short enough."""
+    fits = tokens <= training.max_prompt_length
+    if not fits and dataset.on_long_prompt == "Fail":
+        problem = f"{tokens} tokens, more than training.maxPromptLength {training.max_prompt_length}"
+        raise BadInput(f"{place}: {problem}; raise that, or set dataset.onLongPrompt to Drop")
+    return fits
+
+
+def _check_enough(count: int, dropped: int, training: TrainingSpec) -> None:
+    """TRL leaves out an incomplete generation batch: a dataset smaller than one would train nothing, silently."""
+    completions = training.generation_batch_size or training.prompts_per_step * training.num_generations
+    needed = completions // training.num_generations
+    if count < needed:
+        raise BadInput(
+            f"dataset: {count} prompts are left ({dropped} dropped as too long), fewer than the {needed} of one "
+            "generation; add rows, raise training.maxPromptLength or lower training.promptsPerStep"
+        )
+
+
+def _with_prompts(rows: datasets.Dataset, prompts: list[Prompt]) -> datasets.Dataset:
+    """The rows with the finished prompts as column `prompt`, in place of one of that name."""
+    others = [name for name in rows.column_names if name != "prompt"]
+    finished = datasets.Dataset.from_dict({"prompt": prompts})
+    return datasets.concatenate_datasets([rows.select_columns(others), finished], axis=1) if others else finished
+
+
+def _fingerprint(rows: datasets.Dataset) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+"""Who am I among the ranks, and what do the others say.
+
+Exists so that code that proves or agrees on something reads the same in one process and in a gang. Called by
+models.py, proof.py, reference/ and states.py.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from ..errors import TrainingError
+
+T = TypeVar("T")
+
+
+def world_size() -> int:
+    """Number of training processes; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Global rank of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value, by rank. A collective: all ranks must call it."""
+    values = [value] * world_size()
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def together(action: Callable[[], T]) -> T:
+    """Runs `action` on every rank; where it fails on any, every rank raises that error, naming the ranks.
+
+    Without this a rank that fails alone leaves the others waiting in their next collective. A collective itself.
+
+    Raises:
+        TrainingError: of the class that the lowest failing rank raised.
+    """
+    result: T | None = None
+    failure: TrainingError | None = None
+    try:
+        result = action()
+    except TrainingError as error:
+        failure = error
+    failures = gather(failure)
+    failed = [number for number, error in enumerate(failures) if error is not None]
+    if failed:
+        first = failures[failed[0]]
+        raise type(first or TrainingError())(f"{named(failed)}: {first}") from failure
+    return result  # type: ignore[return-value]  # set wherever nothing failed
+
+
+def named(ranks: list[int]) -> str:
+    """`rank 1` or `ranks 1, 3`, for messages."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,112 @@
+"""Brings the ranks together: one TCP store on rank 0, one process group, one control group for small messages.
+
+Exists because torch's own rendezvous reports a missing peer only as a time-out, and because the operator needs to know
+which ranks did not come. Called by worker.py.
+"""
+
+import socket
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
+
+from grpo_api.plan import TrainingPlan
+
+from ..errors import RendezvousTimeout
+from .placement import Placement
+
+POLL_SECONDS = 0.2
+MARGIN_SECONDS = 300
+"""By how much a collective's time-out exceeds the watchdog's, so that a hang is named by the watchdog."""
+
+
+def join(plan: TrainingPlan, place: Placement) -> None:
+    """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks.
+
+    Raises:
+        RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after guard.rendezvousTimeoutSeconds.
+    """
+    deadline = time.monotonic() + plan.guard.rendezvous_timeout_seconds
+    if not place.is_main:
+        _await_main(plan, deadline)
+    store = _store(plan, place, deadline)
+    store.set(_key(place.rank), "here")
+    _await_all(store, place, deadline)
+    gpu = plan.execution.accelerator == "GPU"
+    if gpu:
+        torch.cuda.set_device(place.local_rank)
+    dist.init_process_group(
+        "cuda:nccl,cpu:gloo" if gpu else "gloo",
+        store=PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timedelta(seconds=plan.guard.hang_timeout_seconds + MARGIN_SECONDS),
+    )
+
+
+def _await_main(plan: TrainingPlan, deadline: float) -> None:
+    """Wait until rank 0 listens: its pod may start later, and its DNS name appears only with it."""
+    peer = (plan.rendezvous.address, plan.rendezvous.port)
+    while True:
+        try:
+            socket.create_connection(peer, timeout=max(POLL_SECONDS, deadline - time.monotonic())).close()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousTimeout(
+                    f"rank 0 at {peer[0]}:{peer[1]} did not answer within guard.rendezvousTimeoutSeconds = "
+                    f"{plan.guard.rendezvous_timeout_seconds}: {error}. Is its pod running, and does a NetworkPolicy "
+                    f"allow the port between the job's pods?"
+                ) from error
+            time.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def _store(plan: TrainingPlan, place: Placement, deadline: float) -> Store:
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    address, port = plan.rendezvous.address, plan.rendezvous.port
+    try:
+        return TCPStore(address, port, None, place.is_main, timeout=left, wait_for_workers=False)
+    except dist.DistError as error:
+        raise RendezvousTimeout(f"the store at {address}:{port} can't be opened: {error}") from error
+
+
+def _await_all(store: Store, place: Placement, deadline: float) -> None:
+    missing = list(range(place.world_size))
+    while True:
+        missing = [rank for rank in missing if not store.check([_key(rank)])]
+        if not missing:
+            return
+        if time.monotonic() >= deadline:
+            raise RendezvousTimeout(
+                f"{place.world_size - len(missing)} of {place.world_size} ranks came in time; missing: "
+                f"{', '.join(map(str, missing))}. Raise guard.rendezvousTimeoutSeconds if their pods start that slowly"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _key(rank: int) -> str:
+    return f"rank/{rank}"
+
+
+def prepare_deepspeed(plan: TrainingPlan) -> None:
+    """Make DeepSpeed use the process group that exists; call before GRPOConfig is built.
+
+    transformers initialises only torch.distributed with use_cpu, and zero.Init would then take the world for one rank.
+    The shared-memory op is switched off on CPUs: it is compiled at first use (a minute, and a compiler in the image),
+    and serves one host only.
+    """
+    import deepspeed
+    import deepspeed.ops
+
+    if plan.execution.accelerator == "CPU":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo" if plan.execution.accelerator == "CPU" else "nccl")
+
+
+def leave_together() -> None:
+    """A last barrier: rank 0 holds the store and must not go first."""
+    if dist.is_initialized():
+        dist.barrier()

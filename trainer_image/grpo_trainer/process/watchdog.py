@@ -1,0 +1,89 @@
+"""Ends a process that makes no progress, and one that was told to stop and can't.
+
+Exists because a stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception
+nor a Python signal handler can reach it. A daemon thread; started by worker.py, it ends the process itself.
+"""
+
+import faulthandler
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Outcome, Result
+
+from ..telemetry.recorder import Recorder
+from .outcome import make_outcome
+
+POLL_SECONDS = 1.0
+GRACE_MARGIN_SECONDS = 5.0
+"""Time kept free before the kubelet's SIGKILL, to write the outcome."""
+
+
+class Watchdog:
+    """Watches the recorder's last event and the arrival of SIGTERM."""
+
+    def __init__(self, plan: TrainingPlan, recorder: Recorder, end: Callable[[Outcome], None]) -> None:
+        self._plan = plan
+        self._recorder = recorder
+        self._end = end
+        self._terminated_at: float | None = None
+
+    def start(self) -> None:
+        """Listen for SIGTERM and start watching. Call it in the main thread."""
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        # Python runs signal handlers between bytecodes of the main thread; the wake-up descriptor is written by the C
+        # handler at once, so that the thread below hears SIGTERM even while the main thread is stuck in a collective.
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+        threading.Thread(target=self._listen, args=(reader, writer), name="sigterm", daemon=True).start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    @property
+    def seconds_since_sigterm(self) -> float | None:
+        """Time since SIGTERM in seconds; None if there was none."""
+        return None if self._terminated_at is None else time.monotonic() - self._terminated_at
+
+    def _listen(self, reader: socket.socket, _writer: socket.socket) -> None:
+        while number := reader.recv(1):
+            if number[0] == signal.SIGTERM and self._terminated_at is None:
+                self._terminated_at = time.monotonic()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(POLL_SECONDS)
+            outcome = self.verdict()
+            if outcome is not None:
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                self._end(outcome)
+
+    def verdict(self) -> Outcome | None:
+        """How the run has to end now; None while it may go on."""
+        stage, step = self._recorder.current_stage, self._recorder.step
+        idle, limit = self._recorder.seconds_since_event, self._limit(stage)
+        waited = self.seconds_since_sigterm
+        if waited is not None and (stage not in ("Training", "Saving") or waited > self._patience()):
+            return self._outcome(Result.PREEMPTED, f"SIGTERM during stage {stage}; the last periodic checkpoint stands")
+        if idle > limit:
+            return self._outcome(
+                Result.HANG,
+                f"no step finished for {idle:.0f} s (guard.hangTimeoutSeconds = "
+                f"{self._plan.guard.hang_timeout_seconds}) in stage {stage} after step {step}; every thread's stack is "
+                f"in the log",
+            )
+        return None
+
+    def _limit(self, stage: str) -> int:
+        """The hang time-out; while starting, the wait for late peers, which has its own end, comes on top."""
+        guard = self._plan.guard
+        return guard.hang_timeout_seconds + (guard.rendezvous_timeout_seconds if stage == "Starting" else 0)
+
+    def _patience(self) -> float:
+        return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)
+
+    def _outcome(self, result: Result, message: str) -> Outcome:
+        return make_outcome(self._plan, self._recorder.place.rank, result, message, self._recorder.step)

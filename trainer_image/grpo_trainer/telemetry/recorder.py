@@ -1,0 +1,106 @@
+"""What a run knows about itself: stage, step, start-up times, metrics, memory and samples, behind one lock.
+
+Exists so that the trainer's callbacks write and the HTTP server, the watchdog and the outcome read without knowing
+each other. One per process, made by `__main__` before torch is imported.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Progress
+
+from ..gang.placement import Placement
+
+RECENT_STEPS = 20
+"""Steps that seconds_per_step is the mean of."""
+
+
+class Recorder:
+    """Thread-safe state of one process's run."""
+
+    def __init__(self, plan: TrainingPlan, place: Placement, started: float) -> None:
+        self._lock = threading.Lock()
+        self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._progress = Progress(attempt=plan.job.attempt)
+        self._started = started
+        self._last_event = time.monotonic()
+        self.place = place
+
+    def _update(self, **changes: object) -> None:
+        with self._lock:
+            self._progress = self._progress.model_copy(update=changes)
+            self._last_event = time.monotonic()
+
+    @property
+    def progress(self) -> Progress:
+        """The latest state, whole and frozen."""
+        with self._lock:
+            return self._progress
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps."""
+        return self.progress.step
+
+    @property
+    def current_stage(self) -> str:
+        """Starting, Loading, Proving, Training, Saving, Exporting or Finished."""
+        return self.progress.stage
+
+    @property
+    def seconds_since_event(self) -> float:
+        """Time since the last finished step or change of stage, in seconds."""
+        with self._lock:
+            return time.monotonic() - self._last_event
+
+    def stage(self, name: str) -> None:
+        """Enter a stage."""
+        self._update(stage=name)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Measure one part of the start-up."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.startup(name, time.perf_counter() - begin)
+
+    def startup(self, name: str, seconds: float) -> None:
+        """Publish the time of one part of the start-up."""
+        self._update(startup_seconds={**self.progress.startup_seconds, name: round(seconds, 3)})
+
+    def reached(self, name: str) -> None:
+        """Publish how long after the process's start the start-up came to this point."""
+        self.startup(name, time.time() - self._started)
+
+    def resumed(self, step: int) -> None:
+        """The run continues from a checkpoint of this step."""
+        self._update(resumed_from_step=step, step=step)
+
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training starts after `step` finished steps of `total_steps`."""
+        self._update(step=step, total_steps=total_steps, stage="Training")
+
+    def finished_step(self, step: int, epoch: float | None, seconds: float) -> None:
+        """An optimizer step finished after `seconds`."""
+        if "total" not in self.progress.startup_seconds:
+            self.reached("total")
+        self._durations.append(seconds)
+        mean = sum(self._durations) / len(self._durations)
+        self._update(step=step, epoch=epoch, last_step_time=time.time(), seconds_per_step=mean)
+
+    def logged(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
+        """Merge the values of a step: keys that it didn't log keep their last value."""
+        changes: dict[str, object] = {"metrics": {**self.progress.metrics, **metrics}}
+        if samples is not None:
+            changes["samples"] = samples
+        self._update(**changes)
+
+    def memory(self, peaks: dict[str, int]) -> None:
+        """Peak bytes per phase, largest of all ranks."""
+        self._update(memory={**self.progress.memory, **peaks})

@@ -1,0 +1,124 @@
+"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times and memory peaks.
+
+Exists so that agreeing on a stop and showing the slowest rank cost one small collective together, and none of them
+a synchronisation of the GPU. A TrainerCallback of the trainer that worker.py builds.
+"""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo_api.metrics import PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS
+
+from ..process.preemption import Preemption
+from ..process.watchdog import Watchdog
+from ..rewards.failure_limits import FailureLimits
+from .host_memory import resident_bytes
+from .observer import StepObserver
+from .phases import MEMORY, PHASES, device_bytes
+from .recorder import Recorder
+
+SIZES = (*MEMORY, "reserved", "device", "host")
+"""Peak of allocated bytes by phase, then most reserved bytes, and the device's and the host's use after the step."""
+FIELDS = (
+    "sigterm",
+    "step_seconds",
+    *(f"seconds/{name}" for name in PHASES),
+    *(f"memory/{name}" for name in SIZES),
+)
+"""Columns of the exchanged rows; the counters of the reward functions follow."""
+OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference", "forward")]
+"""Phases whose duration is a rank's own; in the others it waits for the slowest."""
+
+
+class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Gathers a row of numbers from every rank after each step and acts on them."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        watchdog: Watchdog,
+        observer: StepObserver,
+        preemption: Preemption,
+        failure_limits: FailureLimits,
+    ) -> None:
+        self._recorder = recorder
+        self._watchdog = watchdog
+        self._clock = observer.clock
+        self._preemption = preemption
+        self._failure_limits = failure_limits
+        self._counters = failure_limits.counters
+        self._began = time.perf_counter()
+        self.verdict = "continue"
+        """What became of SIGTERM: continue, save or stop."""
+
+    def on_train_begin(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        """Training starts, at the step of a checkpoint when resumed."""
+        self._recorder.begin(state.global_step, state.max_steps)
+        self._began = time.perf_counter()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """The optimizer step begins (DeepSpeed makes it inside the backward phase instead)."""
+        self._clock.enter("step")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """It ended."""
+        self._clock.enter(None)
+
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Exchange, publish, and stop if any rank was told to.
+
+        Raises:
+            RewardError: a reward's service failed for too many completions of all ranks.
+        """
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        rows = exchange(self._row(seconds))
+        worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
+        self._recorder.finished_step(state.global_step, state.epoch, seconds)
+        counted = self._counted(rows)
+        self._publish(rows, worst, counted)
+        without = {name: (failed + late, asked) for name, (failed, late, asked) in counted.items()}
+        self._failure_limits.judge(state.global_step, without)
+        if worst["sigterm"] >= 0:
+            self._stop(state.global_step, worst, control)
+
+    def _row(self, seconds: float) -> list[float]:
+        waited = self._watchdog.seconds_since_sigterm
+        phases = self._clock.take()
+        row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in PHASES)]
+        row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
+        return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts, c.asked)]
+
+    def _publish(self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
+        values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in PHASES}
+        own = rows[:, OWN_WORK].sum(dim=1)
+        values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
+        for name, (failures, timeouts, _) in counted.items():
+            values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
+        self._recorder.logged(values)
+        self._recorder.memory({name: int(worst[f"memory/{name}"]) for name in SIZES if worst[f"memory/{name}"]})
+
+    def _counted(self, rows: torch.Tensor) -> dict[str, list[float]]:
+        """Failures, time-outs and completions asked for of all ranks since the start, by reward."""
+        sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 3).tolist()
+        return dict(zip(self._counters, sums, strict=True))
+
+    def _stop(self, step: int, worst: dict[str, float], control: TrainerControl) -> None:
+        self.verdict = self._preemption.decide(step, worst["sigterm"], worst["step_seconds"])
+        if self.verdict != "continue":
+            control.should_training_stop = True
+            control.should_save = self.verdict == "save"
+
+
+def exchange(row: list[float]) -> torch.Tensor:
+    """Every rank's row, shape (world, len(row)), float64, on the CPU. A collective."""
+    own = torch.tensor(row, dtype=torch.float64)
+    if not dist.is_initialized():
+        return own.unsqueeze(0)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return torch.stack(rows)

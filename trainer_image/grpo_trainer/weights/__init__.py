@@ -1,0 +1,1 @@
+"""Loading weights, and proving that all ranks hold the same ones."""

@@ -1,0 +1,54 @@
+"""Finds the tensor of a checkpoint that belongs to a parameter of a model.
+
+Exists because names differ: tied parameters are saved under one of their names, PEFT prefixes and wraps, and some
+architectures are saved in another form than they run in. Called by proof.py.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from . import partition
+from .files import WeightFiles
+
+_PEFT_PREFIX = "base_model.model."
+_PEFT_WRAPPED = ".base_layer."
+_ADAPTER = ".default"
+"""PEFT's name of the adapter that is trained; its files leave it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Where a parameter's values are in a checkpoint."""
+
+    form: Literal["direct", "converted", "absent"]
+    """direct: the tensor `name`; converted: in tensors of another form; absent: in no file (a fresh adapter)."""
+    name: str = ""
+    """Key in the files for direct; the parameter's name in the base model for converted."""
+
+
+def keys_of(model: nn.Module, files: WeightFiles) -> dict[str, Key]:
+    """The key of every parameter of a model, in the model's order; a tied parameter counts once."""
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name)
+    return {
+        name: _key(aliases[id(parameter)], partition.shape(parameter), files)
+        for name, parameter in partition.parameters_by_name(model).items()
+    }
+
+
+def _key(aliases: list[str], shape: tuple[int, ...], files: WeightFiles) -> Key:
+    for alias in aliases:
+        for candidate in (alias, base_name(alias), alias.replace(f"{_ADAPTER}.", ".")):
+            if candidate in files and files.shape(candidate) == shape:
+                return Key("direct", candidate)
+    if f"{_ADAPTER}." in aliases[0]:
+        return Key("absent")
+    return Key("converted", base_name(aliases[0]))
+
+
+def base_name(name: str) -> str:
+    """A parameter's name in the base model, without what PEFT puts around it."""
+    return name.removeprefix(_PEFT_PREFIX).replace(_PEFT_WRAPPED, ".")

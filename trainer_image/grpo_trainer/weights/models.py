@@ -1,0 +1,220 @@
+"""Loads what a plan names: the policy with its tokenizer, reward models, and a second copy for a sharded reference.
+
+Exists so that dtype, revision and adapter are decided in one place, and so that every rank provably means the same
+files. Called by the worker, by rewards of kind `model` and by reference/sharded.py.
+
+Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global of transformers) makes
+`from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the others receive their
+partitions (transformers/integrations/deepspeed.py). Interface: `load_policy(plan) -> LoadedModel`,
+`load_reward_model(reward) -> LoadedModel`; LoRA is returned as `peft_config`, since TRL wraps the policy itself.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from peft import LoraConfig, PeftConfig
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.rewards import ModelReward
+from grpo_api.training import AdapterSpec
+
+from ..errors import BadInput, TrainingError, WeightsDiffer
+from ..gang import ranks
+from .files import open_weights
+from .proof import prove
+
+MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+"""What is fetched of a hub repository: weights, configuration, tokenizer and remote code; no pickles."""
+
+Dtype = Literal["bfloat16", "float32"]
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The files that a model was loaded from."""
+
+    name: str
+    """Hub id or folder, as the plan names it."""
+    folder: Path
+    """Where the files lie on this node."""
+    revision: str
+    """Commit on the hub; empty for a folder."""
+    dtype: Dtype
+    """Dtype that the weights were cast to."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with what belongs to it."""
+
+    model: PreTrainedModel
+    """The model, on the CPU or partitioned."""
+    tokenizer: PreTrainedTokenizerBase
+    """Its tokenizer, padding and truncating on the left, with a pad token."""
+    source: Source
+    """Where both came from."""
+    peft_config: PeftConfig | None = None
+    """The adapter to train; absent if all parameters are trained."""
+
+
+def load_policy(plan: TrainingPlan) -> LoadedModel:
+    """The policy of a plan in its dtype. A collective: all ranks must call it, after GRPOConfig was made.
+
+    Raises:
+        BadInput: the model is missing, damaged, incomplete or no causal language model.
+        WeightsDiffer: ranks found different revisions.
+    """
+    if is_deepspeed_zero3_enabled() != (plan.execution.zero_stage == 3):
+        raise TrainingError("make GRPOConfig with the plan's DeepSpeed config before loading the policy")
+    source = locate(plan.model.name, plan.model.revision, plan.execution.dtype, "spec.model")
+    remote_code = plan.model.trust_remote_code
+    model = load_causal(source, remote_code)
+    adapter = lora(plan.adapter) if plan.execution.method == "LoRA" else None
+    return LoadedModel(model, load_tokenizer(source, remote_code), source, adapter)
+
+
+def load_reward_model(reward: ModelReward) -> LoadedModel:
+    """A reward model with one label, frozen, in eval mode and proven. A collective, after GRPOConfig was made.
+
+    Raises:
+        BadInput: missing, damaged, incomplete or with another number of labels.
+        WeightsDiffer: ranks found different revisions, or a rank holds other weights than its file.
+    """
+    source = locate(reward.name, reward.revision, reward.dtype, "spec.rewards[].model")
+    model = _load(AutoModelForSequenceClassification, source, remote_code=False)
+    if model.config.num_labels != 1:
+        raise BadInput(f"reward model {source.name} has {model.config.num_labels} labels; a reward model has one")
+    tokenizer = load_tokenizer(source, remote_code=False)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    freeze(model)
+    with open_weights(source.folder) as files:
+        prove(model, files, f"reward model {source.name}")
+    return LoadedModel(model, tokenizer, source)
+
+
+def load_causal(source: Source, remote_code: bool) -> PreTrainedModel:
+    """A causal language model in the source's dtype, without dropout.
+
+    Raises:
+        BadInput: incomplete, or no such model.
+    """
+    return without_dropout(_load(AutoModelForCausalLM, source, remote_code))
+
+
+def load_tokenizer(source: Source, remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model; a missing pad token becomes the end-of-sequence token.
+
+    Raises:
+        BadInput: the folder has none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.folder, padding_side="left", truncation_side="left", trust_remote_code=remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise BadInput(f"model {source.name} has no usable tokenizer: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def lora(adapter: AdapterSpec) -> LoraConfig:
+    """PEFT's config of `spec.adapter`; `all-linear` is PEFT's own word for every linear layer but the head."""
+    names = adapter.target_modules
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules="all-linear" if names == ["all-linear"] else names,
+    )
+
+
+def without_dropout(model: M) -> M:
+    """The model with every dropout probability at zero, so that policy and reference differ by their weights alone.
+
+    TRL's disable_dropout finds nn.Dropout modules only; most architectures of transformers keep the probability as a
+    plain number of their attention (`attention_dropout`), which made KLs in the thousands (TRL issue 3500).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
+    return model
+
+
+def freeze(model: M) -> M:
+    """The model without gradients and in eval mode, as a reference and a reward model must be."""
+    return model.requires_grad_(False).eval()
+
+
+def locate(name: str, revision: str | None, dtype: Dtype, field: str) -> Source:
+    """The folder of a model, with every weight file checked to be there and whole, the same commit on all ranks.
+
+    `field` is the part of the spec that names it, for messages. A collective.
+
+    Raises:
+        BadInput: not found, or a file is missing, truncated or damaged.
+        WeightsDiffer: ranks found different commits.
+    """
+    source = ranks.together(lambda: _checked(Source(name, *_folder(name, revision, field), dtype)))
+    commits = ranks.gather(source.revision)
+    if len(set(commits)) > 1:
+        found = ", ".join(f"rank {number}: {commit}" for number, commit in enumerate(commits))
+        raise WeightsDiffer(f"model {name} at revision {revision} is not the same commit on all ranks ({found})")
+    return source
+
+
+def _folder(name: str, revision: str | None, field: str) -> tuple[Path, str]:
+    """Folder and commit of a model."""
+    if Path(name).is_dir():
+        return Path(name), ""
+    if Path(name).is_absolute():
+        raise BadInput(f"{field}.name: folder {name} does not exist in the pod; mount it with {field}.volume")
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        raise BadInput(
+            f"{field}.name: {name} (revision {revision or 'default'}) can't be fetched: {error}. Check the name, the "
+            "revision, spec.model.tokenSecret for a gated model, and the pods' way to the hub"
+        ) from error
+    return folder, folder.name
+
+
+def _checked(source: Source) -> Source:
+    open_weights(source.folder)
+    return source
+
+
+def _load(architecture: Any, source: Source, remote_code: bool) -> PreTrainedModel:
+    try:
+        model, report = architecture.from_pretrained(
+            source.folder,
+            dtype=getattr(torch, source.dtype),
+            trust_remote_code=remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"model {source.name} can't be loaded by {architecture.__name__}: {error}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise BadInput(
+            f"model {source.name} lacks {len(missing)} weights, the first is {missing[0]}; they would be random. "
+            f"Is it a model for {architecture.__name__}?"
+        )
+    return cast(PreTrainedModel, model)

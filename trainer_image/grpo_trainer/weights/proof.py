@@ -1,0 +1,204 @@
+"""Proves on every rank that a model holds exactly the weights of its checkpoint.
+
+Exists because wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the policies
+of the other ranks and leaves their references as they were. Each rank compares its own elements (all, or its ZeRO-3
+partition) with the same slice of its own file, bit for bit, and the ranks exchange fingerprints of what they hold
+whole. That needs no network beyond those, and costs one read of the rank's share.
+
+A parameter whose key in the file has another name or form (transformers merges the experts of a mixture, for example)
+is gathered alone and compared in the file's form, converted by transformers itself. A fresh adapter is in no file: it
+must be the same on all ranks. Called by engine.py before TRL wraps anything, since wrapping overwrites what differs,
+by models.py for reward models and by bootstrap.py after a resume.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
+
+from ..errors import WeightsDiffer
+from ..gang import ranks
+from . import partition
+from .files import WeightFiles
+from .fingerprint import combined, fingerprint, same_bits
+from .keys import Key, keys_of
+
+CHUNK = 1 << 24
+"""Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was proven, and what it cost."""
+
+    what: str
+    """Which model."""
+    parameters: int
+    """Parameters compared with a file."""
+    converted: int
+    """Those of them that were gathered and converted to the file's form."""
+    across_ranks: int
+    """Parameters that no file has, compared between ranks only."""
+    bytes: int
+    """Bytes that this rank compared."""
+    seconds: float
+    """Duration on this rank."""
+    fingerprint: str
+    """One name for the weights; the same for the same weights, parallelism and world size."""
+
+
+@dataclass(slots=True)
+class _Finding:
+    """What one rank found."""
+
+    held: dict[str, str] = field(default_factory=dict)
+    """Fingerprint of this rank's elements by parameter."""
+    whole: dict[str, str] = field(default_factory=dict)
+    """Those that every rank holds whole, so that they can be compared between ranks."""
+    different: str = ""
+    """First parameter that is not as in the file; empty if all are."""
+    expected: str = ""
+    """What the file has instead, in words."""
+    bytes: int = 0
+    """Bytes looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """One parameter of a model, and where its values should be."""
+
+    model: nn.Module
+    name: str
+    tensor: nn.Parameter
+    key: Key
+
+
+def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
+    """Compares every parameter with the checkpoint. A collective: all ranks must call it.
+
+    Raises:
+        WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the ranks and fingerprints.
+    """
+    start = time.perf_counter()
+    keys = keys_of(model, files)
+    _same_keys(keys, what)
+    finding = _Finding()
+    for name, parameter in partition.parameters_by_name(model).items():
+        _compare(_Parameter(model, name, parameter, keys[name]), files, finding)
+    findings = ranks.gather(finding)
+    _judge(findings, what)
+    forms = Counter(key.form for key in keys.values())
+    return Proof(
+        what=what,
+        parameters=len(keys) - forms["absent"],
+        converted=forms["converted"],
+        across_ranks=forms["absent"],
+        bytes=finding.bytes,
+        seconds=time.perf_counter() - start,
+        fingerprint=combined(combined(item.held.values()) for item in findings[: 1 if finding.whole else None]),
+    )
+
+
+def prove_equal(model: nn.Module, what: str) -> None:
+    """Compares the parameters that all ranks hold whole (plain, DDP, ZeRO-2) by fingerprint. A collective.
+
+    Under ZeRO-3 every element lives on one rank only, so there is nothing that could differ.
+
+    Raises:
+        WeightsDiffer: names the first parameter and the ranks.
+    """
+    finding = _Finding()
+    for name, parameter in partition.parameters_by_name(model).items():
+        if not partition.is_partitioned(parameter):
+            finding.whole[name] = fingerprint(parameter)
+    _judge(ranks.gather(finding), what)
+
+
+def _same_keys(keys: dict[str, Key], what: str) -> None:
+    """All ranks must gather the same parameters, or they wait for each other for ever."""
+    everyone = ranks.gather(list(keys.items()))
+    for number, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            mine, first = next(pair for pair in zip_longest(theirs, everyone[0]) if pair[0] != pair[1])
+            raise WeightsDiffer(
+                f"{what}: rank {number} finds {_described(mine)} in its files, rank 0 {_described(first)}; "
+                "the ranks have different files"
+            )
+
+
+def _described(item: tuple[str, Key] | None) -> str:
+    return f"parameter {item[0]} ({item[1].form})" if item else "no further parameter"
+
+
+def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> None:
+    """Adds one parameter to the finding. After the first difference only fingerprints are taken."""
+    converted = parameter.key.form == "converted"
+    with (partition.gathered if converted else partition.held)(parameter.tensor) as share:
+        name, held = parameter.name, fingerprint(share.tensor)
+        finding.held[name] = held
+        finding.bytes += share.tensor.nbytes
+        if share.whole:
+            finding.whole[name] = held
+        if finding.different or parameter.key.form == "absent":
+            return
+        try:
+            pairs = _converted(parameter, share, files) if converted else _sliced(parameter.key.name, share, files)
+            if not all(_as_loaded(mine, theirs) for mine, theirs in pairs):
+                finding.different, finding.expected = name, _expected(parameter.key, share, files)
+        except (SafetensorError, OSError, KeyError) as error:
+            finding.different, finding.expected = name, f"can't be read ({error!r})"
+
+
+def _sliced(key: str, share: partition.Share, files: WeightFiles) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of this rank's elements and the file's, a chunk at a time."""
+    for start in range(0, share.tensor.numel(), CHUNK):
+        mine = share.tensor[start : start + CHUNK]
+        yield mine, files.read(key, share.start + start, share.start + start + mine.numel())
+
+
+def _converted(
+    parameter: _Parameter, share: partition.Share, files: WeightFiles
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of the whole parameter in the file's form and the file's tensors."""
+    model = parameter.model
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    whole = {parameter.key.name: share.tensor.view(share.shape)}
+    for key, tensor in revert_weight_conversion(base, whole).items():
+        yield tensor.reshape(-1), files.read(key, 0, tensor.numel())
+
+
+def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether the file's elements, cast to the model's dtype as loading does, are the same bits."""
+    return same_bits(mine, theirs.to(device=mine.device, dtype=mine.dtype))
+
+
+def _expected(key: Key, share: partition.Share, files: WeightFiles) -> str:
+    if key.form == "converted":
+        return "has others in its own form"
+    return f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"
+
+
+def _judge(findings: list[_Finding], what: str) -> None:
+    """Raises for the first parameter, in the model's order, that is wrong anywhere."""
+    wrong = [number for number, finding in enumerate(findings) if finding.different]
+    if wrong:
+        first = findings[wrong[0]]
+        raise WeightsDiffer(
+            f"{what}: parameter {first.different} on {ranks.named(wrong)} is not the checkpoint's: it has fingerprint "
+            f"{first.held[first.different]}, the file {first.expected}. Compare the model's files on the nodes"
+        )
+    for name, value in findings[0].whole.items():
+        others = [number for number, finding in enumerate(findings) if finding.whole.get(name) != value]
+        if others:
+            raise WeightsDiffer(
+                f"{what}: parameter {name} differs between ranks: rank 0 has fingerprint {value}, "
+                f"{ranks.named(others)} {findings[others[0]].whole.get(name)}. The ranks read different "
+                "files, initialised at random, or have drifted apart"
+            )
