@@ -23,7 +23,8 @@ from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
 from grpo_operator.cluster import credentials
-from grpo_operator.cluster.client import GRPOJOBS, JOBS, PODS, HttpCluster, Object, Resource, Selection
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Resource, Selection
+from grpo_operator.cluster.client import HttpCluster
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.settings import ClusterSettings

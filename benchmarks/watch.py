@@ -22,10 +22,14 @@ import kopf
 from benchmarks.burst import NAMESPACE, NODES, ROOT, ROUND, bare
 from grpo_operator import kopf_settings
 from grpo_operator.cluster import credentials
+from grpo_operator.cluster.api import JOBS, PODS, Selection
 from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.client import JOBS, PODS, HttpCluster, Selection
+from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.cluster.transport import open_session
+from grpo_operator.cluster.unreadable import Unreadables, identity
 from grpo_operator.cluster.watcher import Mirror
-from grpo_operator.records import pod_record
+from grpo_operator.parsing import pod_record
+from grpo_operator.records import PodRecord
 from harness.cluster import Cluster
 from harness.settings import ClusterSettings
 
@@ -34,17 +38,21 @@ START_SECONDS = 8
 SELECTOR = f"{ROUND}={MARK}"
 
 
+def pods() -> Cache[PodRecord]:
+    """An empty cache of pods."""
+    return Cache(PODS, pod_record, Unreadables())
+
+
 async def watch_by_kopf(kubeconfig: str) -> None:
     """Keeps the pods' records by kopf's events, until killed."""
-    configuration, cache, registry = await credentials.load(kubeconfig), Cache(pod_record), kopf.OperatorRegistry()
+    configuration, cache, registry = await credentials.load(kubeconfig), pods(), kopf.OperatorRegistry()
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await credentials.for_kopf(configuration)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=open_session(configuration))
 
     async def pod(event: Any, **_: Any) -> None:
-        meta = event["object"]["metadata"]
         if event["type"] == "DELETED":
-            cache.discard(meta["namespace"], meta["name"], meta["uid"])
+            cache.discard(identity(event["object"]), event["object"]["metadata"]["uid"])
         else:
             cache.put(event["object"])
 
@@ -59,7 +67,7 @@ async def watch_by_kopf(kubeconfig: str) -> None:
 async def watch_by_ours(kubeconfig: str) -> None:
     """Keeps the pods' records by our own mirror, until killed."""
     async with HttpCluster(await credentials.load(kubeconfig)) as cluster:
-        await Mirror(cluster, Selection(PODS, labels=SELECTOR), Cache(pod_record), lambda _: None, 300).follow()
+        await Mirror(cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300).follow()
 
 
 WATCHERS = {"kopf": watch_by_kopf, "ours": watch_by_ours}

@@ -106,6 +106,11 @@ class GRPOJobSpec(Model):
     pod_overrides: PodOverrides = Field(default_factory=PodOverrides)
     """Further settings of the pods. Unset: none."""
 
+    @property
+    def adapter_requested(self) -> bool:
+        """Whether the user asked for LoRA: by adapter.use, or by its reference, the base without its adapter."""
+        return self.adapter.use == "Always" or self.reference.strategy == "Adapter"
+
 
 def _all_different(names: list[str]) -> bool:
     return len(names) == len(set(names))

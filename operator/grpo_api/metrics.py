@@ -150,6 +150,13 @@ QUEUE_SECONDS = Metric(
 PROGRESS_PULLS = Metric(
     "grpo_operator_progress_pulls_total", "counter", "1", "Pulls of /progress by result (success, error).", ("result",)
 )
+UNREADABLE_OBJECTS = Metric(
+    "grpo_operator_unreadable_objects",
+    "gauge",
+    "1",
+    "Objects that this version of the operator can't read and leaves alone.",
+    ("resource",),
+)
 JOB = (
     JOB_INFO,
     JOB_CONDITION,
@@ -170,5 +177,6 @@ OPERATOR = (
     QUEUE_DEPTH,
     QUEUE_SECONDS,
     PROGRESS_PULLS,
+    UNREADABLE_OBJECTS,
 )
 """Everything that the operator exports."""

@@ -53,6 +53,10 @@ class Outcome(Model):
     """Last finished optimizer step."""
     attempt: Annotated[int, Field(ge=0)] = 0
     """The attempt that ended."""
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of the whole run; 0 where unknown."""
+    metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
+    """Metrics of the last step, by the keys of Progress.metrics."""
     message: Annotated[str, Field(max_length=3072)] = ""
     """What happened and what to do, in a sentence. Bounded: a termination message holds 4096 bytes."""
 

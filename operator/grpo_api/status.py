@@ -1,19 +1,27 @@
 """GRPOJob's status: conditions, the plan, progress, metrics and what became of the pods.
 
-Exists as the typed half of the object that only the operator writes. Imported by job.py, written by
-grpo_operator.status.
+The half of the object that only the operator writes.
 """
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .base import ATOMIC_LIST, Model, map_list
 from .plan import ExecutionPlan
 from .report import Outcome
 
-Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+
+def _rfc3339(text: str) -> str:
+    """Refuse what the API server refuses as a date-time."""
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time needs a time zone, such as 2026-01-31T12:00:00Z")
+    return text
+
+
+Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"}), AfterValidator(_rfc3339)]
 
 
 class ConditionType(StrEnum):
@@ -27,6 +35,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    READABLE = "Readable"
     RECOVERABLE = "Recoverable"
     TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
 
@@ -107,7 +116,7 @@ class PodStatus(Model):
     node: Annotated[str, Field(max_length=253)] = ""
     """The Kubernetes node; empty while unbound."""
     phase: Annotated[str, Field(max_length=32)]
-    """The pod's phase."""
+    """The pod's phase; Deleted once it is gone without having told how it ended."""
     reason: Annotated[str, Field(max_length=256)] = ""
     """Why it waits or ended."""
 

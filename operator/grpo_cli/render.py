@@ -11,7 +11,7 @@ import yaml
 
 from grpo_api.job import parse_spec
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
-from grpo_operator.names import Key
+from grpo_operator.names import ObjectKey
 from grpo_planner import plan_job
 
 from . import kubectl, sources
@@ -49,7 +49,7 @@ def _planned(options: Namespace) -> list[Attempt]:
         result = plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
         if result.chosen is None:
             raise NotYet(f"{metadata.get('name')}: {result.message}")
-        key = Key(options.namespace or metadata.get("namespace", "default"), metadata["name"])
+        key = ObjectKey(options.namespace or metadata.get("namespace", "default"), metadata["name"])
         attempts.append(Attempt(key, metadata.get("uid", UNKNOWN_UID), spec, result.chosen, 1))
     return attempts
 
@@ -60,7 +60,7 @@ def _committed(options: Namespace) -> Attempt:
     if job.status.plan is None:
         said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
         raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
-    key = Key(metadata["namespace"], metadata["name"])
+    key = ObjectKey(metadata["namespace"], metadata["name"])
     return Attempt(key, metadata["uid"], job.spec, job.status.plan, max(1, job.status.attempt))
 
 

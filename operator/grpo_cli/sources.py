@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_operator.admission.inventory import cards, left_out, node_facts, planner_node, pod_facts
-from grpo_operator.admission.resources import Amounts
-from grpo_planner import Inventory, Node
+from grpo_operator.admission.capacity import Capacity
+from grpo_operator.admission.inventory import node_facts, pod_facts
+from grpo_operator.admission.snapshot import Snapshot
+from grpo_planner import Inventory
 from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
 from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
@@ -60,30 +61,9 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
         KubectlError: kubectl is missing or refuses.
     """
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
-    pods = [pod_facts(item) for item in kubectl.get(target, "pods", "--all-namespaces")["items"]]
-    taken: dict[str, dict[str, float]] = {}
-    for pod in pods:
-        for name, amount in (pod.takes if pod else {}).items():
-            if pod:
-                used = taken.setdefault(pod.node, {})
-                used[name] = used.get(name, 0.0) + amount
-    return _usable(kubectl.get(target, "nodes")["items"], taken, spec)
-
-
-def _usable(items: list[dict[str, Any]], taken: dict[str, dict[str, float]], spec: GRPOJobSpec) -> Inventory:
-    """The nodes that the job's pods may be bound to, and a sentence for each GPU node that is left out."""
-    nodes: list[Node] = []
-    warnings: list[str] = []
-    for facts in map(node_facts, items):
-        found, said = cards(facts)
-        why = left_out(facts, spec.placement)
-        if why and (found or said):
-            warnings.append(f"node {facts.name}: left out, {why}")
-        elif not why:
-            warnings += said
-            used: Amounts = taken.get(facts.name, {})
-            nodes += [planner_node(facts, kind, used) for kind in found]
-    return Inventory(tuple(nodes), tuple(warnings))
+    nodes = tuple(map(node_facts, kubectl.get(target, "nodes")["items"]))
+    pods = map(pod_facts, kubectl.get(target, "pods", "--all-namespaces")["items"])
+    return Capacity(Snapshot(nodes, tuple(pod for pod in pods if pod)), ()).usable_by(spec)
 
 
 def config(options: Namespace, spec: GRPOJobSpec) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """`python -m grpo_operator`: wires the parts together and runs them until SIGTERM.
 
-Exists to hold everything that is neither pure nor about one job. kopf handles signals and its own end; when it stops,
-everything else is cancelled. A part that dies takes the process down: the kubelet starts a clean one.
+kopf handles signals and its own end; when it stops, everything else is cancelled. A part of ours that dies takes the
+process down, and the kubelet starts a clean one; so no part may die of what the cluster contains.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -21,18 +22,21 @@ from aiohttp import web
 from grpo_api.status import ConditionType
 
 from . import handlers, kopf_settings, logs, settings
-from .admission.queue import Line
+from .admission.queue import AdmissionQueue
 from .cluster import credentials
-from .cluster.cache import Cache
-from .cluster.client import GRPOJOBS, JOBS, PODS, SERVICES, HttpCluster, Resource, Selection
+from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
+from .cluster.backoff import Backoff
+from .cluster.cache import Cache, Caches
+from .cluster.client import HttpCluster
 from .cluster.progress import ProgressPuller, Target, http_fetch
+from .cluster.recorder import EventRecorder
 from .cluster.snapshots import Snapshots
+from .cluster.unreadable import Teller, Unreadables
 from .cluster.watcher import Mirror
 from .errors import ConfigurationError
-from .events import Recorder
 from .metrics_server import Metrics, application
-from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, Key
-from .reconcile import Caches, Reconciler
+from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
+from .reconcile import Reconciler
 from .workqueue import WorkQueue, work
 
 log = logging.getLogger("grpo_operator")
@@ -52,6 +56,7 @@ class Operator:
         caches: Caches,
         queue: WorkQueue,
         metrics: Metrics,
+        snapshots: Snapshots,
         session: aiohttp.ClientSession,
     ) -> None:
         """Puts the parts together; nothing runs yet."""
@@ -59,7 +64,8 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = Recorder(cluster, lambda: len(queue) > 0)
+        self._recorder = EventRecorder(cluster, lambda: len(queue) > 0)
+        self._teller = Teller(cluster, caches.unreadables)
         self.mirrors = self._mirrors(cluster)
         self.working = asyncio.Event()
         """Set once the caches are full and the workers run."""
@@ -70,14 +76,16 @@ class Operator:
         self._reconcile = Reconciler(
             cluster,
             caches,
-            Line(
+            AdmissionQueue(
                 lambda: caches.grpojobs,
-                Snapshots(cluster, chosen.namespaces),
+                snapshots,
                 limits=chosen.limits,
+                clock=time.time,
                 default_image=chosen.trainer_image,
             ),
             self._recorder,
             limits=chosen.limits,
+            clock=time.time,
             image=chosen.trainer_image,
             progress=self._puller.of,
             wake=self._add,
@@ -87,7 +95,7 @@ class Operator:
     def _mirrors(self, cluster: HttpCluster) -> dict[str, Mirror[Any]]:
         """A mirror per kind and namespace."""
         ours, shared = LABEL_JOB, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}"
-        kinds: tuple[tuple[Resource, str, Cache[Any], Callable[[Iterable[Key]], None]], ...] = (
+        kinds: tuple[tuple[Resource, str, Cache[Any], Callable[[Iterable[ObjectKey]], None]], ...] = (
             (JOBS, ours, self._caches.jobs, self._add),
             (PODS, ours, self._caches.pods, self._add),
             (SERVICES, shared, self._caches.services, self._add_namespaces),
@@ -95,31 +103,31 @@ class Operator:
         )
         return {
             f"{resource.plural}/{namespace or '*'}": Mirror(
-                cluster, Selection(resource, namespace, labels), cache, changed, self.settings.resync
+                cluster, Selection(resource, namespace, labels), cache, changed, resync=self.settings.resync
             )
             for namespace in self.settings.namespaces or (None,)
             for resource, labels, cache, changed in kinds
         }
 
-    def _add(self, keys: Iterable[Key]) -> None:
+    def _add(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:
             self._queue.add(key, slow=self._caches.quiet(key))
 
-    def _progressed(self, key: Key) -> None:
+    def _progressed(self, key: ObjectKey) -> None:
         self._queue.add(key, slow=True)
 
-    def _add_namespaces(self, keys: Iterable[Key]) -> None:
+    def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
         """A Service came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
-        self._add(job.parent for job in self._caches.grpojobs if job.active and job.parent.namespace in namespaces)
+        self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
 
     def _targets(self) -> Iterable[Target]:
         for job in self._caches.grpojobs:
-            if not (job.active and job.holds(ConditionType.RUNNING)):
+            if not (job.active and job.is_true(ConditionType.RUNNING)):
                 continue
-            for pod in self._caches.pods.of(job.parent):
+            for pod in self._caches.pods.of(job.key):
                 if pod.index == 0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
-                    yield Target(job.parent, pod.uid, pod.ip)
+                    yield Target(job.key, pod.uid, pod.ip)
 
     async def run(self) -> None:
         """Fills the caches by full LISTs, then works, until cancelled."""
@@ -129,8 +137,9 @@ class Operator:
                 follow = mirror.relist_forever() if name.startswith(GRPOJOBS.plural) else mirror.follow()
                 tasks.create_task(follow, name=name)
             for mirror in self.mirrors.values():
-                await mirror.synced.wait()
+                await mirror.settled.wait()
             tasks.create_task(self._recorder.run(), name="events")
+            tasks.create_task(self._teller.run(), name="unreadable")
             tasks.create_task(self._puller.run(), name="progress")
             for number in range(self.settings.workers):
                 tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
@@ -138,13 +147,19 @@ class Operator:
 
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
-        waiting = [name for name, mirror in self.mirrors.items() if not mirror.synced.is_set()]
+        waiting = [name for name, mirror in self.mirrors.items() if not mirror.settled.is_set()]
         if waiting:
             return f"not listed yet: {', '.join(waiting)}"
         return "" if self.kopf_ready.is_set() else "kopf is starting"
 
+    def not_served(self) -> str:
+        """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
+        return "\n".join(
+            f"not served now: {name}: {mirror.not_served}" for name, mirror in self.mirrors.items() if mirror.not_served
+        )
+
     def unhealthy(self) -> str:
-        """Which watch has gone deaf; a list that is still being tried is no reason to restart."""
+        """Which watch has gone deaf; what is still being tried is no reason to restart."""
         now, limit = time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync)
         deaf = [name for name, mirror in self.mirrors.items() if mirror.heard_at and now - mirror.heard_at > limit]
         return f"nothing heard for {limit:.0f} s from: {', '.join(deaf)}" if deaf else ""
@@ -171,41 +186,69 @@ async def served(pages: web.Application, chosen: settings.Settings) -> AsyncIter
 async def run(chosen: settings.Settings, stop: threading.Event | None = None) -> None:
     """The whole process, from login to SIGTERM, or until `stop` is set by another thread."""
     configuration = await credentials.load(chosen.kubeconfig)
-    caches, queue = Caches(), WorkQueue()
-    metrics = Metrics(lambda: caches.grpojobs, lambda: len(queue))
+    caches, queue, told = Caches(), WorkQueue(), asyncio.Event()
+    metrics = Metrics(
+        lambda: caches.grpojobs, lambda: len(queue), lambda: _sum(caches.unreadables, snapshots.unreadables)
+    )
     async with HttpCluster(configuration, metrics.requested) as cluster, aiohttp.ClientSession() as session:
-        operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
-        async with served(application(metrics.registry, operator.unhealthy, operator.unready), chosen):
+        snapshots = Snapshots(cluster, time.monotonic, chosen.namespaces)
+        operator = Operator(
+            chosen, cluster, caches=caches, queue=queue, metrics=metrics, snapshots=snapshots, session=session
+        )
+        pages = application(metrics.registry, operator.unhealthy, operator.unready, operator.not_served)
+        async with served(pages, chosen):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             ours = asyncio.create_task(operator.run(), name="operator")
-            kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches, queue, configuration), stop))
-            await _until_one_ends(kopfs, ours, asyncio.create_task(_told_to_stop().wait(), name="signals"))
+            kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches, queue, configuration), stop, told))
+            await _until_one_ends(kopfs, ours, asyncio.create_task(told.wait(), name="signals"))
             queue.close()
     log.info("stopped")
 
 
-async def _kopf(operator: Operator, registry: kopf.OperatorRegistry, stop: threading.Event | None) -> None:
-    """Runs kopf once everything of ours runs: at its end it waits for all tasks that are younger than itself."""
+async def _kopf(
+    operator: Operator, registry: kopf.OperatorRegistry, stop: threading.Event | None, told: asyncio.Event
+) -> None:
+    """Runs kopf once everything of ours runs: at its end it waits for all tasks that are younger than itself.
+
+    kopf ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is not
+    there. It begins anew then, after a pause; the periodic LISTs go on meanwhile.
+    """
+    _listen(told)
     await operator.working.wait()
-    namespaces = operator.settings.namespaces
-    await kopf.operator(
-        registry=registry,
-        settings=kopf_settings.settings(),
-        standalone=True,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        ready_flag=operator.kopf_ready,
-        stop_flag=stop,
-    )
+    backoff, namespaces = Backoff(), operator.settings.namespaces
+    while True:
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=kopf_settings.settings(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                ready_flag=operator.kopf_ready,
+                stop_flag=stop,
+            )
+        # any of its errors: whichever it is, the answer is the same
+        except Exception as error:
+            log.warning("kopf's watch of GRPOJobs has ended and begins anew: %r", error)
+            _listen(told)
+            await backoff.wait()
+        else:
+            return
 
 
-def _told_to_stop() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT until kopf puts its own handlers in their place: jobs are worked on before that."""
-    told = asyncio.Event()
+def _listen(told: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set the event, until kopf puts its own handlers in their place."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, told.set)
-    return told
+
+
+def _sum(*sources: Unreadables) -> Counter[str]:
+    """Unreadable objects by kind, from all sources."""
+    total: Counter[str] = Counter()
+    for source in sources:
+        total.update(source.counts())
+    return total
 
 
 async def _until_one_ends(*tasks: asyncio.Task[Any]) -> None:

@@ -1,7 +1,7 @@
 """What is left over of attempts that are not to run, and must end.
 
-Exists apart from the policies because it holds whatever was decided: it follows from the state of the world alone, so
-an operator that died between a decision and its deletions makes up for it. Pure; called by reconcile after each look.
+It follows from the state of the world alone, whatever was decided: so an operator that died between a decision and its
+deletions makes up for it.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
     """
     job = seen.job
     jobs = [child.name for child in seen.earlier_jobs if child.attempt < job.status.attempt - 1]
-    if not job.active and not job.finished and seen.child and not seen.ends and not seen.child.ended:
+    if not job.active and not job.finished and seen.child and not seen.terminations and not seen.child.ended:
         jobs.append(seen.child.name)
-    done = job.holds(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
+    done = job.is_true(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
     pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]
-    failing = {pod.attempt for pod in pods if pod.phase == "Failed" or (pod.end and pod.end.exit_code)}
+    failing = {pod.attempt for pod in pods if pod.phase == "Failed" or (pod.termination and pod.termination.exit_code)}
     stop = {pod.attempt for pod in pods if pod.live} - failing
     return CleanUp(tuple(jobs), tuple(sorted(stop)))

@@ -1,41 +1,50 @@
 """The conditions of a GRPOJob: one function per decision, each stating what it knows.
 
-Exists so that the sentences that users read stand together. Pure. Called by status.build, which keeps the transition
-times and whatever a decision doesn't speak of.
+The sentences that users read stand together here. status.build keeps the transition times and whatever a decision
+doesn't speak of.
 """
 
 from collections.abc import Callable, Iterator
 
 from grpo_api.status import Condition, ConditionType
 
-from .errors import Reason
 from .names import child_job
 from .observe import Observation
 from .policies import Action, Decision
+from .reasons import Reason
+from .times import timestamp
 
 Statement = tuple[ConditionType, bool, str, str]
-"""Type, whether it holds, reason, message."""
+"""Type, whether it is true, reason, message."""
 
 C = ConditionType
+_TYPES = frozenset(ConditionType)
+"""Others, which a newer version or somebody else wrote, stay as they are."""
 
 
 def conditions(seen: Observation, decision: Decision) -> list[Condition]:
-    """What the decision states, observed now; the caller fills in the transition times."""
-    stated = _STATEMENTS.get(decision.action, _going_on)(seen, decision)
+    """What the decision states, observed now; the caller keeps the transition times of what does not change."""
+    stated = [*_STATEMENTS.get(decision.action, _going_on)(seen, decision), *_readable(seen)]
     return [
         Condition(
             type=kind,
-            status="True" if holds else "False",
+            status="True" if true else "False",
             observed_generation=seen.job.generation,
-            last_transition_time="",
+            last_transition_time=timestamp(seen.now),
             reason=reason,
             message=message,
         )
-        for kind, holds, reason, message in stated
+        for kind, true, reason, message in stated
     ]
 
 
-def _refuse(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+def _readable(seen: Observation) -> Iterator[Statement]:
+    """An object that was set aside and can be read again, by a newer operator or after a change."""
+    if seen.job.condition(C.READABLE):
+        yield C.READABLE, True, Reason.READABLE, "this version of the operator can read the object"
+
+
+def _reject(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     yield C.ADMITTED, False, decision.reason, decision.message
 
 
@@ -47,18 +56,18 @@ def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
         yield C.PLANNED, False, decision.reason, decision.message
     yield C.SCHEDULED, False, decision.reason, decision.message
     yield C.RUNNING, False, decision.reason, decision.message
-    if seen.job.holds(C.SUSPENDED):
+    if seen.job.is_true(C.SUSPENDED):
         yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
 
 
 def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, plan = seen.job.status.attempt + 1, decision.plan
-    if seen.job.spec and (queue := seen.job.spec.placement.queue_name):
-        yield C.ADMITTED, False, Reason.WAITING_IN_QUEUE, f"waits for Kueue's LocalQueue {queue}"
+    if queue := seen.job.queue_name:
+        yield C.ADMITTED, False, Reason.WAITING_FOR_KUEUE, f"waits for Kueue's LocalQueue {queue}"
     else:
         yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
     yield C.PLANNED, True, Reason.PLANNED, (plan.reason if plan else "") or "the plan is ready"
-    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.parent.name, number)
+    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
     if decision.ended:
         why = f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}"
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
@@ -67,7 +76,8 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
         yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
     yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
     yield from _recovery(seen)
-    if plan and plan.method == "LoRA" and seen.job.spec and seen.job.spec.adapter.use == "IfNeeded":
+    # asked for is not fallen back to: an Adapter reference is a request, too
+    if plan and plan.method == "LoRA" and seen.job.spec and not seen.job.spec.adapter_requested:
         message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
 
@@ -114,9 +124,9 @@ def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
         yield from _unchanged(seen)
         return
     if seen.child and seen.child.suspended:
-        yield C.ADMITTED, False, Reason.WAITING_IN_QUEUE, decision.message
-        yield C.SCHEDULED, False, Reason.WAITING_IN_QUEUE, decision.message
-        yield C.RUNNING, False, Reason.WAITING_IN_QUEUE, decision.message
+        yield C.ADMITTED, False, Reason.WAITING_FOR_KUEUE, decision.message
+        yield C.SCHEDULED, False, Reason.WAITING_FOR_KUEUE, decision.message
+        yield C.RUNNING, False, Reason.WAITING_FOR_KUEUE, decision.message
         return
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
     yield _scheduled(seen, decision)
@@ -125,19 +135,20 @@ def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
 
 def _unchanged(seen: Observation) -> Iterator[Statement]:
     for known in seen.job.status.conditions:
-        yield C(known.type), known.status == "True", known.reason, known.message
+        if known.type in _TYPES:
+            yield C(known.type), known.status == "True", known.reason, known.message
 
 
 def _scheduled(seen: Observation, decision: Decision) -> Statement:
     if seen.bound:
-        return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, f"{seen.nodes} of {seen.nodes} pods have a node"
-    if decision.reason in (Reason.NAME_TAKEN, Reason.REFUSED):
+        return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, f"{seen.job.nodes} of {seen.job.nodes} pods have a node"
+    if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
         return C.SCHEDULED, False, decision.reason, decision.message
     bound, number = sum(bool(pod.node) for pod in seen.pods), seen.job.status.attempt
     why = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "")
     if why:
-        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{bound} of {seen.nodes} pods have a node: {why}"
-    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.parent.name, number)
+        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{bound} of {seen.job.nodes} pods have a node: {why}"
+    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
 
 
 def _being_created(job: str, number: int) -> str:
@@ -148,7 +159,7 @@ def _being_created(job: str, number: int) -> str:
 def _running(seen: Observation) -> Iterator[Statement]:
     number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
     if seen.started:
-        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.nodes} pods"
+        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods"
         yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
         return
     before = seen.job.condition(C.RUNNING)
@@ -169,7 +180,7 @@ def _stuck(waiting: str) -> bool:
 
 
 _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {
-    Action.REFUSE: _refuse,
+    Action.REJECT: _reject,
     Action.QUEUE: _queue,
     Action.COMMIT: _commit,
     Action.SUSPEND: _suspend,

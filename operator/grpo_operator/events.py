@@ -1,27 +1,16 @@
-"""Events on GRPOJobs, for `kubectl describe`: one per change of the conditions, after the status was written.
+"""What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions."""
 
-Exists so that an event costs nobody a wait: they are sent in the background, dropped when the API server can't keep up,
-and never retried for long. Called by reconcile.
-"""
-
-import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
 from grpo_api.status import Condition, ConditionType
 
-from .cluster.client import EVENTS, Cluster
-from .errors import ClusterError
 from .names import MANAGER
-from .records import GRPOJobRecord, timestamp
+from .reasons import Reason
+from .records import GRPOJobRecord
+from .times import timestamp
 
-log = logging.getLogger(__name__)
-
-BACKLOG = 1000
-PATIENCE = 0.2
-"""Longest wait of an event for the work queue to be empty, in seconds."""
 _TOLD = (
     ConditionType.FAILED,
     ConditionType.SUCCEEDED,
@@ -49,60 +38,34 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
 
 def event(job: GRPOJobRecord, condition: Condition, now: float) -> dict[str, Any]:
     """A core/v1 Event that tells of a condition."""
-    refused = condition.type == ConditionType.ADMITTED and condition.status == "False"
-    warns = refused or (condition.type in _WARN_WHEN_TRUE and condition.status == "True")
+    rejected = condition.type == ConditionType.ADMITTED and condition.status == "False"
+    warns = rejected or (condition.type in _WARN_WHEN_TRUE and condition.status == "True")
+    about = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
+    message = f"{condition.type}={condition.status}: {condition.message}"
+    return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
+
+
+def unreadable_event(about: Mapping[str, str], problem: str, now: float) -> dict[str, Any]:
+    """A core/v1 Event on a GRPOJob (namespace, name, uid) whose conditions can't be written."""
+    return _event(about, "Warning", Reason.STATUS_UNREADABLE, unreadable_message(problem), now)
+
+
+def unreadable_message(problem: str) -> str:
+    """What a user is told of an object with that problem."""
+    return f"this version of the operator can't read the object and leaves it alone: {problem}"
+
+
+def _event(about: Mapping[str, str], kind: str, reason: str, message: str, now: float) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{job.name}.", "namespace": job.parent.namespace},
-        "involvedObject": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "namespace": job.parent.namespace,
-            "name": job.name,
-            "uid": job.uid,
-        },
-        "type": "Warning" if warns else "Normal",
-        "reason": condition.reason,
-        "message": f"{condition.type}={condition.status}: {condition.message}"[:1024],
+        "metadata": {"generateName": f"{about['name']}.", "namespace": about["namespace"]},
+        "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **about},
+        "type": kind,
+        "reason": reason,
+        "message": message[:1024],
         "source": {"component": MANAGER},
         "firstTimestamp": timestamp(now),
         "lastTimestamp": timestamp(now),
         "count": 1,
     }
-
-
-class Recorder:
-    """Sends events one after the other."""
-
-    def __init__(self, cluster: Cluster, busy: Callable[[], bool] = lambda: False) -> None:
-        """`busy` says whether jobs wait for a look: they go before what only has to be told."""
-        self._cluster = cluster
-        self._busy = busy
-        self._backlog: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
-
-    def record(self, job: GRPOJobRecord, old: list[Condition], new: list[Condition], now: float) -> None:
-        """Queues the event of a status write, if there is something to tell."""
-        condition = telling_change(old, new)
-        if condition is None:
-            return
-        try:
-            self._backlog.put_nowait(event(job, condition, now))
-        except asyncio.QueueFull:
-            log.warning("%s: event %s dropped, %d are waiting", job.parent, condition.reason, BACKLOG)
-
-    async def run(self) -> None:
-        """Sends until cancelled."""
-        while True:
-            body = await self._backlog.get()
-            await self._let_work_go_first()
-            try:
-                await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
-            except ClusterError as error:
-                log.warning("event %s not recorded: %s", body["reason"], error)
-
-    async def _let_work_go_first(self) -> None:
-        for _ in range(10):
-            if not self._busy():
-                return
-            await asyncio.sleep(PATIENCE / 10)

@@ -1,7 +1,7 @@
 """kopf's part: GRPOJob events into the cache and the queue, the login, and nothing else.
 
-Exists as the only module that knows kopf's decorators. Events carry no decisions: a handler stores what came and asks
-for a look. No finalizers, no annotations, no results in the status. Called by kopf; registered by __main__.
+The only module that knows kopf's decorators. Events carry no decisions: a handler stores what came and asks for a look.
+No finalizers, no annotations, no results in the status.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from kubernetes.aio.client import Configuration
 
 from grpo_api.contract import GROUP, PLURAL, VERSION
 
-from .cluster import credentials
-from .names import Key
-from .reconcile import Caches
+from .cluster.cache import Caches
+from .cluster.transport import open_session
+from .cluster.unreadable import identity
 from .workqueue import WorkQueue
 
 
@@ -21,18 +21,17 @@ def registry(caches: Caches, queue: WorkQueue, configuration: Configuration) -> 
     """The handlers, bound to this operator's caches and queue."""
     handlers = kopf.OperatorRegistry()
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await credentials.for_kopf(configuration)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=open_session(configuration))
 
     async def grpojob(event: Any, **_: Any) -> None:
         item = event["object"]
-        meta = item["metadata"]
+        key = identity(item)
         if event["type"] == "DELETED":
-            caches.grpojobs.discard(meta["namespace"], meta["name"], meta["uid"])
-            queue.add(Key(meta["namespace"], meta["name"]))
+            caches.grpojobs.discard(key, item["metadata"]["uid"])
         else:
-            parent = caches.grpojobs.put(item).parent
-            queue.add(parent, slow=caches.quiet(parent))
+            caches.grpojobs.put(item)
+        queue.add(key, slow=caches.quiet(key))
 
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)

@@ -1,16 +1,22 @@
 """kopf with everything off that costs a request, a wait or CPU time and that a level-triggered loop does not need.
 
-Exists apart from handlers.py to say why each is off. By default kopf copies and compares every object on every event,
-to find out what changed since its handlers last succeeded: half of this operator's CPU time in a burst. Called by
-__main__.
+By default kopf copies and compares every object on every event, to find out what changed since its handlers last
+succeeded: half of this operator's CPU time in a burst.
 """
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import kopf
 
-OUTAGE_TRIES = 120
-"""Tries at 5 s each before kopf gives up on an API server that is away, and the process with it."""
+
+class _ForEver(Iterable[float]):
+    """Pauses between the tries of a request, in seconds: however long the API server is away or says "forbidden"."""
+
+    def __iter__(self) -> Iterator[float]:
+        """Growing at first, then all alike, without an end."""
+        return itertools.chain((0.5, 1.0, 2.0, 5.0), itertools.repeat(10.0))
 
 
 class _NoDifference(kopf.DiffBaseStorage):  # type: ignore[misc]
@@ -58,7 +64,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.queueing.idle_timeout = 1.0
     chosen.networking.request_timeout = 30.0
     chosen.networking.connect_timeout = 10.0
-    chosen.networking.error_backoffs = (0.5, 1, 2, 3, *[5] * OUTAGE_TRIES)
+    chosen.networking.error_backoffs = _ForEver()
     chosen.watching.server_timeout = 300  # the API server takes whole seconds only
     chosen.watching.client_timeout = 310
     chosen.process.ultimate_exiting_timeout = 20.0

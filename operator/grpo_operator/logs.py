@@ -1,6 +1,6 @@
 """Logging as a cluster wants it: one JSON object per line on stderr, or plain text for people.
 
-Exists because kopf configures logging only when it is run by its own command. Called by __main__.
+kopf configures logging only when it is run by its own command.
 """
 
 import json

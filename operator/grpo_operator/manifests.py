@@ -24,7 +24,7 @@ from .names import (
     LABEL_UID,
     MANAGER,
     RENDEZVOUS_SERVICE,
-    Key,
+    ObjectKey,
     checkpoint_claim,
     child_job,
     rank0_address,
@@ -38,7 +38,7 @@ Manifest = dict[str, Any]
 class Attempt:
     """One gang start: whose, what, how, and the how-manieth."""
 
-    key: Key
+    key: ObjectKey
     uid: str
     spec: GRPOJobSpec
     plan: ExecutionPlan
@@ -151,7 +151,7 @@ def rendezvous_service(namespace: str) -> Manifest:
     }
 
 
-def checkpoint_volume_claim(key: Key, uid: str, spec: GRPOJobSpec) -> Manifest | None:
+def checkpoint_volume_claim(key: ObjectKey, uid: str, spec: GRPOJobSpec) -> Manifest | None:
     """The claim of spec.checkpoint.volumeClaimTemplate; with `retain` it outlives the GRPOJob."""
     template = spec.checkpoint.volume_claim_template
     if template is None:

@@ -1,10 +1,10 @@
 """The operator's own HTTP server: /healthz, /readyz and /metrics.
 
-Exists outside kopf, whose liveness endpoint only proves that its loop turns. Job metrics are computed from the cache at
-scrape time, so that a deleted job's series are gone at once. Names come from grpo_api.metrics. Run by __main__.
+kopf's own liveness endpoint only proves that its loop turns. Job metrics are computed from the cache at scrape time, so
+that a deleted job's series are gone at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -29,6 +29,7 @@ from grpo_api.metrics import (
     QUEUE_SECONDS,
     RECONCILE_SECONDS,
     RECONCILES,
+    UNREADABLE_OBJECTS,
 )
 from grpo_api.metrics import Metric as Declared
 from grpo_api.status import Phase
@@ -59,7 +60,7 @@ class JobCollector(Collector):
 
 
 def _job_samples(job: GRPOJobRecord, add: Callable[[Declared, Iterable[str], float], None]) -> None:
-    status, plan, who = job.status, job.status.plan, (job.parent.namespace, job.name)
+    status, plan, who = job.status, job.status.plan, job.key
     model = plan.parameters if plan else ""
     add(JOB_INFO, (*who, model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1)
     for condition in status.conditions:
@@ -79,14 +80,35 @@ def _job_samples(job: GRPOJobRecord, add: Callable[[Declared, Iterable[str], flo
             add(JOB_MEMORY_MEASURED, (*who, name), memory.measured_bytes)
 
 
+class UnreadableCollector(Collector):
+    """How many objects are set aside, by kind."""
+
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """`counts` gives them at scrape time, by plural name of the kind."""
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample per kind."""
+        family = GaugeMetricFamily(UNREADABLE_OBJECTS.name, UNREADABLE_OBJECTS.help, labels=UNREADABLE_OBJECTS.labels)
+        for resource, count in self._counts().items():
+            family.add_metric([resource], count)
+        yield family
+
+
 class Metrics(Observer):
     """The operator's own counters and times."""
 
-    def __init__(self, jobs: Callable[[], Iterable[GRPOJobRecord]], depth: Callable[[], int]) -> None:
-        """`jobs` gives the cached GRPOJobs, `depth` the length of the work queue; both at scrape time."""
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[GRPOJobRecord]],
+        depth: Callable[[], int],
+        unreadable: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """All at scrape time: the cached GRPOJobs, the length of the work queue, the unreadable objects by kind."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.registry.register(JobCollector(jobs))
+        self.registry.register(UnreadableCollector(unreadable))
         self._reconciles = self._counter(RECONCILES)
         self._requests = self._counter(API_REQUESTS)
         self._pulls = self._counter(PROGRESS_PULLS)
@@ -122,8 +144,8 @@ Check = Callable[[], str]
 """Says what is wrong; empty when all is well."""
 
 
-def application(registry: CollectorRegistry, healthy: Check, ready: Check) -> web.Application:
-    """The three pages; a check that complains answers 503 with its sentence."""
+def application(registry: CollectorRegistry, healthy: Check, ready: Check, detail: Check) -> web.Application:
+    """The three pages; a check that complains answers 503 with its sentence. `detail` is only shown beside it."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
@@ -131,7 +153,8 @@ def application(registry: CollectorRegistry, healthy: Check, ready: Check) -> we
     def checked(check: Check) -> Callable[[web.Request], Any]:
         async def answer(_: web.Request) -> web.Response:
             problem = check()
-            return web.Response(text=problem or "ok", status=503 if problem else 200)
+            text = "\n".join(filter(None, (problem or "ok", detail())))
+            return web.Response(text=text, status=503 if problem else 200)
 
         return answer
 

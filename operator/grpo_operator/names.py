@@ -1,7 +1,7 @@
 """Names, labels and addresses of everything that the operator creates, each written down once.
 
-Exists because names are how the operator finds its children again after a restart: they follow from the GRPOJob and
-the attempt alone. Imported by manifests, records and the caches; nothing here does I/O.
+Names are how the operator finds its children again after a restart: they follow from the GRPOJob and the attempt
+alone.
 """
 
 from typing import NamedTuple
@@ -41,8 +41,8 @@ CONTAINER = "trainer"
 """Name of the training container."""
 
 
-class Key(NamedTuple):
-    """Which GRPOJob a piece of work is about."""
+class ObjectKey(NamedTuple):
+    """Namespace and name of an object; a GRPOJob's is what the work queue is about."""
 
     namespace: str
     name: str

@@ -1,7 +1,7 @@
 """One GRPOJob and everything that belongs to it, at one moment: what the policies decide on.
 
-Exists so that decisions see facts ("the gang runs", "this end is the cause"), not API objects. Pure: records and the
-time in, Observation out. Called by reconcile; read by policies, status and admission.
+Decisions see facts ("the gang runs", "this termination is the cause"), not API objects. Records and the time in,
+Observation out.
 """
 
 from collections.abc import Collection
@@ -11,9 +11,9 @@ from functools import cached_property
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import ConditionType
 
-from .errors import Reason
-from .records import GRPOJobRecord, JobRecord, PodRecord, seconds
-from .terminations import PodEnd, Tier, root_cause
+from .records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
+from .terminations import PodTermination, Tier, root_cause
+from .times import seconds
 
 NO_PODS: tuple[PodRecord, ...] = ()
 
@@ -40,51 +40,46 @@ class Observation:
     earlier_jobs: tuple[JobRecord, ...] = ()
     """This GRPOJob's Jobs of earlier attempts, oldest first."""
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
-    """Pods of earlier attempts."""
+    """Pods that carry an earlier attempt's labels."""
+    orphaned: bool = False
+    """Whether there are pods of the current attempt whose Job is not there: it was deleted, maybe before it was known."""
     pull: Pull | None = None
     """What rank 0 of the current attempt last said."""
 
     @cached_property
-    def nodes(self) -> int:
-        """Pods of the gang."""
-        return self.job.status.plan.nodes if self.job.status.plan else 1
-
-    @cached_property
     def bound(self) -> bool:
         """Whether every pod of the gang has a node."""
-        return len(self.pods) >= self.nodes and all(pod.node for pod in self.pods)
+        return len(self.pods) >= self.job.nodes and all(pod.node for pod in self.pods)
 
     @cached_property
     def started(self) -> bool:
         """Whether every pod of the gang runs or has run."""
-        return len(self.pods) >= self.nodes and all(
-            pod.phase in ("Running", "Succeeded", "Failed") for pod in self.pods
-        )
+        return len(self.pods) >= self.job.nodes and all(pod.phase in ("Running", *ENDED_PHASES) for pod in self.pods)
 
     @cached_property
-    def ends(self) -> tuple[PodEnd, ...]:
-        """The ends of the current attempt's pods, deletions and lost nodes among them."""
-        ended = tuple(pod.end for pod in self.pods if pod.end)
-        first = min((end.finished_at for end in ended if end.finished_at), default=None)
-        return tuple(end for pod in self.pods if (end := _end(pod, first, bool(ended))))
+    def terminations(self) -> tuple[PodTermination, ...]:
+        """How the current attempt's pods ended, deletions and lost nodes among them."""
+        ended = [pod.termination for pod in self.pods if pod.termination]
+        first = min((one.finished_at for one in ended if one.finished_at), default=None)
+        return tuple(found for pod in self.pods if (found := _termination(pod, first, bool(ended))))
 
     @cached_property
     def succeeded(self) -> Outcome | None:
         """Rank 0's word that training is done, or that of all ranks together."""
-        done = [(pod, pod.end) for pod in self.pods if pod.end and pod.end.succeeded]
-        if any(pod.index == 0 for pod, _ in done) or len(done) >= self.nodes:
-            return min((end.outcome for _, end in done), key=lambda outcome: outcome.rank)
+        done = [(pod, pod.termination) for pod in self.pods if pod.termination and pod.termination.succeeded]
+        if any(pod.index == 0 for pod, _ in done) or len(done) >= self.job.nodes:
+            return min((found.outcome for _, found in done), key=lambda outcome: outcome.rank)
         return None
 
     @cached_property
-    def cause(self) -> PodEnd | None:
+    def cause(self) -> PodTermination | None:
         """The end to blame for the end of the attempt; None while nothing has ended badly."""
-        return root_cause(self.ends)
+        return root_cause(self.terminations)
 
     @cached_property
     def settled(self) -> bool:
         """Whether waiting longer can't change the cause."""
-        return self.cause is not None and (self.cause.certain or len(self.ends) >= self.nodes)
+        return self.cause is not None and (self.cause.certain or len(self.terminations) >= self.job.nodes)
 
     @property
     def elapsed(self) -> float:
@@ -98,7 +93,7 @@ class Observation:
         return self.now - (seconds(found.last_transition_time) or self.now) if found else 0.0
 
 
-def _end(pod: PodRecord, first_failure: float | None, any_ended: bool) -> PodEnd | None:
+def _termination(pod: PodRecord, first_failure: float | None, any_ended: bool) -> PodTermination | None:
     """A pod's end, or its deletion or lost node as one.
 
     A deletion that was asked for before any peer failed is a cause (somebody deleted the pod); a later one is the
@@ -106,10 +101,10 @@ def _end(pod: PodRecord, first_failure: float | None, any_ended: bool) -> PodEnd
     the node may come back.
     """
     asked_first = pod.deleted_at is not None and (first_failure is None or pod.deleted_at <= first_failure)
-    if pod.end:
-        if asked_first and not pod.end.disrupted and pod.end.tier >= Tier.HANG:
-            return replace(pod.end, disrupted=True)
-        return pod.end
+    known = pod.termination
+    if known:
+        blamed = asked_first and not known.disrupted and known.tier >= Tier.HANG
+        return replace(known, disrupted=True) if blamed else known
     if asked_first:
         message = f"pod {pod.name} was deleted while it ran"
     elif pod.node_lost and any_ended:
@@ -117,7 +112,7 @@ def _end(pod: PodRecord, first_failure: float | None, any_ended: bool) -> PodEnd
     else:
         return None
     outcome = Outcome(result=Result.PREEMPTED, message=message)
-    return PodEnd(outcome, pod.deleted_at, reported=False, disrupted=True)
+    return PodTermination(outcome=outcome, finished_at=pod.deleted_at, reported=False, disrupted=True)
 
 
 def observe(
@@ -129,46 +124,25 @@ def observe(
 ) -> Observation:
     """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
 
-    Children of another GRPOJob of the same name carry its uid and are not this one's.
+    Labels are hints that anybody can set. A Job is this GRPOJob's if that is its controller; a pod of the current
+    attempt counts only if its controller is the attempt's Job. Pods of earlier attempts only have to end, so that for
+    them the labels do: somebody may have orphaned them.
     """
     attempt = job.status.attempt
     own_jobs = sorted((c for c in children if c.grpojob_uid == job.uid), key=lambda c: c.attempt)
-    own_pods = sorted((p for p in pods if p.grpojob_uid == job.uid), key=lambda p: (p.index, p.name))
+    labelled = sorted((p for p in pods if p.grpojob_uid == job.uid), key=lambda p: (p.index, p.name))
     current = [child for child in own_jobs if child.attempt == attempt]
     expected = job.status.job_uid
+    controllers = {child.uid for child in current} | {expected}
+    of_attempt = [pod for pod in labelled if pod.attempt == attempt]
     child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
     return Observation(
         job=job,
         now=now,
         child=child,
-        pods=tuple(pod for pod in own_pods if pod.attempt == attempt),
+        pods=tuple(pod for pod in of_attempt if pod.controller_uid in controllers),
+        orphaned=any(pod.controller_uid and pod.controller_uid not in controllers for pod in of_attempt),
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
-        earlier_pods=tuple(pod for pod in own_pods if pod.attempt < attempt),
+        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt),
         pull=pull if pull and pull.progress.attempt == attempt else None,
     )
-
-
-def adapter_only(job: GRPOJobRecord) -> bool:
-    """Whether the plan trains an adapter because nothing else fits, which the user must be told."""
-    plan = job.status.plan
-    return bool(plan and job.spec and plan.method == "LoRA" and job.spec.adapter.use == "IfNeeded")
-
-
-def queued_by_kueue(job: GRPOJobRecord) -> bool:
-    """Whether Kueue admits this job, so that its Job is created suspended."""
-    return bool(job.spec and job.spec.placement.queue_name)
-
-
-def waiting_in_line(job: GRPOJobRecord) -> bool:
-    """Whether the job wants GPUs that the operator itself hands out, and has none."""
-    wants = job.spec is not None and job.spec.placement.accelerator == "GPU" and not queued_by_kueue(job)
-    held = job.active or job.finished or job.deleting
-    return wants and not held and not (job.spec and job.spec.suspend) and not refused(job)
-
-
-def refused(job: GRPOJobRecord) -> bool:
-    """Whether the current spec was found unusable; it is looked at again when it changes."""
-    found = job.condition(ConditionType.ADMITTED)
-    if found is None or found.status == "True" or found.observed_generation != job.generation:
-        return False
-    return found.reason in (Reason.INVALID_SPEC, Reason.NOT_SUPPORTED, Reason.NO_IMAGE)

@@ -1,29 +1,29 @@
 """What to do about a GRPOJob: ordered checks, the first that has an answer decides.
 
-Exists so that every answer to a failure can be read in one place, with its reason and its sentence for the user. Pure:
-Observation in, Decision out; the order of CHECKS is the policy. Called by reconcile.
+Every answer to a failure can be read here, with its reason and its sentence for the user. Observation in, Decision out;
+the order of CHECKS is the policy.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
-from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Result
 from grpo_api.status import ConditionType
 
-from .errors import Reason
-from .observe import Observation, queued_by_kueue
-from .records import GRPOJobRecord, seconds
+from .observe import Observation
+from .reasons import Reason
+from .records import GRPOJobRecord
 from .terminations import PERMANENT
+from .times import seconds
 
 
 class Action(StrEnum):
     """What the reconciler does next."""
 
     WAIT = "Wait"
-    REFUSE = "Refuse"
+    REJECT = "Reject"
     ADMIT = "Admit"
     COMMIT = "Commit"
     QUEUE = "Queue"
@@ -42,6 +42,7 @@ class Decision:
     action: Action
     reason: str = ""
     message: str = ""
+    _: KW_ONLY
     ended: Outcome | None = None
     """The end of the current attempt that this answers."""
     counted: bool = False
@@ -52,7 +53,7 @@ class Decision:
     """Seconds after which time alone may change the decision."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Times that the operator was installed with, in seconds."""
 
@@ -79,7 +80,7 @@ def finished(seen: Observation, limits: Limits) -> Decision | None:
     """A finished job stays as it is, until its time to live has passed."""
     if not seen.job.finished:
         return None
-    ttl = seen.job.spec.ttl_seconds_after_finished if seen.job.spec else None
+    ttl = seen.job.time_to_live
     if ttl is None:
         return Decision(Action.WAIT, look_again=_survivors_look(seen, limits))
     left = ttl - (seen.now - (seconds(seen.job.status.completion_time) or seen.now))
@@ -106,23 +107,23 @@ def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # no
     return Decision(Action.FAIL, cause.outcome.result, cause.outcome.message, ended=cause.outcome)
 
 
-def refused(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """A spec that the types refuse starts nothing; an attempt that runs already is left alone."""
+def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """A spec that the types reject starts nothing; an attempt that runs already is left alone."""
     if seen.job.spec is not None or (seen.job.active and seen.child):
         return None
-    return Decision(Action.REFUSE, Reason.INVALID_SPEC, "; ".join(seen.job.problems))
+    return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(seen.job.problems))
 
 
 def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """The user's pause is no failure."""
-    if not (seen.job.spec and seen.job.spec.suspend):
+    if not seen.job.suspended:
         return None
     return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
 
 
 def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """The operator's own clock: a suspended Job resets its start time, so the Job's deadline is no use."""
-    limit = seen.job.spec.active_deadline_seconds if seen.job.spec else None
+    limit = seen.job.active_deadline
     if not seen.job.active or limit is None or seen.elapsed < limit:
         return None
     message = f"ran for {seen.elapsed:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
@@ -147,11 +148,11 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     return max(0.0, released + limits.release_pause - now)
 
 
-def held_by_kueue(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def waiting_for_kueue(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """While Kueue keeps or takes back its admission, pods end without blame."""
-    if seen.child is None or not seen.child.suspended or not queued_by_kueue(seen.job):
+    if seen.child is None or not seen.child.suspended or not seen.job.queue_name:
         return None
-    return Decision(Action.WAIT, Reason.WAITING_IN_QUEUE, f"Kueue has not admitted Job {seen.child.name} yet")
+    return Decision(Action.WAIT, Reason.WAITING_FOR_KUEUE, f"Kueue has not admitted Job {seen.child.name} yet")
 
 
 def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
@@ -159,9 +160,9 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
     cause = seen.cause
     if cause is None:
         return None
-    waited = seen.now - max((end.finished_at or 0.0 for end in seen.ends), default=0.0)
+    waited = seen.now - max((end.finished_at or 0.0 for end in seen.terminations), default=0.0)
     # Kueue takes a job back by suspending its Job, whose pods' deletion may be seen first
-    settled = seen.settled and not (cause.disrupted and queued_by_kueue(seen.job))
+    settled = seen.settled and not (cause.disrupted and seen.job.queue_name)
     if not settled and waited < limits.settle:
         return Decision(Action.WAIT, look_again=limits.settle - waited)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
@@ -173,7 +174,7 @@ def job_gone(seen: Observation, limits: Limits) -> Decision | None:
 
     Its name is not used again: pods of it may still write, and checkpoints are fenced by the attempt.
     """
-    if seen.child is not None or not (seen.job.status.job_uid or seen.pods):
+    if seen.child is not None or not (seen.job.status.job_uid or seen.orphaned):
         return None
     message = f"the Job of attempt {seen.job.status.attempt} was deleted"
     return _again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
@@ -194,7 +195,7 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:  # noqa: 
 
 def never_bound(seen: Observation, limits: Limits) -> Decision | None:
     """Half a gang is no gang: one that can't be bound whole in time gives everything back."""
-    if seen.bound or seen.job.holds(ConditionType.RUNNING) or queued_by_kueue(seen.job):
+    if seen.bound or seen.job.is_true(ConditionType.RUNNING) or seen.job.queue_name:
         return None
     begun = seconds(seen.job.status.attempt_start_time)
     left = limits.scheduling - (seen.now - (begun if begun is not None else seen.now))
@@ -202,7 +203,7 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | None:
         return None
     waiting = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "no node took them in time")
     bound = sum(bool(pod.node) for pod in seen.pods)
-    message = f"{bound} of {seen.nodes} pods were bound within {limits.scheduling:.0f} s: {waiting}"
+    message = f"{bound} of {seen.job.nodes} pods were bound within {limits.scheduling:.0f} s: {waiting}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
@@ -211,10 +212,9 @@ def hangs(seen: Observation, limits: Limits) -> Decision | None:
 
     A pull that fails is no evidence of a hang, so only a fresh answer counts.
     """
-    spec, pull = seen.job.spec, seen.pull
-    if spec is None or pull is None or pull.progress.last_step_time is None or seen.now - pull.at > 60:
+    allowed, pull = seen.job.hang_allowance, seen.pull
+    if allowed is None or pull is None or pull.progress.last_step_time is None or seen.now - pull.at > 60:
         return None
-    allowed = hang_allowance(spec)
     age = seen.now - pull.progress.last_step_time
     if age < allowed:
         return None
@@ -222,15 +222,9 @@ def hangs(seen: Observation, limits: Limits) -> Decision | None:
     return _again(seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True)
 
 
-def hang_allowance(spec: GRPOJobSpec) -> float:
-    """Seconds without a step after which the operator ends an attempt: twice the trainer's own limit and its grace."""
-    return 2.0 * spec.guard.hang_timeout_seconds + spec.pod_overrides.termination_grace_period_seconds
-
-
 def _again(seen: Observation, limits: Limits, outcome: Outcome, counted: bool) -> Decision:
     """The next attempt, or the end when the limit of counted restarts is reached."""
-    status, spec = seen.job.status, seen.job.spec
-    limit = spec.restarts.limit if spec else 0
+    status, limit = seen.job.status, seen.job.restart_limit
     if counted and status.restarts >= limit:
         message = f"{outcome.result} after {status.restarts} of {limit} restarts: {outcome.message}"
         return Decision(Action.FAIL, Reason.RESTART_LIMIT, message, ended=outcome, counted=True)
@@ -246,14 +240,14 @@ def goes_on(seen: Observation, limits: Limits) -> Decision:
 
 
 def _next_timer(seen: Observation, limits: Limits) -> float | None:
-    spec, times = seen.job.spec, []
-    if spec and spec.active_deadline_seconds:
-        times.append(spec.active_deadline_seconds - seen.elapsed)
-    begun = seconds(seen.job.status.attempt_start_time)
+    job, times = seen.job, []
+    if job.active_deadline:
+        times.append(job.active_deadline - seen.elapsed)
+    begun = seconds(job.status.attempt_start_time)
     if not seen.bound and begun is not None:
         times.append(begun + limits.scheduling - seen.now)
-    if spec and seen.pull and seen.pull.progress.last_step_time:
-        times.append(seen.pull.progress.last_step_time + hang_allowance(spec) - seen.now)
+    if job.hang_allowance and seen.pull and seen.pull.progress.last_step_time:
+        times.append(seen.pull.progress.last_step_time + job.hang_allowance - seen.now)
     return max(0.1, min(times)) if times else None
 
 
@@ -261,11 +255,11 @@ CHECKS: tuple[Check, ...] = (
     finished,
     succeeded,
     failed_for_good,
-    refused,
+    invalid_spec,
     suspended,
     deadline_exceeded,
     not_admitted,
-    held_by_kueue,
+    waiting_for_kueue,
     attempt_ended,
     job_gone,
     job_ended,

@@ -1,64 +1,36 @@
 """The loop's body: look at one GRPOJob, decide, commit, start, tell, clear up.
 
-Exists as the one place where decisions meet the cluster; it reads as section 4 of the design. Level-triggered: it may
-be called at any time, any number of times, by the workers of workqueue.
+Here decisions meet the cluster; it reads as section "One job's way through" of docs/architecture.md. Level-triggered:
+it may be called at any time, any number of times.
 """
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from grpo_api.status import GRPOJobStatus
 
-from .admission.queue import Line
+from .admission.queue import AdmissionQueue
 from .cleanup import clean_up
-from .cluster.cache import Cache
-from .cluster.client import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
-from .errors import AlreadyExists, Conflict, NotFound, Reason, Refused
-from .events import Recorder
+from .cluster.api import CLAIMS, GRPOJOBS, JOBS, LIVE_PODS, PODS, SERVICES, Cluster, Object, Resource, Selection
+from .cluster.cache import Caches
+from .cluster.recorder import EventRecorder
+from .errors import AlreadyExists, Conflict, Denied, NotFound
 from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
-from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, Key, child_job
+from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, ObjectKey, child_job
 from .observe import Observation, Pull, observe
 from .policies import Action, Decision, Limits, decide
-from .records import (
-    GRPOJobRecord,
-    JobRecord,
-    PodRecord,
-    ServiceRecord,
-    grpojob_record,
-    job_record,
-    pod_record,
-    service_record,
-)
+from .reasons import Reason
 from .status import URGENT, build, merge_patch, to_json
 
 log = logging.getLogger(__name__)
 
 NAME_TAKEN_PAUSE = 2.0
-REFUSED_PAUSE = 15.0
+DENIED_PAUSE = 15.0
 """Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
 PATIENCE = 2
 """How many status intervals news of a gang that is still starting waits for company."""
-LIVE = "status.phase!=Succeeded,status.phase!=Failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Caches:
-    """All that is known of the cluster without asking."""
-
-    grpojobs: Cache[GRPOJobRecord] = field(default_factory=lambda: Cache(grpojob_record))
-    jobs: Cache[JobRecord] = field(default_factory=lambda: Cache(job_record))
-    pods: Cache[PodRecord] = field(default_factory=lambda: Cache(pod_record))
-    services: Cache[ServiceRecord] = field(default_factory=lambda: Cache(service_record))
-
-    def quiet(self, key: Key) -> bool:
-        """Whether nobody waits for a job's next step: its gang starts or runs, and there is only progress to tell."""
-        job = self.grpojobs.get(key)
-        if job is None or not job.active or not self.jobs.of(key):
-            return False
-        return all(pod.live for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
 
 
 class Reconciler:
@@ -68,15 +40,15 @@ class Reconciler:
         self,
         cluster: Cluster,
         caches: Caches,
-        line: Line,
-        recorder: Recorder,
+        queue: AdmissionQueue,
+        recorder: EventRecorder,
         *,
         limits: Limits,
+        clock: Callable[[], float],
         image: str = "",
         status_interval: float = 5.0,
-        progress: Callable[[Key], Pull | None] = lambda _: None,
-        wake: Callable[[Iterable[Key]], None] = lambda _: None,
-        clock: Callable[[], float] = time.time,
+        progress: Callable[[ObjectKey], Pull | None] = lambda _: None,
+        wake: Callable[[Iterable[ObjectKey]], None] = lambda _: None,
     ) -> None:
         """`image` is for jobs without spec.image; `progress` gives the last pull; `clock` gives unix seconds.
 
@@ -84,7 +56,7 @@ class Reconciler:
         """
         self._cluster = cluster
         self._caches = caches
-        self._line = line
+        self._queue = queue
         self._recorder = recorder
         self._limits = limits
         self._image = image
@@ -94,9 +66,9 @@ class Reconciler:
         self._clock = clock
         self._admission = asyncio.Lock()
         self._services = asyncio.Lock()
-        self._written: dict[Key, float] = {}
+        self._written: dict[ObjectKey, float] = {}
 
-    async def __call__(self, key: Key) -> float | None:
+    async def __call__(self, key: ObjectKey) -> float | None:
         """One look and one step. Returns the seconds until time alone may change something.
 
         Raises:
@@ -122,7 +94,7 @@ class Reconciler:
         await self._clear_up(key)
         return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
 
-    def _look(self, key: Key) -> Observation | None:
+    def _look(self, key: ObjectKey) -> Observation | None:
         job = self._caches.grpojobs.get(key)
         if job is None:
             return None
@@ -131,19 +103,19 @@ class Reconciler:
 
     def _again(self, seen: Observation) -> tuple[Observation, Decision]:
         """Looks and decides anew after a write of ours; a job deleted meanwhile needs nothing."""
-        fresh = self._look(seen.job.parent)
+        fresh = self._look(seen.job.key)
         return (fresh, decide(fresh, self._limits)) if fresh else (seen, Decision(Action.WAIT))
 
     async def _admit(self, seen: Observation, asked: Decision) -> tuple[Observation, Decision]:
-        """Asks the line and commits the attempt: that write is the reservation and the attempt counter.
+        """Asks the admission queue and commits the attempt: that write is the reservation and the attempt counter.
 
         Jobs that compete for GPUs are answered one after the other, each on what the one before has committed.
         """
-        async with self._admission if self._line.competes(seen.job) else _Open():
+        async with self._admission if seen.job.competes else contextlib.nullcontext():
             seen, asked = self._again(seen)
             if asked.action is not Action.ADMIT:
                 return seen, asked
-            answer = await self._line.answer(seen, asked)
+            answer = await self._queue.answer(seen, asked)
             if answer.action is not Action.COMMIT:
                 return seen, answer
             await self._write(seen, answer, build(seen, answer))
@@ -151,7 +123,7 @@ class Reconciler:
 
     async def _start(self, seen: Observation) -> tuple[Observation, Decision]:
         """POSTs what the attempt needs. An object of the Job's name that is not this attempt's is never touched."""
-        job, key, status = seen.job, seen.job.parent, seen.job.status
+        job, key, status = seen.job, seen.job.key, seen.job.status
         if job.spec is None or status.plan is None:
             return seen, Decision(Action.WAIT)
         body = indexed_job(Attempt(key, job.uid, job.spec, status.plan, status.attempt), job.spec.image or self._image)
@@ -163,21 +135,23 @@ class Reconciler:
             answer = await self._cluster.create(JOBS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
-            known = job_record(answer)
-            if known.grpojob_uid != job.uid or known.attempt != status.attempt or known.deleting:
-                message = f"Job {known.name} exists and is not this GRPOJob's; waiting until it is gone"
+            known = self._caches.jobs.read(answer)
+            ours = known and (known.grpojob_uid, known.attempt) == (job.uid, status.attempt)
+            if known is None or not ours or known.deleting:
+                name = child_job(key.name, status.attempt)
+                message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
                 return seen, Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=NAME_TAKEN_PAUSE)
-        except Refused as error:
-            log.warning("%s: attempt %d was refused: %s", key, status.attempt, error)
-            message = f"the API server refuses what attempt {status.attempt} needs: {error}"
-            return seen, Decision(Action.WAIT, Reason.REFUSED, message, look_again=REFUSED_PAUSE)
+        except (Denied, NotFound) as error:
+            log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
+            message = f"the API server denies what attempt {status.attempt} needs: {error}"
+            return seen, Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
         log.info("%s: attempt %d started", key, status.attempt)
         self._caches.jobs.put(answer)
         return self._again(seen)
 
     async def _ensure_service(self, namespace: str) -> None:
         async with self._services:
-            if self._caches.services.get(Key(namespace, RENDEZVOUS_SERVICE)) is None:
+            if self._caches.services.get(ObjectKey(namespace, RENDEZVOUS_SERVICE)) is None:
                 found = await self._ensure(SERVICES, rendezvous_service(namespace))
                 if found:
                     self._caches.services.put(found)
@@ -198,7 +172,7 @@ class Reconciler:
         # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
         starting = seen.job.active and not seen.started
         pause = self._status_interval * (PATIENCE if starting else 1)
-        left = self._written.get(seen.job.parent, 0.0) + pause - seen.now
+        left = self._written.get(seen.job.key, 0.0) + pause - seen.now
         if left > 0 and not URGENT & patch.keys() and (starting or "conditions" not in patch):
             return left
         await self._write(seen, decision, new)
@@ -209,24 +183,24 @@ class Reconciler:
         job = seen.job
         patch = merge_patch(job.raw_status, to_json(new))
         body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
-        log.debug("%s: %s writes %s", job.parent, decision.action, ", ".join(patch))
+        log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
-            answer = await self._cluster.patch_status(*job.parent, body)
+            answer = await self._cluster.patch_status(*job.key, body)
         except NotFound:
-            self._caches.grpojobs.discard(*job.parent, job.uid)
+            self._caches.grpojobs.discard(job.key, job.uid)
             return
         except Conflict:
-            self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.parent))
+            self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
             raise
         self._caches.grpojobs.put(answer)
-        self._written[job.parent] = seen.now
+        self._written[job.key] = seen.now
         if new.phase != job.status.phase:
-            log.info("%s: %s: %s %s", job.parent, new.phase, decision.reason, decision.message)
+            log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
         if job.active and new.attempt_start_time is None:
-            self._wake(self._line.freed())
+            self._wake(self._queue.freed())
         self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
 
-    async def _clear_up(self, key: Key) -> None:
+    async def _clear_up(self, key: ObjectKey) -> None:
         """Ends what is left of attempts that are not to run."""
         seen = self._look(key)
         if seen is None:
@@ -237,14 +211,4 @@ class Reconciler:
                 await self._cluster.delete(JOBS, key.namespace, child.name, child.uid)
         for attempt in left.stop_attempts:
             labels = f"{LABEL_UID}={seen.job.uid},{LABEL_ATTEMPT}={attempt}"
-            await self._cluster.delete_all(Selection(PODS, key.namespace, labels, LIVE))
-
-
-class _Open:
-    """A lock that is always free."""
-
-    async def __aenter__(self) -> None:
-        """Waits for nothing."""
-
-    async def __aexit__(self, *_: object) -> None:
-        """Frees nothing."""
+            await self._cluster.delete_all(Selection(PODS, key.namespace, labels, LIVE_PODS))

@@ -1,57 +1,27 @@
 """What the operator keeps of each object that it watches: typed records of the few fields that decisions need.
 
-Exists because whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed. Pure:
-API objects (dicts) in, frozen records out. Used by the caches; read by observe, policies, status and metrics_server.
+Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.job import GRPOJobSpec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
-from .errors import Reason
-from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, Key
-from .terminations import PodEnd, pod_end
+from .names import ObjectKey
+from .reasons import Reason
+from .terminations import PodTermination
 
-Object = Mapping[str, Any]
-
-
-def seconds(text: str | None) -> float | None:
-    """Unix time of an RFC 3339 timestamp; None stays None."""
-    return datetime.fromisoformat(text).timestamp() if text else None
+ENDED_PHASES = ("Succeeded", "Failed")
+"""Phases of a pod that has ended."""
 
 
-def timestamp(unix: float) -> str:
-    """RFC 3339 in UTC with whole seconds, as metav1.Time is written."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _version(meta: Object) -> int:
-    return int(meta.get("resourceVersion") or 0)
-
-
-def _attempt(meta: Object) -> int:
-    text = (meta.get("labels") or {}).get(LABEL_ATTEMPT, "")
-    return int(text) if text.isdecimal() else 0
-
-
-def _parent(meta: Object) -> Key:
-    return Key(meta["namespace"], (meta.get("labels") or {}).get(LABEL_JOB, ""))
-
-
-def _owner_uid(meta: Object) -> str:
-    return next((owner["uid"] for owner in meta.get("ownerReferences") or () if owner.get("controller")), "")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOJobRecord:
-    """One GRPOJob: `spec` is None and `problems` says why when its types refuse it."""
+    """One GRPOJob: `spec` is None and `problems` says why when its types reject it."""
 
-    parent: Key
-    name: str
+    key: ObjectKey
     uid: str
     version: int
     generation: int
@@ -62,11 +32,66 @@ class GRPOJobRecord:
     status: GRPOJobStatus
     raw_status: dict[str, Any]
 
+    @property
+    def job_key(self) -> ObjectKey:
+        """Itself."""
+        return self.key
+
+    @property
+    def name(self) -> str:
+        """Name of the GRPOJob."""
+        return self.key.name
+
+    @property
+    def queue_name(self) -> str | None:
+        """Kueue's LocalQueue, when Kueue admits this job and its Jobs are created suspended."""
+        return self.spec.placement.queue_name if self.spec else None
+
+    @property
+    def competes(self) -> bool:
+        """Whether the job wants GPUs that the operator itself hands out."""
+        return self.spec is not None and self.spec.placement.accelerator == "GPU" and not self.queue_name
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the user has paused the job."""
+        return self.spec is not None and self.spec.suspend
+
+    @property
+    def active_deadline(self) -> int | None:
+        """spec.activeDeadlineSeconds."""
+        return self.spec.active_deadline_seconds if self.spec else None
+
+    @property
+    def time_to_live(self) -> int | None:
+        """spec.ttlSecondsAfterFinished."""
+        return self.spec.ttl_seconds_after_finished if self.spec else None
+
+    @property
+    def restart_limit(self) -> int:
+        """spec.restarts.limit; a job whose spec can't be read is not restarted."""
+        return self.spec.restarts.limit if self.spec else 0
+
+    @property
+    def hang_allowance(self) -> float | None:
+        """Seconds without a step after which the operator ends an attempt: twice the trainer's own limit and its grace.
+
+        The trainer's watchdog is to act first; this is for a rank 0 whose watchdog can't.
+        """
+        if self.spec is None:
+            return None
+        return 2.0 * self.spec.guard.hang_timeout_seconds + self.spec.pod_overrides.termination_grace_period_seconds
+
+    @property
+    def nodes(self) -> int:
+        """Pods of the gang; 1 while there is no plan."""
+        return self.status.plan.nodes if self.status.plan else 1
+
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if it has been written."""
         return next((found for found in self.status.conditions if found.type == kind), None)
 
-    def holds(self, kind: ConditionType) -> bool:
+    def is_true(self, kind: ConditionType) -> bool:
         """Whether the condition is True."""
         found = self.condition(kind)
         return found is not None and found.status == "True"
@@ -74,44 +99,63 @@ class GRPOJobRecord:
     @property
     def finished(self) -> bool:
         """Whether the job has succeeded or failed for good."""
-        return self.holds(ConditionType.SUCCEEDED) or self.holds(ConditionType.FAILED)
+        return self.is_true(ConditionType.SUCCEEDED) or self.is_true(ConditionType.FAILED)
 
     @property
     def active(self) -> bool:
-        """Whether the attempt that status.attempt counts was admitted and has not ended, or is held by Kueue."""
+        """Whether the attempt that status.attempt counts was admitted and has not ended, or waits for Kueue."""
         found = self.condition(ConditionType.ADMITTED)
         if found is None or self.finished or not self.status.attempt:
             return False
-        return found.status == "True" or found.reason == Reason.WAITING_IN_QUEUE
+        return found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the current spec was found unusable; it is looked at again when it changes."""
+        found = self.condition(ConditionType.ADMITTED)
+        if found is None or found.status == "True" or found.observed_generation != self.generation:
+            return False
+        return found.reason in (Reason.INVALID_SPEC, Reason.NOT_SUPPORTED, Reason.NO_IMAGE)
+
+    @property
+    def wants_admission(self) -> bool:
+        """Whether the job waits for GPUs that the operator hands out."""
+        settled = self.active or self.finished or self.deleting
+        return self.competes and not settled and not self.suspended and not self.rejected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """The Indexed Job of one attempt. `grpojob_uid` is the controlling owner's uid, empty for a stranger's Job."""
 
-    parent: Key
-    name: str
+    key: ObjectKey
+    job_key: ObjectKey
     uid: str
     version: int
     grpojob_uid: str
     attempt: int
     suspended: bool
     deleting: bool
-    started: float | None
     ended: str
     """Reason of its Complete or Failed condition; empty while neither is True."""
 
+    @property
+    def name(self) -> str:
+        """Name of the Job."""
+        return self.key.name
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodRecord:
     """One pod of an attempt."""
 
-    parent: Key
-    name: str
+    key: ObjectKey
+    job_key: ObjectKey
     uid: str
     version: int
     grpojob_uid: str
-    job_uid: str
+    controller_uid: str
+    """uid of the Job that made it; empty for a pod that somebody made by hand."""
     attempt: int
     index: int
     node: str
@@ -125,115 +169,24 @@ class PodRecord:
     """Its container should run, but the node controller has marked it not ready."""
     deleted_at: float | None
     """When its deletion was asked for."""
-    end: PodEnd | None
+    termination: PodTermination | None
+
+    @property
+    def name(self) -> str:
+        """Name of the pod."""
+        return self.key.name
 
     @property
     def live(self) -> bool:
         """Whether it runs or may still run, and nobody has told it to end."""
-        return self.phase not in ("Succeeded", "Failed") and self.deleted_at is None
+        return self.phase not in ENDED_PHASES and self.deleted_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecord:
-    """The rendezvous Service of a namespace; it belongs to all GRPOJobs there, so its parent has no name."""
+    """The rendezvous Service of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
 
-    parent: Key
-    name: str
+    key: ObjectKey
+    job_key: ObjectKey
     uid: str
     version: int
-
-
-def _validated(spec: dict[str, Any]) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
-    try:
-        return parse_spec(spec), ()
-    except SpecInvalid as error:
-        return None, tuple(error.problems)
-
-
-def grpojob_record(item: Object) -> GRPOJobRecord:
-    """The record of a GRPOJob.
-
-    Raises:
-        pydantic.ValidationError: the status holds values that this version doesn't know (unknown fields are ignored).
-    """
-    meta, status = item["metadata"], dict(item.get("status") or {})
-    spec, problems = _validated(dict(item.get("spec") or {}))
-    return GRPOJobRecord(
-        parent=Key(meta["namespace"], meta["name"]),
-        name=meta["name"],
-        uid=meta["uid"],
-        version=_version(meta),
-        generation=meta.get("generation", 0),
-        created=seconds(meta["creationTimestamp"]) or 0.0,
-        deleting="deletionTimestamp" in meta,
-        spec=spec,
-        problems=problems,
-        status=GRPOJobStatus.model_validate(status, extra="ignore"),
-        raw_status=status,
-    )
-
-
-def job_record(item: Object) -> JobRecord:
-    """The record of a batch/v1 Job."""
-    meta, status = item["metadata"], item.get("status") or {}
-    ends = [c for c in status.get("conditions") or () if c["type"] in ("Complete", "Failed") and c["status"] == "True"]
-    return JobRecord(
-        parent=_parent(meta),
-        name=meta["name"],
-        uid=meta["uid"],
-        version=_version(meta),
-        grpojob_uid=_owner_uid(meta),
-        attempt=_attempt(meta),
-        suspended=bool(item["spec"].get("suspend")),
-        deleting="deletionTimestamp" in meta,
-        started=seconds(status.get("startTime")),
-        ended=(ends[0].get("reason") or ends[0]["type"]) if ends else "",
-    )
-
-
-def _container_state(status: Object) -> Object:
-    return next((c.get("state") or {} for c in status.get("containerStatuses") or ()), {})
-
-
-def _condition(status: Object, kind: str) -> Object:
-    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
-
-
-def _sentence(part: Object) -> str:
-    return ": ".join(str(part[field]) for field in ("reason", "message") if part.get(field))
-
-
-def _deleted_at(meta: Object) -> float | None:
-    """The API's deletionTimestamp is when the grace period ends; subtract it."""
-    ends = seconds(meta.get("deletionTimestamp"))
-    return None if ends is None else ends - float(meta.get("deletionGracePeriodSeconds") or 0)
-
-
-def pod_record(item: Object) -> PodRecord:
-    """The record of a pod."""
-    meta, status, labels = item["metadata"], item.get("status") or {}, item["metadata"].get("labels") or {}
-    state, bound = _container_state(status), _condition(status, "PodScheduled")
-    return PodRecord(
-        parent=_parent(meta),
-        name=meta["name"],
-        uid=meta["uid"],
-        version=_version(meta),
-        grpojob_uid=labels.get(LABEL_UID, ""),
-        job_uid=_owner_uid(meta),
-        attempt=_attempt(meta),
-        index=int(labels.get(LABEL_INDEX) or 0),
-        node=item["spec"].get("nodeName") or "",
-        ip=status.get("podIP") or "",
-        phase=status.get("phase") or "Pending",
-        waiting=_sentence(state.get("waiting") or {}),
-        unschedulable=(bound.get("message") or "") if bound.get("status") == "False" else "",
-        node_lost="running" in state and _condition(status, "Ready").get("status") == "False",
-        deleted_at=_deleted_at(meta),
-        end=pod_end(status),
-    )
-
-
-def service_record(item: Object) -> ServiceRecord:
-    """The record of a Service."""
-    meta = item["metadata"]
-    return ServiceRecord(Key(meta["namespace"], ""), meta["name"], meta["uid"], _version(meta))

@@ -1,6 +1,6 @@
 """What the operator is installed with: flags of the command line, as the chart sets them.
 
-Exists so that no other module reads arguments or the environment. Called by __main__.
+No other module reads arguments or the environment.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .policies import Limits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings; times in seconds."""
 

@@ -1,14 +1,13 @@
 """The status that a GRPOJob should have: fields, conditions and the derived phase.
 
-Exists so that what users see follows from an Observation and a Decision alone. Pure; times come in with the
-Observation. Called by reconcile, which writes the result only where it differs.
+What users see follows from an Observation and a Decision alone; times come in with the Observation.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.plan import MemoryPrediction
-from grpo_api.report import Outcome, Progress
+from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import (
     Condition,
     ConditionType,
@@ -22,10 +21,11 @@ from grpo_api.status import (
 )
 
 from .conditions import conditions
-from .errors import Reason
 from .observe import Observation
 from .policies import Action, Decision
-from .records import PodRecord, timestamp
+from .reasons import Reason
+from .records import ENDED_PHASES, PodRecord
+from .times import timestamp
 
 URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
 """Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
@@ -34,8 +34,8 @@ costs the API server."""
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _WAITING = (
     Reason.WAITING_FOR_GPUS,
-    Reason.WAITING_IN_LINE,
     Reason.WAITING_IN_QUEUE,
+    Reason.WAITING_FOR_KUEUE,
     Reason.SCHEDULING_TIMEOUT,
     Reason.RESUMED,
 )
@@ -61,13 +61,12 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
     """Counter, plan and clock of the attempt."""
     old, action = seen.job.status, decision.action
     if action is Action.COMMIT:
-        held = bool(seen.job.spec and seen.job.spec.placement.queue_name)
         return {
             "attempt": old.attempt + 1,
             "plan": decision.plan,
             "job_uid": None,
             "start_time": old.start_time or timestamp(seen.now),
-            "attempt_start_time": None if held else timestamp(seen.now),
+            "attempt_start_time": None if seen.job.queue_name else timestamp(seen.now),
             "active_seconds": int(seen.elapsed),
             "pods": [],
         }
@@ -79,7 +78,7 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
 
 
 def _clock(seen: Observation) -> dict[str, Any]:
-    """The clock stands still while Kueue holds the Job."""
+    """The clock stands still while Kueue has the Job suspended."""
     since, running = seen.job.status.attempt_start_time, seen.child is not None and not seen.child.suspended
     if running and since is None:
         return {"attempt_start_time": timestamp(seen.now)}
@@ -95,26 +94,55 @@ def _stamped(outcome: Outcome, attempt: int) -> Outcome:
 
 def _report(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What rank 0 and the pods said; the last words stay when they are gone."""
+    if seen.job.finished:
+        return _final_pods(seen)
     if not seen.job.active or decision.action is Action.COMMIT:
         return {}
     fields: dict[str, Any] = {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
     if seen.pull:
         fields |= reported(seen.pull.progress, seen)
-    if decision.action is Action.SUCCEED and decision.ended:
-        fields["progress"] = _complete(fields.get("progress") or seen.job.status.progress, decision.ended)
+    if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
+        fields |= _last_words(fields, seen, decision.ended)
     return fields
+
+
+def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:
+    """Progress and metrics as they are told with the end: newer than any pull."""
+    old = seen.job.status
+    told = [ended, *(one.outcome for one in seen.terminations if one.reported)]
+    last = max(told, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
+    words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
+    if metrics := _metrics(last.metrics):
+        words["metrics"] = metrics
+    return words
+
+
+def _final_pods(seen: Observation) -> dict[str, Any]:
+    """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
+    now = {pod.name: _pod(pod) for pod in seen.pods}
+    final = [now.get(known.name, _gone(known)) for known in seen.job.status.pods]
+    return {"pods": final} if final != seen.job.status.pods else {}
+
+
+def _gone(pod: PodStatus) -> PodStatus:
+    return pod if pod.phase in ENDED_PHASES else pod.model_copy(update={"phase": "Deleted"})
 
 
 def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
     """status.progress, .metrics and .memory from rank 0's progress."""
     fields: dict[str, Any] = {"progress": _progress(progress)}
-    named = {name: progress.metrics[name] for name in MetricsStatus.model_fields if name in progress.metrics}
-    if named:
-        fields["metrics"] = MetricsStatus(**{name: f"{value:.4g}" for name, value in named.items()})
+    if metrics := _metrics(progress.metrics):
+        fields["metrics"] = metrics
     plan = seen.job.status.plan
     if plan and plan.memory and (memory := memory_measurement(plan.memory, progress.memory)):
         fields["memory"] = memory
     return fields
+
+
+def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
+    """status.metrics, as text with four significant digits; None when none of them was told."""
+    named = {name: f"{values[name]:.4g}" for name in MetricsStatus.model_fields if name in values}
+    return MetricsStatus(**named) if named else None
 
 
 def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:
@@ -168,22 +196,27 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
     """The final progress: the outcome's step is newer than the last pull."""
     known = progress or ProgressStatus()
     step = max(outcome.step, known.step)
-    total = max(known.total_steps, step)
+    total = max(known.total_steps, outcome.total_steps, step)
+    done = outcome.result is Result.SUCCEEDED
     return known.model_copy(
         update={
             "step": step,
             "total_steps": total,
-            "percent": 100 * step // total if total else 100,
+            "percent": 100 * step // total if total else 100 * int(done),
             "summary": f"{step}/{total}",
-            "eta_seconds": 0,
+            "eta_seconds": 0 if done else None,
             "eta": "",
         }
     )
 
 
 def _pod(pod: PodRecord) -> PodStatus:
-    reason = pod.end.outcome.result.value if pod.end else (pod.waiting or pod.unschedulable)
-    return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=pod.phase, reason=reason[:256])
+    found, phase = pod.termination, pod.phase
+    if found and found.exit_code is not None and phase not in ENDED_PHASES:
+        # the kubelet sets a pod's phase a moment after its container's end, and nobody may look again
+        phase = "Failed" if found.exit_code else "Succeeded"
+    reason = found.outcome.result.value if found else (pod.waiting or pod.unschedulable)
+    return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256])
 
 
 def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[Condition]:

@@ -1,24 +1,24 @@
 """How a pod ended, and which of several ends is the cause of the others.
 
-Exists because the first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their
-connections, and the Job controller deletes the survivors. Pure. Used by records (one pod) and observe (the gang).
+The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections, and the
+Job controller deletes the survivors. Pure.
 
 Trust, in this order (design: "The contract between operator and pod"): the Outcome in the termination message, the
 container's and pod's state as the kubelet wrote it, the exit code. Only an Outcome can say Succeeded.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from enum import IntEnum
-from typing import Any
 
 from pydantic import ValidationError
 
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
+from .names import CONTAINER
+from .untyped import Part
+
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
-_SIGTERM = EXIT_CODES[Result.PREEMPTED]
 MAX_MESSAGE = 3072
 PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED_KL})
 """Results that the same input would give again: no restart."""
@@ -36,8 +36,8 @@ class Tier(IntEnum):
     TERMINATED = 7
 
 
-@dataclass(frozen=True, slots=True)
-class PodEnd:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodTermination:
     """The end of one pod. `reported`: an Outcome says so, it is not concluded from the container's state."""
 
     outcome: Outcome
@@ -81,44 +81,60 @@ _TIERS = {
 }
 
 
-def root_cause(ends: Iterable[PodEnd]) -> PodEnd | None:
+def root_cause(terminations: Iterable[PodTermination]) -> PodTermination | None:
     """The end to blame: the lowest tier, then the earliest, then the lowest rank."""
-    failed = [end for end in ends if not end.succeeded]
+    failed = [end for end in terminations if not end.succeeded]
     return min(failed, key=lambda e: (e.tier, e.finished_at or 0.0, e.outcome.rank), default=None)
 
 
-def pod_end(status: Mapping[str, Any]) -> PodEnd | None:
-    """The end that a pod's status tells of, None while its container may still run."""
-    target: Mapping[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget"), {})
-    disrupted = target.get("status") == "True"
-    why = ": ".join(str(part[k]) for part in (target, status) for k in ("reason", "message") if part.get(k))
-    ended = [c["state"]["terminated"] for c in status.get("containerStatuses") or () if "terminated" in c["state"]]
-    if ended:
-        return _container_end(ended[0], disrupted, why)
-    if status.get("phase") != "Failed":
+def trainer_container(status: Part) -> Part:
+    """The training container's status in a pod's; sidecars that others add say nothing about the training."""
+    return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), Part(None))
+
+
+def pod_termination(status: Part) -> PodTermination | None:
+    """The end that a pod's status tells of, None while its container may still run.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    target = status.condition("DisruptionTarget")
+    disrupted = target.text("status") == "True"
+    why = ": ".join(part.sentence() for part in (target, status) if part.sentence())
+    state = trainer_container(status).part("state")
+    if "terminated" in state:
+        return _container_termination(state.part("terminated"), disrupted, why)
+    if status.text("phase") != "Failed":
         return None
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
-    return PodEnd(Outcome(result=Result.PREEMPTED, message=_cut(why or "the pod failed")), None, False, disrupted=True)
+    outcome = Outcome(result=Result.PREEMPTED, message=_cut(why or "the pod failed"))
+    return PodTermination(outcome=outcome, finished_at=None, reported=False, disrupted=True)
 
 
-def _container_end(terminated: Mapping[str, Any], disrupted: bool, why: str) -> PodEnd:
-    code, finished = terminated["exitCode"], terminated.get("finishedAt")
-    at = datetime.fromisoformat(finished).timestamp() if finished else None
-    reported = _reported(terminated.get("message") or "")
-    if reported:
-        return PodEnd(reported, at, True, disrupted, code)
-    if terminated.get("reason") == "OOMKilled":
-        message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.placement.memory"
-        return PodEnd(Outcome(result=Result.OUT_OF_MEMORY, message=message), at, False, disrupted, code)
+def _container_termination(terminated: Part, disrupted: bool, why: str) -> PodTermination:
+    message = terminated.text("message")
+    reported = _reported(message)
+    return PodTermination(
+        outcome=reported or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
+        finished_at=terminated.time("finishedAt"),
+        reported=reported is not None,
+        disrupted=disrupted,
+        exit_code=terminated.integer("exitCode"),
+    )
+
+
+def _concluded(terminated: Part, detail: str) -> Outcome:
+    """What the container's state says of a program that said nothing itself."""
+    code = terminated.integer("exitCode")
+    if terminated.text("reason") == "OOMKilled":
+        message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.resources.limits.memory"
+        return Outcome(result=Result.OUT_OF_MEMORY, message=message)
     if code == 0:
         result, message = Result.ERROR, "the container ended with exit code 0 but left no outcome, so it is not done"
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    detail = "; ".join(part for part in (why, (terminated.get("message") or "").strip()) if part)
-    return PodEnd(
-        Outcome(result=result, message=_cut(f"{message}: {detail}" if detail else message)), at, False, disrupted, code
-    )
+    return Outcome(result=result, message=_cut(f"{message}: {detail}" if detail else message))
 
 
 def _reported(message: str) -> Outcome | None:

@@ -1,7 +1,6 @@
 """A work queue of keys: de-duplicated, one worker per key at a time, delayed adds, retries with growing pauses.
 
-Exists so that any number of events about one job cost one reconcile. Filled by handlers, watcher and progress; drained
-by the workers of run_workers, which hand keys to the reconciler.
+Any number of events about one job cost one reconcile.
 """
 
 import asyncio
@@ -12,11 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 from .errors import Conflict, OperatorError
-from .names import Key
+from .names import ObjectKey
 
 log = logging.getLogger(__name__)
 
-Reconcile = Callable[[Key], Awaitable[float | None]]
+Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
 FIRST_RETRY, LAST_RETRY = 0.1, 60.0
 
 
@@ -25,20 +24,20 @@ class WorkQueue:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds; it only measures waiting."""
-        self._ready: asyncio.PriorityQueue[tuple[bool, int, Key]] = asyncio.PriorityQueue()
-        self._waiting: dict[Key, float] = {}
-        self._slow: dict[Key, bool] = {}
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, ObjectKey]] = asyncio.PriorityQueue()
+        self._waiting: dict[ObjectKey, float] = {}
+        self._slow: dict[ObjectKey, bool] = {}
         self._count = itertools.count()
-        self._active: set[Key] = set()
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
-        self._failures: dict[Key, int] = {}
+        self._active: set[ObjectKey] = set()
+        self._timers: dict[ObjectKey, asyncio.TimerHandle] = {}
+        self._failures: dict[ObjectKey, int] = {}
         self._clock = clock
 
     def __len__(self) -> int:
         """Keys that wait for a worker."""
         return len(self._waiting)
 
-    def add(self, key: Key, slow: bool = False) -> None:
+    def add(self, key: ObjectKey, slow: bool = False) -> None:
         """Wants the key looked at now, behind all others if `slow`; one that waits already moves at most forward."""
         first = key not in self._waiting
         if not first and (slow or not self._slow[key]):
@@ -49,7 +48,7 @@ class WorkQueue:
         if key not in self._active:
             self._ready.put_nowait((slow, next(self._count), key))
 
-    def add_after(self, key: Key, seconds: float) -> None:
+    def add_after(self, key: ObjectKey, seconds: float) -> None:
         """Wants the key looked at after a while; an earlier wish stays."""
         loop = asyncio.get_running_loop()
         known = self._timers.get(key)
@@ -58,16 +57,16 @@ class WorkQueue:
         self._cancel(key)
         self._timers[key] = loop.call_later(seconds, self._fire, key)
 
-    def _fire(self, key: Key) -> None:
+    def _fire(self, key: ObjectKey) -> None:
         self._timers.pop(key, None)
         self.add(key)
 
-    def _cancel(self, key: Key) -> None:
+    def _cancel(self, key: ObjectKey) -> None:
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
 
-    async def get(self) -> tuple[Key, float]:
+    async def get(self) -> tuple[ObjectKey, float]:
         """The next key and how long it waited, in seconds; the caller must call `done`."""
         while True:
             _, _, key = await self._ready.get()
@@ -79,20 +78,20 @@ class WorkQueue:
         self._cancel(key)
         return key, self._clock() - self._waiting.pop(key)
 
-    def done(self, key: Key) -> None:
+    def done(self, key: ObjectKey) -> None:
         """The worker is through; a key added meanwhile is ready again."""
         self._active.discard(key)
         if key in self._waiting:
             self._ready.put_nowait((self._slow[key], next(self._count), key))
 
-    def retry(self, key: Key) -> float:
+    def retry(self, key: ObjectKey) -> float:
         """Adds the key after a pause that doubles with each failure; returns the pause."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (count - 1)) * random.uniform(0.8, 1.2)
         self.add_after(key, pause)
         return pause
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: ObjectKey) -> None:
         """The key was handled well: its next failure is its first."""
         self._failures.pop(key, None)
 
@@ -127,7 +126,7 @@ async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> No
             observer.worked(time.perf_counter() - began, result)
 
 
-async def _once(queue: WorkQueue, reconcile: Reconcile, key: Key) -> str:
+async def _once(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:
     try:
         look_again = await reconcile(key)
     except Conflict as error:

@@ -105,7 +105,7 @@ def test_two_gangs_of_three_never_deadlock_whoever_dies_or_grabs_between(gangs: 
     gangs.kubectl("wait", "--for=jsonpath={.status.used}", "resourcequota/none", "--timeout", "60s")
     for name in "ab":
         want(gangs, name, 3, **ON_ONE_NODE)
-    gangs.wait("a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "Refused")
+    gangs.wait("a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "FailedCreate")
     gangs.wait("b", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
     gangs.access.kubectl("delete", "pod", "--namespace", stack.SYSTEM_NAMESPACE, "--all", "--now")
     foreign_pod(gangs, 2)

@@ -21,7 +21,7 @@ import pytest
 
 from grpo_api.contract import API_VERSION, KIND
 from grpo_operator.__main__ import run
-from grpo_operator.cluster import client as cluster
+from grpo_operator.cluster import api, client
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB
 from grpo_operator.settings import Settings
 from harness.client import ApiClient, ApiStatusError
@@ -237,12 +237,12 @@ class Swallowed(threading.Event):
     """Makes the operator hang at the moment when it would POST a Job, as if it died there."""
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        create = cluster.HttpCluster.create
+        create = client.HttpCluster.create
 
-        async def hang(client: cluster.HttpCluster, resource: cluster.Resource, namespace: str, body: Object) -> Object:
-            if resource is cluster.JOBS:
+        async def hang(cluster: client.HttpCluster, resource: api.Resource, namespace: str, body: Object) -> Object:
+            if resource is api.JOBS:
                 self.set()
                 await asyncio.Event().wait()
-            return await create(client, resource, namespace, body)
+            return await create(cluster, resource, namespace, body)
 
-        monkeypatch.setattr(cluster.HttpCluster, "create", hang)
+        monkeypatch.setattr(client.HttpCluster, "create", hang)

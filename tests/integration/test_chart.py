@@ -158,8 +158,8 @@ def test_monitors_select_what_the_operator_labels() -> None:
 def test_alerts_and_panels_name_only_metrics_that_exist() -> None:
     documents = rendered(*EVERYTHING)
     alerts = [rule for group in only(documents, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
-    board = json.loads(only(documents, "ConfigMap")["data"]["grpo.json"])
-    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    capacity = json.loads(only(documents, "ConfigMap")["data"]["grpo.json"])
+    panels = [panel for panel in capacity["panels"] if panel["type"] != "row"]
     expressions = [rule["expr"] for rule in alerts] + [panel["targets"][0]["expr"] for panel in panels]
     known = {metric.name: metric.kind for metric in (*metrics.TRAINER, *metrics.OPERATOR)}
     for expression in expressions:
@@ -167,4 +167,4 @@ def test_alerts_and_panels_name_only_metrics_that_exist() -> None:
         assert {re.sub(r"_(sum|count)$", "", name) if name not in known else name for name in used} <= known.keys()
     assert {alert["alert"] for alert in alerts} >= {"GRPOKLExplosion", "GRPOTrainingStalled", "GRPORewardCollapse"}
     assert {panel["title"] for panel in panels} <= known.keys()
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert len({panel["id"] for panel in capacity["panels"]}) == len(capacity["panels"])

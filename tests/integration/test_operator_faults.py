@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.client import HttpCluster, Object
+from grpo_operator.cluster.api import Object
+from grpo_operator.cluster.client import HttpCluster
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Swallowed, operating, outcome
@@ -50,7 +51,7 @@ def test_what_a_quota_forbids_is_told_and_tried_again(bench: Bench, grpo_cluster
     bench.wait("the quota", lambda: "used" in bench.get(quotas, "none").get("status", {}))
     with operating(grpo_cluster, namespaces=(bench.namespace,)):
         bench.submit()
-        bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "Refused")
+        bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "FailedCreate")
         status, _, message = bench.condition("Scheduled")
         assert status == "False"
         assert "exceeded quota: none" in message

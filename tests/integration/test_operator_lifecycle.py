@@ -231,7 +231,7 @@ def test_kueue_gets_a_suspended_job_and_alone_starts_it(bench: Bench, operator: 
     assert job["spec"]["suspend"] is True
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     bench.wait_phase("Queued")
-    assert bench.condition("Admitted")[:2] == ("False", "WaitingInQueue")
+    assert bench.condition("Admitted")[:2] == ("False", "WaitingForKueue")
     assert "attemptStartTime" not in bench.status()
     bench.patch(JOBS, "run-1", {"spec": {"suspend": False}})
     bench.wait_running()

@@ -1,6 +1,6 @@
 """A small world for the operator's unit tests: API objects as the server would send them, and what is seen of them.
 
-Exists so that a test states only what it is about. Everything goes through the real record parsers.
+A test states only what it is about. Everything goes through the real record parsers.
 """
 
 from typing import Any
@@ -8,23 +8,16 @@ from typing import Any
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Progress
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, Key
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey
 from grpo_operator.observe import Observation, Pull, observe
+from grpo_operator.parsing import grpojob_record, job_record, pod_record
 from grpo_operator.policies import Decision, Limits, decide
-from grpo_operator.records import (
-    GRPOJobRecord,
-    JobRecord,
-    PodRecord,
-    grpojob_record,
-    job_record,
-    pod_record,
-    seconds,
-    timestamp,
-)
+from grpo_operator.records import GRPOJobRecord, JobRecord, PodRecord
 from grpo_operator.status import build, to_json
+from grpo_operator.times import seconds, timestamp
 
 NOW = seconds("2026-11-21T12:00:00Z") or 0.0
-KEY = Key("team-a", "run")
+KEY = ObjectKey("team-a", "run")
 UID = "uid-of-run"
 LIMITS = Limits()
 
@@ -140,7 +133,7 @@ def said(result: str, **more: Any) -> str:
 
 
 def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
-    """A pod; without `state` it runs. Keywords: phase, node, deleted (seconds ago), conditions, reason, owner."""
+    """A pod; without `state` it runs. Keywords: phase, node, deleted (seconds ago), conditions, reason, owner, by."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
     if phase is None:
@@ -153,7 +146,7 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
         "uid": f"pod-{attempt}-{index}",
         "resourceVersion": "12",
         "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt), LABEL_INDEX: str(index)},
-        "ownerReferences": [{"controller": True, "uid": f"job-{attempt}"}],
+        "ownerReferences": [{"controller": True, "uid": more.get("by", f"job-{attempt}")}],
     }
     if "deleted" in more:
         meta |= {"deletionTimestamp": at(30 - more["deleted"]), "deletionGracePeriodSeconds": 30}

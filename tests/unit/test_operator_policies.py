@@ -85,7 +85,7 @@ def test_a_suspended_job_is_suspended_whether_it_runs_or_waits() -> None:
 def test_an_invalid_spec_is_refused_with_every_problem() -> None:
     job = make_job({"rewards": [], "training": {"beta": -1}})
     decision = judged(make_seen(job))
-    assert (decision.action, decision.reason) == (Action.REFUSE, "InvalidSpec")
+    assert (decision.action, decision.reason) == (Action.REJECT, "InvalidSpec")
     assert "spec.rewards" in decision.message
     assert "spec.training.beta" in decision.message
 
@@ -143,7 +143,7 @@ def test_what_kueue_holds_or_takes_back_is_no_failure() -> None:
     job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
     held = make_seen(job, make_child(suspend=True), make_pod(0, deleted=5), make_pod(1, deleted=5))
     decision = judged(held)
-    assert (decision.action, decision.reason) == (Action.WAIT, "WaitingInQueue")
+    assert (decision.action, decision.reason) == (Action.WAIT, "WaitingForKueue")
 
 
 def test_deletions_of_a_kueue_job_wait_for_the_word_that_it_was_suspended() -> None:

@@ -10,15 +10,16 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from grpo_operator import logs, settings
+from grpo_operator.cluster.api import PODS, Object, Selection
+from grpo_operator.cluster.backoff import Backoff
 from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.client import PODS, Object, Selection
 from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.errors import Expired, Unavailable
 from grpo_operator.metrics_server import Metrics, application
-from grpo_operator.names import Key
-from grpo_operator.records import PodRecord, pod_record
+from grpo_operator.names import ObjectKey
+from grpo_operator.records import PodRecord
 from tests.unit.operator_world import GPU_PLAN, active_status, make_job
-from tests.unit.test_operator_queue import item
+from tests.unit.test_operator_queue import item, pods
 
 
 def test_flags_become_settings() -> None:
@@ -52,17 +53,17 @@ def test_a_log_line_is_one_json_object() -> None:
 
 async def test_the_pages_tell_health_and_metrics() -> None:
     job = make_job(status=active_status(plan=GPU_PLAN, phase="Running", progress={"step": 140}))
-    metrics = Metrics(lambda: [job], lambda: 3)
+    metrics = Metrics(lambda: [job], lambda: 3, lambda: {"pods": 2})
     metrics.waited(0.2)
     metrics.worked(0.01, "success")
     metrics.requested("PATCH", "grpojobs", 200)
     metrics.pulled("error")
     problems = ["", "not listed yet: pods"]
-    pages = application(metrics.registry, lambda: problems[0], lambda: problems[1])
+    pages = application(metrics.registry, lambda: problems[0], lambda: problems[1], lambda: "not served now: pods/b")
     async with TestClient(TestServer(pages)) as client:
         assert (await client.get("/healthz")).status == 200
         unready = await client.get("/readyz")
-        assert (unready.status, await unready.text()) == (503, "not listed yet: pods")
+        assert (unready.status, await unready.text()) == (503, "not listed yet: pods\nnot served now: pods/b")
         text = await (await client.get("/metrics")).text()
     who = 'grpojob="run",namespace="team-a"'
     assert f"grpo_job_step{{{who}}} 140.0" in text
@@ -71,6 +72,7 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert 'grpo_operator_api_requests_total{code="200",resource="grpojobs",verb="PATCH"} 1.0' in text
     assert 'grpo_operator_progress_pulls_total{result="error"} 1.0' in text
     assert "grpo_operator_queue_depth 3.0" in text
+    assert 'grpo_operator_unreadable_objects{resource="pods"} 2.0' in text
     assert "grpo_operator_queue_seconds_count 1.0" in text
 
 
@@ -97,9 +99,9 @@ class Script:
             yield event
 
 
-async def mirrored(script: Script, until_watches: int) -> tuple[Cache[PodRecord], list[Key]]:
-    cache, changed = Cache(pod_record), list[Key]()
-    mirror = Mirror(script, Selection(PODS), cache, changed.extend, 60)  # type: ignore[arg-type]
+async def mirrored(script: Script, until_watches: int) -> tuple[Cache[PodRecord], list[ObjectKey]]:
+    cache, changed = pods(), list[ObjectKey]()
+    mirror = Mirror(script, Selection(PODS), cache, changed.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     for _ in range(500):
         await asyncio.sleep(0.01)
@@ -119,7 +121,7 @@ async def test_a_mirror_follows_from_where_the_list_ended() -> None:
     cache, changed = await mirrored(script, 2)
     assert [record.name for record in cache] == ["b"]
     assert script.versions == [7, 21]
-    assert changed == [Key("n", "run")] * 3
+    assert changed == [ObjectKey("n", "run")] * 3
 
 
 async def test_a_deletion_of_something_unknown_concerns_nobody() -> None:
@@ -133,12 +135,11 @@ async def test_a_mirror_that_fell_behind_lists_again(caplog: pytest.LogCaptureFi
     cache, changed = await mirrored(script, 2)
     assert [record.name for record in cache] == ["a"]
     assert script.versions == [7, 40]
-    assert changed == [Key("n", "run")] * 2
+    assert changed == [ObjectKey("n", "run")] * 2
     assert "found 1 deletions that no event told of" in caplog.text
 
 
-async def test_a_mirror_outlives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpo_operator.cluster.watcher.RELIST_AFTER_ERROR", 0.01)
+async def test_a_mirror_outlives_an_outage() -> None:
     script = Script([Unavailable("away"), ([], 7)], [[("ADDED", pod("a", 8)), Unavailable("cut")]])
     cache, _ = await mirrored(script, 2)
     assert [record.name for record in cache] == ["a"]

@@ -7,12 +7,16 @@ import pytest
 
 from grpo_api.status import Condition
 from grpo_operator.cleanup import CleanUp, clean_up
+from grpo_operator.cluster.api import PODS
 from grpo_operator.cluster.cache import Cache
+from grpo_operator.cluster.recorder import BACKLOG, EventRecorder
+from grpo_operator.cluster.unreadable import Unreadables
 from grpo_operator.errors import Conflict, Unavailable
-from grpo_operator.events import BACKLOG, Recorder, event, telling_change
-from grpo_operator.names import Key
+from grpo_operator.events import event, telling_change
+from grpo_operator.names import ObjectKey
 from grpo_operator.observe import Observation
-from grpo_operator.records import pod_record
+from grpo_operator.parsing import pod_record
+from grpo_operator.records import PodRecord
 from grpo_operator.workqueue import Observer, WorkQueue, work
 from tests.unit.operator_world import (
     LIMITS,
@@ -28,10 +32,10 @@ from tests.unit.operator_world import (
     terminated,
 )
 
-A, B, C = Key("n", "a"), Key("n", "b"), Key("n", "c")
+A, B, C = ObjectKey("n", "a"), ObjectKey("n", "b"), ObjectKey("n", "c")
 
 
-async def drain(queue: WorkQueue) -> list[Key]:
+async def drain(queue: WorkQueue) -> list[ObjectKey]:
     found = []
     while len(queue):
         key, _ = await queue.get()
@@ -127,7 +131,7 @@ async def test_a_worker_survives_every_error_and_tries_again(caplog: pytest.LogC
     answers: list[Any] = [Conflict("changed"), Unavailable("away"), ValueError("a bug"), 0.01, None]
     finished = asyncio.Event()
 
-    async def reconcile(_: Key) -> float | None:
+    async def reconcile(_: ObjectKey) -> float | None:
         answer = answers.pop(0)
         if not answers:
             finished.set()
@@ -151,32 +155,46 @@ def item(name: str, version: int, uid: str = "u") -> Any:
     return {"metadata": {**meta, "labels": labels}, "spec": {}, "status": {}}
 
 
+def pods() -> Cache[PodRecord]:
+    return Cache(PODS, pod_record, Unreadables())
+
+
+def read(*named: tuple[str, int]) -> list[PodRecord]:
+    return [pod_record(item(*one)) for one in named]
+
+
+def kept(cache: Cache[PodRecord], thing: Any) -> PodRecord:
+    record = cache.put(thing)
+    assert record is not None
+    return record
+
+
 def test_an_event_that_is_late_does_not_replace_our_own_newer_answer() -> None:
-    cache = Cache(pod_record)
+    cache = pods()
     cache.put(item("p", 7))
-    assert cache.put(item("p", 5)).version == 7
-    assert cache.put(item("p", 5, "another")).uid == "another"
+    assert kept(cache, item("p", 5)).version == 7
+    assert kept(cache, item("p", 5, "another")).uid == "another"
 
 
 def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None:
-    cache = Cache(pod_record)
+    cache = pods()
     cache.put(item("p", 7, "new"))
-    assert cache.discard("n", "p", "old") is None
-    assert cache.discard("n", "gone", "old") is None
+    assert cache.discard(ObjectKey("n", "p"), "old") is None
+    assert cache.discard(ObjectKey("n", "gone"), "old") is None
     assert len(cache) == 1
-    assert cache.discard("n", "p", "new") is not None
-    assert len(cache.of(Key("n", "run"))) == 0
+    assert cache.discard(ObjectKey("n", "p"), "new") is not None
+    assert len(cache.of(ObjectKey("n", "run"))) == 0
 
 
 def test_a_list_removes_ghosts_and_keeps_what_is_newer_than_itself() -> None:
-    cache = Cache(pod_record)
+    cache = pods()
     for name, version in (("ghost", 3), ("same", 4), ("old", 5), ("newer", 20)):
         cache.put(item(name, version))
-    changed = cache.replace([cache.parse(item(*one)) for one in (("same", 4), ("old", 9), ("fresh", 10))], 15)
-    assert changed == {Key("n", "run")}
+    changed = cache.replace(read(("same", 4), ("old", 9), ("fresh", 10)), (), 15)
+    assert changed == {ObjectKey("n", "run")}
     assert sorted(record.name for record in cache) == ["fresh", "newer", "old", "same"]
     assert cache.ghosts == 1
-    assert cache.replace([cache.parse(item(r.name, r.version)) for r in list(cache)], 30) == set()
+    assert cache.replace(list(cache), (), 30) == set()
 
 
 def cleared(seen: Observation) -> CleanUp:
@@ -271,7 +289,7 @@ class Refusing:
 
 async def test_events_are_dropped_rather_than_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     server = Refusing()
-    recorder = Recorder(server, busy=lambda: True)  # type: ignore[arg-type]
+    recorder = EventRecorder(server, busy=lambda: True)  # type: ignore[arg-type]
     for _ in range(BACKLOG + 1):
         recorder.record(make_job(), [], stated(Admitted=("True", "Admitted")), NOW)
     assert "dropped, 1000 are waiting" in caplog.text

@@ -191,7 +191,7 @@ def test_a_job_that_nothing_fits_is_pending_with_the_planners_words() -> None:
 
 
 def test_a_refused_spec_is_pending() -> None:
-    status = after(make_seen(make_job()), Decision(Action.REFUSE, "NoImage", "spec.image: unset"))
+    status = after(make_seen(make_job()), Decision(Action.REJECT, "NoImage", "spec.image: unset"))
     assert (status.phase, of_type(status, "Admitted")) == ("Pending", ("False", "NoImage", "spec.image: unset"))
 
 

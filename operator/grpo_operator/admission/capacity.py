@@ -1,41 +1,23 @@
-"""Who holds what: a snapshot of the cluster, plus what admitted gangs still lack, plus what others ahead will take.
+"""What is free: a snapshot of the cluster, less what admitted gangs still lack, less what jobs ahead will take.
 
-Exists so that admission can play the line through: each job ahead takes its place on the board before the next is
-looked at. Pure; a Board is made for one pass of line.py and changes only within it.
+Admission plays the queue through: each job ahead reserves its nodes before the next is looked at. A Capacity is made
+for one pass of the queue and changes only within it.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node
 
-from ..observe import queued_by_kueue
 from ..records import GRPOJobRecord
-from .inventory import Cards, NodeFacts, PodFacts, cards, left_out, planner_node, takers
+from .inventory import Cards, PodFacts, cards, left_out, planner_node, takers
 from .resources import Amounts, quantity
+from .snapshot import Snapshot
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The cluster at one moment."""
-
-    nodes: tuple[NodeFacts, ...] = ()
-    gpu_pods: tuple[PodFacts, ...] = ()
-    """Pods that hold GPUs, or belong to a GRPOJob."""
-    other_use: Mapping[str, Amounts] = field(default_factory=dict)
-    """What all other pods take, by node."""
-    priorities: Mapping[str, int] = field(default_factory=dict)
-    """Value by name of PriorityClass; the cluster's default has the name ``."""
-    visible: bool = True
-    """Whether all namespaces' pods could be listed."""
-    problem: str = ""
-    """Why nodes could not be listed."""
 
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
@@ -45,7 +27,7 @@ def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     return {plan.gpu_resource: float(plan.gpus_per_node), "memory": float(memory), "cpu": cpu}
 
 
-class Board:
+class Capacity:
     """The snapshot's nodes with what is taken of each."""
 
     def __init__(self, snapshot: Snapshot, jobs: Iterable[GRPOJobRecord]) -> None:
@@ -59,7 +41,7 @@ class Board:
         for pod in snapshot.gpu_pods:
             self._take(pod.node, pod.takes)
         for job in jobs:
-            self._reserve(job)
+            self._reserve_missing(job)
 
     def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         taken = self._taken.get(node)
@@ -67,27 +49,43 @@ class Board:
             for name, value in use.items():
                 taken[name] = taken.get(name, 0.0) + sign * value
 
-    def _reserve(self, job: GRPOJobRecord) -> None:
+    def _reserve_missing(self, job: GRPOJobRecord) -> None:
+        """Reserves nodes for the pods that an admitted gang still lacks."""
         spec, plan = job.spec, job.status.plan
-        if spec is None or plan is None or not plan.gpus or not job.active or queued_by_kueue(job):
+        if spec is None or plan is None or not plan.gpus or not job.active or job.queue_name:
             return
         attempt = str(job.status.attempt)
         there = {p.node for p in self._snapshot.gpu_pods if (p.grpojob_uid, p.attempt) == (job.uid, attempt)}
         placed = self._place(spec, plan, plan.nodes - len(there), there)
         use = pod_amounts(spec, plan)
-        self._reserved += [PodFacts(job.parent.namespace, "", node, use, job.name, job.uid, attempt) for node in placed]
+        self._reserved += [
+            PodFacts(
+                namespace=job.key.namespace,
+                name="",
+                node=node,
+                takes=use,
+                grpojob=job.name,
+                grpojob_uid=job.uid,
+                attempt=attempt,
+            )
+            for node in placed
+        ]
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
         """What the planner may use for the job. Pods of its own earlier attempts make room for the next."""
-        spec = job.spec
-        if spec is None:
+        if job.spec is None:
             return Inventory()
         own = [pod for pod in self._snapshot.gpu_pods if pod.grpojob_uid == job.uid]
         for pod in own:
             self._take(pod.node, pod.takes, -1.0)
-        nodes, warnings = self._nodes(spec)
+        found = self.usable_by(job.spec)
         for pod in own:
             self._take(pod.node, pod.takes)
+        return found
+
+    def usable_by(self, spec: GRPOJobSpec) -> Inventory:
+        """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is left out."""
+        nodes, warnings = self._nodes(spec)
         if self._snapshot.problem:
             warnings.append(self._snapshot.problem)
         if not self._snapshot.visible:
@@ -108,8 +106,8 @@ class Board:
             nodes += [planner_node(node, kind, self._taken[node.name]) for kind in found]
         return nodes, warnings
 
-    def hold(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
-        """Gives a gang that is ahead in the line its nodes: free ones now, or the nodes that it waits for."""
+    def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+        """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it waits for."""
         if job.spec:
             self._place(job.spec, plan, plan.nodes, set())
 

@@ -1,14 +1,13 @@
 """What only the operator can say about a spec, before anything is created.
 
-Exists because a schema can't know the operator's settings or how big a plan becomes. Pure: spec in, problems out, each
-a (reason, sentence). The line for GPUs is in line.py. Called by reconcile before every first attempt.
+A schema can't know the operator's settings or how big a plan becomes. Spec in, problems out, each a (reason, sentence).
 """
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
-from ..errors import Reason
 from ..manifests import Attempt, plan_json, training_plan
+from ..reasons import Reason
 from ..records import GRPOJobRecord
 
 Problem = tuple[Reason, str]
@@ -34,7 +33,7 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
             f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteOnce can't be shared by {plan.nodes} nodes; "
         )
         return Reason.NOT_SUPPORTED, sentence + "set ReadWriteMany, or placement.nodes to 1"
-    carried = plan_json(training_plan(Attempt(job.parent, job.uid, spec, plan, job.status.attempt + 1)))
+    carried = plan_json(training_plan(Attempt(job.key, job.uid, spec, plan, job.status.attempt + 1)))
     size = len((carried + "".join(spec.pod_overrides.annotations.values())).encode())
     if size > MAX_PLAN_BYTES:
         sentence = f"spec: {size} bytes of settings and annotations; the pods' annotations hold {MAX_PLAN_BYTES}; "

@@ -1,19 +1,20 @@
 """Nodes and pods as the API server describes them → what the planner takes.
 
-Exists to keep the traps of GPU nodes in one place: shared and time-sliced cards, MIG, labels that disagree with what
-the node offers, missing labels, AMD, cordoned and tainted nodes. Pure. Used by snapshot (facts) and board (inventory).
-Labels are those of NVIDIA GPU feature discovery and of AMD's node labeller.
+The traps of GPU nodes are here and nowhere else: shared and time-sliced cards, MIG, labels that disagree with what the
+node offers, missing labels, AMD, cordoned and tainted nodes. Labels are those of NVIDIA GPU feature discovery and of
+AMD's node labeller.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from grpo_api.running import PlacementSpec
 from grpo_planner import Node
 
 from ..names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
 from ..podspec import GPU_TAINTS
+from ..records import ENDED_PHASES
+from ..untyped import Part
 from .resources import Amounts, amounts, pod_requests, quantity
 
 NVIDIA, AMD = GPU_TAINTS
@@ -21,7 +22,7 @@ MIG_PREFIX = "nvidia.com/mig-"
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """What matters of a Node."""
 
@@ -32,10 +33,10 @@ class NodeFacts:
     usable: bool
     """Ready and not cordoned."""
     taints: tuple[tuple[str, str, str], ...]
-    """Key, value and effect of each taint that keeps pods away."""
+    """ObjectKey, value and effect of each taint that keeps pods away."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
     """What a pod that has not ended takes of its node."""
 
@@ -53,38 +54,47 @@ class PodFacts:
         return f"{self.namespace}/{self.grpojob or self.name}"
 
 
-def node_facts(item: Mapping[str, Any]) -> NodeFacts:
-    """The facts of a Node object."""
-    spec, status = item.get("spec") or {}, item.get("status") or {}
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
-    taints = ((t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or ())
+def node_facts(item: object) -> NodeFacts:
+    """The facts of a Node object.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = Part(item)
+    meta, spec, status = whole.part("metadata"), whole.part("spec"), whole.part("status")
+    taints = ((taint.text("key"), taint.text("value"), taint.text("effect")) for taint in spec.parts("taints"))
     return NodeFacts(
-        name=item["metadata"]["name"],
-        labels=item["metadata"].get("labels") or {},
-        offers=amounts(status.get("allocatable")),
-        usable=ready and not spec.get("unschedulable"),
+        name=meta.required("name"),
+        labels=meta.texts("labels"),
+        offers=amounts(status.raw("allocatable")),
+        usable=status.condition("Ready").text("status") == "True" and not spec.flag("unschedulable"),
         taints=tuple(taint for taint in taints if taint[2] != "PreferNoSchedule"),
     )
 
 
-def pod_facts(item: Mapping[str, Any]) -> PodFacts | None:
-    """The facts of a pod that is bound to a node and has not ended (one that is being deleted counts), else None."""
-    meta, spec = item["metadata"], item["spec"]
-    if not spec.get("nodeName") or (item.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+def pod_facts(item: object) -> PodFacts | None:
+    """The facts of a pod that is bound to a node and has not ended (one that is being deleted counts), else None.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = Part(item)
+    meta, node = whole.part("metadata"), whole.part("spec").text("nodeName")
+    if not node or whole.part("status").text("phase") in ENDED_PHASES:
         return None
-    labels = meta.get("labels") or {}
+    labels = meta.part("labels")
     return PodFacts(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        node=spec["nodeName"],
-        takes=pod_requests(spec),
-        grpojob=labels.get(LABEL_JOB, ""),
-        grpojob_uid=labels.get(LABEL_UID, ""),
-        attempt=labels.get(LABEL_ATTEMPT, ""),
+        namespace=meta.required("namespace"),
+        name=meta.required("name"),
+        node=node,
+        takes=pod_requests(whole.raw("spec")),
+        grpojob=labels.text(LABEL_JOB),
+        grpojob_uid=labels.text(LABEL_UID),
+        attempt=labels.text(LABEL_ATTEMPT),
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cards:
     """The GPUs of one kind on a node."""
 
@@ -123,7 +133,10 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
     elif counted and count > counted:
         yield None, f"it offers {count} {NVIDIA} but its label counts {counted}: shared, or of several products"
     elif not product:
-        yield Cards(NVIDIA, count), f"no {NVIDIA}.product label; set placement.gpuMemory, or run GPU feature discovery"
+        yield (
+            Cards(resource=NVIDIA, count=count),
+            f"no {NVIDIA}.product label; set placement.gpuMemory, or run GPU feature discovery",
+        )
     else:
         memory = _whole(labels, f"{NVIDIA}.memory")
         kind = Cards(
@@ -154,7 +167,16 @@ def _mig(node: NodeFacts) -> Iterator[Finding]:
             if _whole(node.labels, f"{resource}.replicas") > 1:
                 yield None, f"its {name} are shared, so their memory can't be counted on"
             else:
-                yield Cards(resource, int(count), name, memory, _capability(node.labels), selector, sliced=True), ""
+                kind = Cards(
+                    resource=resource,
+                    count=int(count),
+                    product=name,
+                    memory_mib=memory,
+                    capability=_capability(node.labels),
+                    selector=selector,
+                    sliced=True,
+                )
+                yield kind, ""
 
 
 def _amd(node: NodeFacts) -> Iterator[Finding]:
@@ -167,7 +189,8 @@ def _amd(node: NodeFacts) -> Iterator[Finding]:
     memory = int(quantity(vram.removesuffix("B").removesuffix("i").removesuffix("G") or 0) * 1024)
     selector = ((key, node.labels[key]),) if key else ()
     warning = "" if memory else f"no {AMD}.vram label; set placement.gpuMemory"
-    yield Cards(AMD, count, node.labels.get(key, ""), memory, None, selector), warning
+    product = node.labels.get(key, "")
+    yield Cards(resource=AMD, count=count, product=product, memory_mib=memory, selector=selector), warning
 
 
 def _whole(labels: Mapping[str, str], key: str) -> int:

@@ -1,40 +1,38 @@
 """Who may start: the answer to a job that asks for an attempt.
 
-Exists so that a gang starts only when all of it fits, in order of priority, then age. A smaller job may go first only
-on GPUs that those ahead don't wait for: what they wait for is held for them on the board. Called by reconcile under its
-admission lock; the commit of an attempt and its plan to the status is the reservation, nothing here is remembered but
-the last pass, for as long as its snapshot is fresh.
+A gang starts only when all of it fits, in order of priority, then age. A smaller job may go first only on GPUs that
+those ahead don't wait for: what they wait for is reserved for them. The commit of an attempt and its plan to the status
+is the reservation that lasts; nothing is remembered here but the last pass, for as long as its snapshot is fresh.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, PlanResult, plan_job
 
-from ..cluster.snapshots import Snapshots
-from ..errors import Reason
-from ..names import Key
-from ..observe import Observation, queued_by_kueue, waiting_in_line
+from ..names import ObjectKey
+from ..observe import Observation
 from ..policies import Action, Decision, Limits, pausing
+from ..reasons import Reason
 from ..records import GRPOJobRecord
-from .capacity import Board, Snapshot, fits
+from .capacity import Capacity, fits
 from .checks import plan_problem, spec_problem
+from .snapshot import Snapshot, SnapshotSource
 
 log = logging.getLogger(__name__)
 
 DEPTH = 32
-"""Jobs of the line that a pass looks at; those behind wait for one of these to start."""
+"""Jobs of the queue that a pass looks at; those behind wait for one of these to start."""
 LOOK_AGAIN, LOOK_AGAIN_FOR_NODES = 5.0, 30.0
 """Seconds until a waiting job is looked at again: for GPUs to be freed, and for the cluster to grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a pass found for one job."""
+    """What a pass found for one job, on the spec of that generation."""
 
     generation: int
     plan: ExecutionPlan | None
@@ -47,17 +45,17 @@ Pass = dict[str, Verdict]
 """Verdicts by uid."""
 
 
-class Line:
+class AdmissionQueue:
     """Answers ADMIT decisions."""
 
     def __init__(
         self,
         jobs: Callable[[], Iterable[GRPOJobRecord]],
-        snapshots: Snapshots,
+        snapshots: SnapshotSource,
         *,
         limits: Limits,
+        clock: Callable[[], float],
         default_image: str = "",
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """`jobs` gives all GRPOJobs; `default_image` is for those without spec.image; `clock` gives unix seconds."""
         self._jobs = jobs
@@ -67,25 +65,21 @@ class Line:
         self._clock = clock
         self._pass: tuple[Snapshot, Pass] | None = None
 
-    def competes(self, job: GRPOJobRecord) -> bool:
-        """Whether the job's GPUs are the operator's to hand out."""
-        return job.spec is not None and job.spec.placement.accelerator == "GPU" and not queued_by_kueue(job)
-
-    def freed(self) -> list[Key]:
-        """A gang has ended: the jobs in the line, which should look at the cluster anew."""
+    def freed(self) -> list[ObjectKey]:
+        """A gang has ended: the jobs in the queue, which should look at the cluster anew."""
         self._snapshots.expire()
-        return [job.parent for job in self._jobs() if waiting_in_line(job)]
+        return [job.key for job in self._jobs() if job.wants_admission]
 
     async def answer(self, seen: Observation, asked: Decision) -> Decision:
-        """COMMIT with a plan, QUEUE with what the gang waits for, or REFUSE."""
+        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT."""
         spec = seen.job.spec
         if spec is None:
             return asked
         if problem := spec_problem(spec, self._default_image):
-            return Decision(Action.REFUSE, *problem)
-        verdict = await (self._in_line(seen) if self.competes(seen.job) else self._alone(seen))
+            return Decision(Action.REJECT, *problem)
+        verdict = await (self._in_queue(seen) if seen.job.competes else self._alone(seen))
         if verdict.plan and (found := plan_problem(seen.job, verdict.plan)):
-            return Decision(Action.REFUSE, *found)
+            return Decision(Action.REJECT, *found)
         if verdict.admitted:
             return replace(asked, action=Action.COMMIT, plan=verdict.plan)
         pause = LOOK_AGAIN if verdict.plan else LOOK_AGAIN_FOR_NODES
@@ -103,14 +97,14 @@ class Line:
         job = seen.job
         if plan := kept_plan(job):
             return Verdict(job.generation, plan, True, Reason.ADMITTED, "")
-        if not queued_by_kueue(job):
+        if not job.queue_name:
             return _verdict(job, _planned(job, Inventory()), admitted=True)
-        emptied = Board(await self._snapshots.take(), ()).inventory(job).emptied
+        emptied = Capacity(await self._snapshots.take(), ()).inventory(job).emptied
         # planning for many nodes may take a while; watches and probes must not wait for it
         return _verdict(job, await asyncio.to_thread(_planned, job, emptied), admitted=True)
 
-    async def _in_line(self, seen: Observation) -> Verdict:
-        """The job's place in the line, from a pass over everybody ahead of it; a restart is not in the line."""
+    async def _in_queue(self, seen: Observation) -> Verdict:
+        """The job's place in the queue, from a pass over everybody ahead of it; a restart doesn't queue."""
         snapshot = await self._snapshots.take()
         if seen.job.active:
             return restart(seen.job, list(self._jobs()), snapshot)
@@ -125,48 +119,48 @@ class Line:
 
 def restart(job: GRPOJobRecord, jobs: list[GRPOJobRecord], snapshot: Snapshot) -> Verdict:
     """A gang that ended takes its own place again, with its own plan, ahead of all who wait."""
-    board, plan = Board(snapshot, [other for other in jobs if other.uid != job.uid]), job.status.plan
+    capacity, plan = Capacity(snapshot, [other for other in jobs if other.uid != job.uid]), job.status.plan
     if plan is None:
-        raise ValueError(f"{job.parent} is active without a plan")
-    if fits(board.inventory(job), plan):
+        raise ValueError(f"{job.key} is active without a plan")
+    if fits(capacity.inventory(job), plan):
         return Verdict(job.generation, plan, True, Reason.ADMITTED, plan.reason)
-    return _wait(job, plan, board, "")
+    return _wait(job, plan, capacity, "")
 
 
 def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Limits) -> Pass:
-    """Plays the line through: each job in turn is planned on what those ahead leave, and takes its place."""
-    waiting = [job for job in jobs if waiting_in_line(job) and not pausing(job, now, limits)]
-    board, alone = Board(snapshot, jobs), Board(snapshot, jobs)
+    """Plays the queue through: each job in turn is planned on what those ahead leave, and takes its place."""
+    waiting = [job for job in jobs if job.wants_admission and not pausing(job, now, limits)]
+    capacity, alone = Capacity(snapshot, jobs), Capacity(snapshot, jobs)
     found: Pass = {}
     ahead = ""
     for job in sorted(waiting, key=lambda job: place(job, snapshot))[:DEPTH]:
-        verdict = _survived(job, board, alone, ahead)
+        verdict = _survived(job, capacity, alone, ahead)
         found[job.uid] = verdict
         if verdict.plan:
-            board.hold(job, verdict.plan)
-            ahead = ahead or str(job.parent)
+            capacity.reserve(job, verdict.plan)
+            ahead = ahead or str(job.key)
     return found
 
 
 def place(job: GRPOJobRecord, snapshot: Snapshot) -> tuple[int, float, str]:
-    """Sorts the line: highest priority first, then oldest."""
+    """Sorts the queue: highest priority first, then oldest."""
     name = (job.spec.placement.priority_class_name if job.spec else None) or ""
     return -snapshot.priorities.get(name, 0), job.created, job.uid
 
 
-def _survived(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Verdict:
+def _survived(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: str) -> Verdict:
     """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
     try:
-        return _judge_one(job, board, alone, ahead)
+        return _judge_one(job, capacity, alone, ahead)
     except Exception as error:
-        log.exception("%s: the planner failed", job.parent)
+        log.exception("%s: the planner failed", job.key)
         return Verdict(
             job.generation, None, False, Reason.PLANNER_FAILED, f"the planner failed, please report it: {error!r}"
         )
 
 
-def _judge_one(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Verdict:
-    inventory, plan = board.inventory(job), kept_plan(job)
+def _judge_one(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: str) -> Verdict:
+    inventory, plan = capacity.inventory(job), kept_plan(job)
     if plan is None:
         result = _planned(job, inventory)
         plan = result.chosen
@@ -177,11 +171,11 @@ def _judge_one(job: GRPOJobRecord, board: Board, alone: Board, ahead: str) -> Ve
     return _wait(job, plan, alone, ahead)
 
 
-def _wait(job: GRPOJobRecord, plan: ExecutionPlan, alone: Board, ahead: str) -> Verdict:
+def _wait(job: GRPOJobRecord, plan: ExecutionPlan, alone: Capacity, ahead: str) -> Verdict:
     shortage = alone.shortage(job, plan)
     if ahead and fits(alone.inventory(job), plan):
-        message = f"{shortage}; {ahead} is ahead in the line"
-        return Verdict(job.generation, plan, False, Reason.WAITING_IN_LINE, message)
+        message = f"{shortage}; {ahead} is ahead in the queue"
+        return Verdict(job.generation, plan, False, Reason.WAITING_IN_QUEUE, message)
     return Verdict(job.generation, plan, False, Reason.WAITING_FOR_GPUS, shortage)
 
 
@@ -190,13 +184,13 @@ def _verdict(job: GRPOJobRecord, result: PlanResult, admitted: bool) -> Verdict:
 
 
 def _behind(job: GRPOJobRecord, ahead: int) -> Verdict:
-    message = f"{ahead} jobs are ahead in the line"
-    return Verdict(job.generation, None, False, Reason.WAITING_IN_LINE, message)
+    message = f"{ahead} jobs are ahead in the queue"
+    return Verdict(job.generation, None, False, Reason.WAITING_IN_QUEUE, message)
 
 
 def _planned(job: GRPOJobRecord, inventory: Inventory) -> PlanResult:
     if job.spec is None:
-        raise ValueError(f"{job.parent} has no valid spec to plan")
+        raise ValueError(f"{job.key} has no valid spec to plan")
     return plan_job(job.spec, inventory)
 
 

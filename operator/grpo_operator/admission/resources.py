@@ -1,6 +1,6 @@
 """Kubernetes quantities, and what one pod takes of a node.
 
-Exists because a pod's requests are more than the sum of its containers'. Pure; used by inventory.
+A pod's requests are more than the sum of its containers'.
 """
 
 import re

@@ -1,12 +1,11 @@
 """How the operator reaches the API server: from the pod's service account, or from a kubeconfig.
 
-Exists so that kopf and our own client log in the same way, by the kubernetes package's loaders. Called by __main__.
+The loaders are the kubernetes package's, which also renew tokens that run out.
 """
 
 import os
 from pathlib import Path
 
-import kopf
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
@@ -40,18 +39,3 @@ async def authorization(configuration: Configuration) -> dict[str, str]:
     """The Authorization header, with a token that the loader renews; empty for client certificates."""
     value = await configuration.get_api_key_with_prefix(_BEARER)
     return {"Authorization": value} if value else {}
-
-
-async def for_kopf(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The same connection as kopf wants it."""
-    header = (await authorization(configuration)).get("Authorization", "")
-    scheme, _, token = header.partition(" ")
-    return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert or None,
-        insecure=not configuration.verify_ssl,
-        certificate_path=configuration.cert_file or None,
-        private_key_path=configuration.key_file or None,
-        token=token.strip() or None,
-        scheme=scheme.capitalize() or None,
-    )

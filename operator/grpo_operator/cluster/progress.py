@@ -1,8 +1,8 @@
 """Pulls /progress from rank 0 of every running gang, by its pod's address.
 
-Exists because training pods hold no API credentials, so they can't report by themselves. A pull that fails means
-"unknown", never a failure: its target is asked less often. Concurrency, time and size of an answer are bounded, since
-what answers is the user's code. Run by __main__; reconcile reads `of`.
+Training pods have no API credentials, so they can't report by themselves. A pull that fails means "unknown", never a
+failure: its target is asked less often. Concurrency, time and size of an answer are bounded, since what answers is the
+user's code.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from grpo_api.contract import PROGRESS_PORT
 from grpo_api.report import Progress
 
-from ..names import Key
+from ..names import ObjectKey
 from ..observe import Pull
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ SLOWEST = 60.0
 class Target:
     """Rank 0 of a running attempt."""
 
-    key: Key
+    key: ObjectKey
     uid: str
     """uid of the pod."""
     ip: str
@@ -62,7 +62,7 @@ class ProgressPuller:
         self,
         targets: Callable[[], Iterable[Target]],
         fetch: Fetch,
-        changed: Callable[[Key], None],
+        changed: Callable[[ObjectKey], None],
         interval: float,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -72,11 +72,11 @@ class ProgressPuller:
         self._changed = changed
         self._interval = interval
         self._count = count
-        self._states: dict[Key, _State] = {}
+        self._states: dict[ObjectKey, _State] = {}
         self._flying: set[asyncio.Task[None]] = set()
         self._gate = asyncio.Semaphore(CONCURRENCY)
 
-    def of(self, key: Key) -> Pull | None:
+    def of(self, key: ObjectKey) -> Pull | None:
         """The last answer of the job's rank 0, if its pod is still the one that gave it."""
         state = self._states.get(key)
         return state.pull if state else None

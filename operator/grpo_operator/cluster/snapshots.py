@@ -1,32 +1,40 @@
-"""Takes a Snapshot of nodes, pods and priority classes, and shares it for a moment.
+"""Takes a Snapshot of nodes, pods and priority classes by LISTs, and shares it for a moment.
 
-Exists so that admission sees foreign pods too without the operator caching every pod of the cluster: one paged LIST on
-demand, kept as node, product and requests only. Called by line.py.
+Admission must see foreign pods too, and the operator must not cache every pod of the cluster: each is kept as node,
+product and requests only. What can't be listed is no reason to think that it is empty: only a plain "forbidden" goes
+on without, and says so; after any other error there is no snapshot, and nobody is admitted.
 """
 
-import time
 from collections.abc import Callable
+from typing import TypeVar
 
-from ..admission.capacity import Snapshot
 from ..admission.inventory import NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.resources import Amounts
-from ..errors import Refused
-from .client import NODES, PODS, PRIORITY_CLASSES, Cluster, Selection
+from ..admission.snapshot import Snapshot
+from ..errors import Forbidden
+from ..names import ObjectKey
+from ..untyped import Part
+from .api import LIVE_PODS, NODES, PODS, PRIORITY_CLASSES, Cluster, Object, Selection, listed
+from .unreadable import Unreadables, identity
 
+T = TypeVar("T")
 FRESH_SECONDS = 1.0
-RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Snapshots:
     """Gives snapshots that are at most FRESH_SECONDS old."""
 
     def __init__(
-        self, cluster: Cluster, namespaces: tuple[str, ...] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        clock: Callable[[], float],
+        namespaces: tuple[str, ...] = (),
     ) -> None:
-        """`namespaces` are those whose pods can be listed when the whole cluster's can't."""
+        """`namespaces` are those whose pods can be listed when the whole cluster's can't; `clock` gives seconds."""
         self._cluster = cluster
-        self._namespaces = namespaces
+        self.unreadables = Unreadables()
         self._clock = clock
+        self._namespaces = namespaces
         self._taken_at = float("-inf")
         self._last = Snapshot()
 
@@ -34,7 +42,7 @@ class Snapshots:
         """The cluster now, or a moment ago.
 
         Raises:
-            Unavailable: the API server does not answer.
+            ClusterError: nodes or pods can't be listed, other than by a lasting lack of rights.
         """
         if self._clock() - self._taken_at > FRESH_SECONDS:
             self._last = await self._fresh()
@@ -47,57 +55,72 @@ class Snapshots:
 
     async def _fresh(self) -> Snapshot:
         nodes, problem = await self._nodes()
-        pods = _Usage()
-        visible = await self._pods(pods)
-        return Snapshot(nodes, tuple(pods.kept), pods.others, await self._priorities(), visible, problem)
+        pods, visible = await self._pods()
+        kept, others = _split(pods)
+        return Snapshot(nodes, kept, others, await self._priorities(), visible, problem)
 
     async def _nodes(self) -> tuple[tuple[NodeFacts, ...], str]:
         try:
-            return tuple([node_facts(n) async for page, _ in self._cluster.pages(Selection(NODES)) for n in page]), ""
-        except Refused as error:
+            found = await self._listed(Selection(NODES), node_facts)
+        except Forbidden as error:
             return (), f"nodes can't be listed: {error}"
+        return tuple(found), ""
 
-    async def _pods(self, usage: "_Usage") -> bool:
-        """Adds up all pods; False when only the watched namespaces' can be seen."""
+    async def _pods(self) -> tuple[list[PodFacts], bool]:
+        """All pods that take something of a node; False when only the watched namespaces' can be seen."""
         try:
-            await self._add_up(usage, None)
-        except Refused:
-            for namespace in self._namespaces:
-                await self._add_up(usage, namespace)
-            return False
-        return True
+            return await self._pods_of(None), True
+        except Forbidden:
+            return [pod for namespace in self._namespaces for pod in await self._pods_of(namespace)], False
 
-    async def _add_up(self, usage: "_Usage", namespace: str | None) -> None:
-        async for page, _ in self._cluster.pages(Selection(PODS, namespace, fields=RUNNING)):
-            for item in page:
-                usage.add(pod_facts(item))
+    async def _pods_of(self, namespace: str | None) -> list[PodFacts]:
+        """The pods of one namespace, or of all; a namespace that is not served has none."""
+        try:
+            found = await self._listed(Selection(PODS, namespace, fields=LIVE_PODS), pod_facts)
+        except Forbidden:
+            if namespace is None:
+                raise
+            return []
+        return [pod for pod in found if pod]
 
     async def _priorities(self) -> dict[str, int]:
-        found: dict[str, int] = {}
         try:
-            async for page, _ in self._cluster.pages(Selection(PRIORITY_CLASSES)):
-                for item in page:
-                    found[item["metadata"]["name"]] = item["value"]
-                    if item.get("globalDefault"):
-                        found[""] = item["value"]
-        except Refused:
+            found = await self._listed(Selection(PRIORITY_CLASSES), _priority)
+        except Forbidden:
             return {}  # all jobs are then alike, and age alone decides
-        return found
+        return {name: value for pairs in found for name, value in pairs.items()}
+
+    async def _listed(self, selection: Selection, parse: Callable[[Object], T]) -> list[T]:
+        """What `parse` makes of a full LIST; objects that it can't read are set aside."""
+        plural, unread = selection.resource.plural, set[ObjectKey]()
+
+        def read(item: Object) -> tuple[T] | None:
+            record = self.unreadables.read(plural, lambda known: (parse(known),), item)
+            if record is None:
+                unread.add(identity(item))
+            return record
+
+        found, _ = await listed(self._cluster, selection, read)
+        self.unreadables.keep(plural, unread, selection.namespace)
+        return [record for (record,) in found]
 
 
-class _Usage:
-    """Pods that hold GPUs or are ours, one by one; all others summed up by node."""
+def _priority(item: Object) -> dict[str, int]:
+    """Value by name of a PriorityClass; the cluster's default has the empty name, too."""
+    whole = Part(item)
+    value = whole.integer("value")
+    return {whole.part("metadata").required("name"): value} | ({"": value} if whole.flag("globalDefault") else {})
 
-    def __init__(self) -> None:
-        self.kept: list[PodFacts] = []
-        self.others: dict[str, Amounts] = {}
 
-    def add(self, pod: PodFacts | None) -> None:
-        if pod is None:
-            return
+def _split(pods: list[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
+    """Pods that have GPUs or are ours, one by one; what all others take, summed up by node."""
+    kept: list[PodFacts] = []
+    others: dict[str, Amounts] = {}
+    for pod in pods:
         if pod.grpojob_uid or any("/" in resource for resource in pod.takes):
-            self.kept.append(pod)
-            return
-        total = self.others.setdefault(pod.node, {})
+            kept.append(pod)
+            continue
+        total = others.setdefault(pod.node, {})
         for resource, value in pod.takes.items():
             total[resource] = total.get(resource, 0.0) + value
+    return tuple(kept), others

@@ -1,8 +1,11 @@
 """Mirrors one kind of object into a cache: a LIST, a watch from there, and a LIST again every so often.
 
-Exists because an event stream alone is never enough: deletions get lost in watch gaps, and nothing tells. The periodic
-LIST is real, not a replay of the cache. kopf watches GRPOJobs; Jobs, pods and Services are watched here, where an event
-costs a dictionary update instead of a task (measured in benchmarks/watch.py). Run by __main__.
+An event stream alone is never enough: deletions get lost in watch gaps, and nothing tells. The periodic LIST is real,
+not a replay of the cache. kopf watches GRPOJobs; Jobs, pods and Services are watched here, where an event costs a
+dictionary update instead of a task (measured in benchmarks/watch.py).
+
+Nothing that the API server answers ends a mirror. A namespace that is not served, because it is gone or the operator
+may not read it, is tried again with growing pauses and reported; the others go on.
 """
 
 import asyncio
@@ -10,16 +13,17 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic
+from typing import Any, Generic
 
-from ..errors import Expired, Unavailable
-from ..names import Key
+from ..errors import ClusterError, Denied, NotFound, Stale, Unavailable
+from ..names import ObjectKey
+from ..untyped import Part, Unreadable
+from .api import Cluster, Object, Selection, listed
+from .backoff import Backoff
 from .cache import Cache, R
-from .client import Cluster, Object, Selection
+from .unreadable import identity
 
 log = logging.getLogger(__name__)
-
-RELIST_AFTER_ERROR = 1.0
 
 
 class Mirror(Generic[R]):
@@ -30,37 +34,44 @@ class Mirror(Generic[R]):
         cluster: Cluster,
         selection: Selection,
         cache: Cache[R],
-        changed: Callable[[Iterable[Key]], None],
+        changed: Callable[[Iterable[ObjectKey]], None],
+        *,
         resync: float,
+        backoff: Backoff | None = None,
     ) -> None:
-        """`changed` hears the GRPOJobs that a change concerns; `resync` is the time between two LISTs, in seconds."""
+        """`changed` hears the GRPOJobs that a change concerns; `resync` is the time between two LISTs, in seconds.
+
+        `backoff` paces what keeps failing; unset: the usual one.
+        """
         self._cluster = cluster
         self._selection = selection
         self._cache = cache
         self._changed = changed
         self._resync = resync
-        self.synced = asyncio.Event()
-        """Set once the first LIST is in the cache."""
+        self._backoff = backoff or Backoff()
+        self.settled = asyncio.Event()
+        """Set once the first LIST is in the cache, or the API server has said that there will be none for now."""
         self.heard_at = 0.0
-        """Monotonic time of the last LIST, event or bookmark."""
+        """Monotonic time of the last LIST, event or bookmark; 0 while nothing can be heard."""
+        self.not_served = ""
+        """Why the API server does not serve this selection now; empty while it does."""
 
     async def list(self) -> int:
         """Takes a full LIST in; returns its resourceVersion."""
-        records: list[R] = []
-        version = 0
-        async for items, listed_at in self._cluster.pages(self._selection):
-            records += map(self._cache.parse, items)
-            version = listed_at
+        unread: set[ObjectKey] = set()
+
+        def read(item: Object) -> R | None:
+            record = self._cache.read(item)
+            if record is None:
+                unread.add(identity(item))
+            return record
+
+        records, version = await listed(self._cluster, self._selection, read)
         ghosts = self._cache.ghosts
-        changed = self._cache.replace(records, version)
-        if self._cache.ghosts > ghosts:
-            log.info(
-                "a LIST of %s found %d deletions that no event told of",
-                self._selection.resource.plural,
-                self._cache.ghosts - ghosts,
-            )
-        self.heard_at = time.monotonic()
-        self.synced.set()
+        changed = self._cache.replace(records, unread, version, self._selection.namespace)
+        if found := self._cache.ghosts - ghosts:
+            log.info("a LIST of %s found %d deletions that no event told of", self._selection.resource.plural, found)
+        self._served()
         self._changed(changed)
         return version
 
@@ -78,33 +89,66 @@ class Mirror(Generic[R]):
             try:
                 while (left := due - time.monotonic()) > 0:
                     version = await self._watch(version, left)
-            except Expired:
-                log.info("the watch of %s is too far behind; listing again", self._selection.resource.plural)
+            except ClusterError as error:
+                await self._failed(error)
 
     async def _retrying_list(self) -> int:
         while True:
             try:
                 return await self.list()
-            except Unavailable as error:
-                log.warning("%s; trying again", error)
-                await asyncio.sleep(RELIST_AFTER_ERROR * random.uniform(0.5, 1.5))
+            except ClusterError as error:
+                await self._failed(error)
 
     async def _watch(self, version: int, seconds: float) -> int:
         """Follows the stream while it lasts; returns the version to go on from."""
         try:
             async for kind, item in self._cluster.watch(self._selection, version, seconds):
-                version = int(item["metadata"]["resourceVersion"])
+                version = _version(item) or version
                 self.heard_at = time.monotonic()
+                self._backoff.reset()
                 if kind != "BOOKMARK":
                     self._changed(self._take(kind, item))
         except Unavailable as error:
-            log.warning("%s; watching again", error)
-            await asyncio.sleep(RELIST_AFTER_ERROR * random.uniform(0.5, 1.5))
+            await self._failed(error)
         return version
 
-    def _take(self, kind: str, item: Object) -> tuple[Key, ...]:
+    def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
         if kind == "DELETED":
-            meta = item["metadata"]
-            gone = self._cache.discard(meta["namespace"], meta["name"], meta["uid"])
-            return (gone.parent,) if gone else ()
-        return (self._cache.put(item).parent,)
+            gone = self._cache.discard(identity(item), _uid(item))
+            return (gone.job_key,) if gone else ()
+        before = self._cache.get(identity(item))
+        kept = self._cache.put(item)
+        return (kept.job_key,) if kept else (before.job_key,) if before else ()
+
+    def _served(self) -> None:
+        if self.not_served:
+            log.info("%s are served again", self._selection)
+        self.not_served = ""
+        self.heard_at = time.monotonic()
+        self.settled.set()
+
+    async def _failed(self, error: ClusterError) -> None:
+        """Says so and waits; a refusal, unlike an outage or an old version, is no reason to hold anything up."""
+        if isinstance(error, Denied | NotFound):
+            if not self.not_served:
+                log.warning("%s are not served now; trying again: %s", self._selection, error)
+            self.not_served, self.heard_at = str(error), 0.0
+            self.settled.set()
+        else:
+            log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
+        await self._backoff.wait()
+
+
+def _version(item: Any) -> int:
+    """The object's resourceVersion; 0 when it has none that can be read."""
+    try:
+        return Part(item).part("metadata").digits("resourceVersion")
+    except Unreadable:
+        return 0
+
+
+def _uid(item: Any) -> str:
+    try:
+        return Part(item).part("metadata").text("uid")
+    except Unreadable:
+        return ""

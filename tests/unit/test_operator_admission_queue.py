@@ -1,6 +1,6 @@
-"""Who may start on which GPUs: reservations, the order of the line, and what those who wait are told.
+"""Who may start on which GPUs: reservations, the order of the queue, and what those who wait are told.
 
-The jobs here have a plan from an earlier attempt (kept_plan), so that the line is tested without the planner's choice;
+The jobs here have a plan from an earlier attempt (kept_plan), so that the queue is tested without the planner's choice;
 tests/integration/test_operator_gpus.py has both.
 """
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from grpo_api.plan import ExecutionPlan
-from grpo_operator.admission.capacity import Board, Snapshot, fits
+from grpo_operator.admission.capacity import Capacity, fits
 from grpo_operator.admission.inventory import node_facts, pod_facts
-from grpo_operator.admission.queue import DEPTH, Line, Pass, judge, kept_plan
-from grpo_operator.cluster.snapshots import Snapshots
+from grpo_operator.admission.queue import DEPTH, AdmissionQueue, Pass, judge, kept_plan
+from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.policies import Action, Decision
 from grpo_operator.records import GRPOJobRecord
 from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, active_status, at, condition, make_job, make_seen
@@ -106,21 +106,21 @@ def test_a_restarting_jobs_own_pods_make_room_for_its_next_attempt() -> None:
 
 def test_the_oldest_goes_first() -> None:
     young, old = job("young", gang(1, 8), age=10), job("old", gang(1, 8), age=20)
-    assert passed([young, old], cluster(8)) == {"old": (True, "Admitted"), "young": (False, "WaitingInLine")}
+    assert passed([young, old], cluster(8)) == {"old": (True, "Admitted"), "young": (False, "WaitingInQueue")}
 
 
 def test_the_highest_priority_goes_before_the_oldest() -> None:
     urgent = job("urgent", gang(1, 8), age=10, priorityClassName="high")
     found = passed([job("old", gang(1, 8), age=20), urgent], cluster(8, priorities={"high": 1000, "": 5}))
-    assert found == {"urgent": (True, "Admitted"), "old": (False, "WaitingInLine")}
+    assert found == {"urgent": (True, "Admitted"), "old": (False, "WaitingInQueue")}
 
 
 def test_a_small_job_may_not_take_what_the_head_of_the_line_waits_for() -> None:
     jobs = [job("big", gang(1, 8), age=20), job("small", gang(1, 2), age=10)]
     busy = cluster(8, pods=[gpu_pod("p", 4)])
-    assert passed(jobs, busy) == {"big": (False, "WaitingForGPUs"), "small": (False, "WaitingInLine")}
+    assert passed(jobs, busy) == {"big": (False, "WaitingForGPUs"), "small": (False, "WaitingInQueue")}
     found = judge(jobs, busy, NOW, LIMITS)
-    assert found["uid-small"].message.endswith("; team-a/big is ahead in the line")
+    assert found["uid-small"].message.endswith("; team-a/big is ahead in the queue")
 
 
 def test_a_small_job_goes_first_on_gpus_that_nobody_ahead_waits_for() -> None:
@@ -145,7 +145,7 @@ def test_a_job_that_the_planner_stumbles_over_holds_nobody_up(monkeypatch: pytes
 
 def test_two_gangs_never_get_half_each() -> None:
     jobs = [job("a", gang(1, 3), age=20), job("b", gang(1, 3), age=10)]
-    assert passed(jobs, cluster(4)) == {"a": (True, "Admitted"), "b": (False, "WaitingInLine")}
+    assert passed(jobs, cluster(4)) == {"a": (True, "Admitted"), "b": (False, "WaitingInQueue")}
 
 
 def test_a_long_line_is_looked_at_to_a_depth() -> None:
@@ -168,14 +168,14 @@ def test_who_is_not_in_the_line() -> None:
 def test_where_foreign_pods_can_not_be_seen_the_fit_is_the_schedulers() -> None:
     snapshot = cluster(4, visible=False)
     assert passed([job("a", gang(2, 4))], snapshot) == {"a": (True, "Admitted")}
-    inventory = Board(snapshot, ()).inventory(job("a", gang(1, 4)))
+    inventory = Capacity(snapshot, ()).inventory(job("a", gang(1, 4)))
     assert not inventory.visible
     assert "left to the scheduler" in inventory.warnings[-1]
 
 
 def test_nodes_that_the_job_can_not_use_are_left_out_with_a_reason() -> None:
-    board = Board(cluster(8, problem="nodes can't be listed: 403"), ())
-    inventory = board.inventory(job("a", gang(1, 4), nodeSelector={"zone": "b"}))
+    capacity = Capacity(cluster(8, problem="nodes can't be listed: 403"), ())
+    inventory = capacity.inventory(job("a", gang(1, 4), nodeSelector={"zone": "b"}))
     assert inventory.nodes == ()
     assert inventory.warnings[0] == "node node-0: left out, label zone is not b"
     assert inventory.warnings[1] == "nodes can't be listed: 403"
@@ -183,7 +183,7 @@ def test_nodes_that_the_job_can_not_use_are_left_out_with_a_reason() -> None:
 
 def test_memory_and_cpu_of_others_are_taken_off() -> None:
     snapshot = cluster(8, other_use={"node-0": {"memory": 2.0**30, "cpu": 2.0}, "gone": {"cpu": 1.0}})
-    (found,) = Board(snapshot, ()).inventory(job("a", gang(1, 4))).nodes
+    (found,) = Capacity(snapshot, ()).inventory(job("a", gang(1, 4))).nodes
     assert (found.host_memory_total - found.host_memory_free, found.cpu_total - found.cpu_free) == (2**30, 2.0)
 
 
@@ -194,13 +194,13 @@ def test_a_plan_is_kept_once_a_step_was_done() -> None:
 
 
 def test_fits_counts_whole_nodes() -> None:
-    inventory = Board(cluster(8, 8), ()).inventory(job("a", gang(1, 4)))
+    inventory = Capacity(cluster(8, 8), ()).inventory(job("a", gang(1, 4)))
     assert fits(inventory, gang(2, 8))
     assert not fits(inventory, gang(3, 4))
     assert not fits(inventory, gang(1, 4).model_copy(update={"gpu_product": "NVIDIA-A10"}))
 
 
-class Still(Snapshots):
+class Still:
     """Gives one snapshot for ever and counts how often it was asked."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -210,9 +210,12 @@ class Still(Snapshots):
         self.asked += 1
         return self.snapshot
 
+    def expire(self) -> None:
+        """It stays as it is."""
 
-def line(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1") -> Line:
-    return Line(lambda: jobs, Still(snapshot), limits=LIMITS, default_image=image, clock=lambda: NOW)
+
+def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1") -> AdmissionQueue:
+    return AdmissionQueue(lambda: jobs, Still(snapshot), limits=LIMITS, default_image=image, clock=lambda: NOW)
 
 
 ASKED = Decision(Action.ADMIT, "OutOfMemory", "CUDA out of memory", counted=True)
@@ -220,9 +223,9 @@ ASKED = Decision(Action.ADMIT, "OutOfMemory", "CUDA out of memory", counted=True
 
 async def test_the_answer_keeps_the_end_that_it_follows() -> None:
     one = job("a", gang(1, 4))
-    answer = await line([one], cluster(8)).answer(make_seen(one), ASKED)
+    answer = await queue([one], cluster(8)).answer(make_seen(one), ASKED)
     assert (answer.action, answer.plan, answer.counted) == (Action.COMMIT, gang(1, 4), True)
-    waiting = await line([one], cluster(2)).answer(make_seen(one), ASKED)
+    waiting = await queue([one], cluster(2)).answer(make_seen(one), ASKED)
     assert (waiting.action, waiting.reason, waiting.counted) == (Action.QUEUE, "WaitingForGPUs", True)
     assert waiting.look_again == 5.0
 
@@ -230,54 +233,54 @@ async def test_the_answer_keeps_the_end_that_it_follows() -> None:
 async def test_a_restart_takes_its_own_place_again_ahead_of_the_line() -> None:
     mine, older = job("mine", gang(1, 8), age=10, active=True), job("older", gang(1, 8), age=20)
     busy = cluster(8, pods=[own_pod(mine, 8, "node-0")])
-    answer = await line([older, mine], busy).answer(make_seen(mine), ASKED)
+    answer = await queue([older, mine], busy).answer(make_seen(mine), ASKED)
     assert (answer.action, answer.plan) == (Action.COMMIT, gang(1, 8))
-    assert (await line([older, mine], busy).answer(make_seen(older), ASKED)).action is Action.QUEUE
+    assert (await queue([older, mine], busy).answer(make_seen(older), ASKED)).action is Action.QUEUE
 
 
 async def test_a_restart_whose_node_is_lost_waits_like_all_others() -> None:
     mine = job("mine", gang(2, 4), active=True)
-    answer = await line([mine], cluster(4)).answer(make_seen(mine), ASKED)
+    answer = await queue([mine], cluster(4)).answer(make_seen(mine), ASKED)
     assert (answer.action, answer.reason, answer.ended) == (Action.QUEUE, "WaitingForGPUs", None)
     assert answer.message == "needs 8 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 4 free"
 
 
 async def test_a_job_behind_the_lines_depth_is_told_so() -> None:
     jobs = [job(f"j{number:03}", gang(1, 1), age=1000 - number) for number in range(DEPTH + 1)]
-    answer = await line(jobs, cluster(8)).answer(make_seen(jobs[-1]), ASKED)
-    assert (answer.action, answer.reason) == (Action.QUEUE, "WaitingInLine")
-    assert answer.message == f"{DEPTH} jobs are ahead in the line"
+    answer = await queue(jobs, cluster(8)).answer(make_seen(jobs[-1]), ASKED)
+    assert (answer.action, answer.reason) == (Action.QUEUE, "WaitingInQueue")
+    assert answer.message == f"{DEPTH} jobs are ahead in the queue"
 
 
 async def test_a_job_without_any_image_is_refused() -> None:
     one = make_job()
-    answer = await line([one], cluster(8), image="").answer(make_seen(one), ASKED)
-    assert (answer.action, answer.reason) == (Action.REFUSE, "NoImage")
+    answer = await queue([one], cluster(8), image="").answer(make_seen(one), ASKED)
+    assert (answer.action, answer.reason) == (Action.REJECT, "NoImage")
     assert answer.message.startswith("spec.image: unset")
 
 
 async def test_a_cpu_job_needs_no_inventory() -> None:
     one = make_job()
-    asked = line([one], cluster())
+    asked = queue([one], cluster())
     answer = await asked.answer(make_seen(one), Decision(Action.ADMIT))
     assert answer.action is Action.COMMIT
     assert answer.plan is not None
     assert answer.plan.nodes == 2
-    assert not asked.competes(one)
+    assert not one.competes
 
 
 async def test_a_claim_for_one_node_is_refused_for_a_gang_of_two() -> None:
     one = make_job({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"}}})
-    answer = await line([one], cluster()).answer(make_seen(one), Decision(Action.ADMIT))
-    assert (answer.action, answer.reason) == (Action.REFUSE, "NotSupported")
+    answer = await queue([one], cluster()).answer(make_seen(one), Decision(Action.ADMIT))
+    assert (answer.action, answer.reason) == (Action.REJECT, "NotSupported")
     assert answer.message.endswith("can't be shared by 2 nodes; set ReadWriteMany, or placement.nodes to 1")
 
 
 async def test_a_spec_too_big_for_an_annotation_is_refused() -> None:
     rewards = [{"format": {"pattern": "é" * 4000}} for _ in range(32)]
     one = make_job({"rewards": rewards})
-    answer = await line([one], cluster()).answer(make_seen(one), Decision(Action.ADMIT))
-    assert (answer.action, answer.reason) == (Action.REFUSE, "NotSupported")
+    answer = await queue([one], cluster()).answer(make_seen(one), Decision(Action.ADMIT))
+    assert (answer.action, answer.reason) == (Action.REJECT, "NotSupported")
     assert "the pods' annotations hold 204800" in answer.message
 
 
@@ -285,7 +288,7 @@ async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
     full = cluster(8, pods=[gpu_pod("p", 8)])
     spec = {"placement": {"accelerator": "GPU", "nodes": None, "queueName": "team", "gpus": {"min": 1, "max": 8}}}
     one = make_job({**spec, "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}})
-    answer = await line([one], full).answer(make_seen(one), Decision(Action.ADMIT))
+    answer = await queue([one], full).answer(make_seen(one), Decision(Action.ADMIT))
     assert answer.action is Action.COMMIT
     assert answer.plan is not None
     assert answer.plan.gpus >= 1

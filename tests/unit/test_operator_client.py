@@ -18,10 +18,20 @@ from kubernetes.aio.client import Configuration
 from grpo_api.report import Progress
 from grpo_operator.cluster import client as cluster_module
 from grpo_operator.cluster import credentials
-from grpo_operator.cluster.client import GRPOJOBS, JOBS, PODS, HttpCluster, Selection
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Selection
+from grpo_operator.cluster.client import HttpCluster
 from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch
-from grpo_operator.errors import AlreadyExists, ConfigurationError, Conflict, Expired, NotFound, Refused, Unavailable
-from grpo_operator.names import Key
+from grpo_operator.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    Conflict,
+    Denied,
+    Expired,
+    Forbidden,
+    NotFound,
+    Unavailable,
+)
+from grpo_operator.names import ObjectKey
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Seen = list[tuple[str, str, int]]
@@ -73,8 +83,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (409, "create", AlreadyExists),
         (409, "patch_status", Conflict),
         (410, "get", Expired),
-        (422, "create", Refused),
-        (403, "get", Refused),
+        (422, "create", Denied),
+        (403, "get", Forbidden),
+        (401, "get", Unavailable),
         (429, "get", Unavailable),
         (503, "create", Unavailable),
     ],
@@ -117,7 +128,7 @@ async def test_an_answer_without_json_is_quoted() -> None:
         return web.Response(status=400, text="<html>proxy</html>")
 
     async with talking(confused) as (client, _):
-        with pytest.raises(Refused, match="400 <html>proxy</html>"):
+        with pytest.raises(Denied, match="400 <html>proxy</html>"):
             await client.get(JOBS, "n", "a")
 
 
@@ -212,13 +223,6 @@ async def test_no_way_to_the_api_server_is_told(tmp_path: Path, monkeypatch: pyt
         await credentials.load()
 
 
-async def test_kopf_gets_the_token_without_its_scheme() -> None:
-    configuration = Configuration(host="https://api")
-    configuration.api_key = {"BearerToken": "bearer secret"}
-    found = await credentials.for_kopf(configuration)
-    assert (found.server, found.token, found.scheme, found.insecure) == ("https://api", "secret", "Bearer", False)
-
-
 ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
 
 
@@ -267,22 +271,22 @@ class Trainer:
 
 
 async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
-    trainer, told, results = Trainer(), list[Key](), list[str]()
-    targets = [Target(Key("n", "a"), "pod-1", "10.0.0.1")]
+    trainer, told, results = Trainer(), list[ObjectKey](), list[str]()
+    targets = [Target(ObjectKey("n", "a"), "pod-1", "10.0.0.1")]
     puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
     puller.tick(0.0)
     await asyncio.sleep(0.05)
-    kept = puller.of(Key("n", "a"))
+    kept = puller.of(ObjectKey("n", "a"))
     assert kept is not None
-    assert (kept.progress.step, kept.progress.samples, told) == (3, [], [Key("n", "a")])
+    assert (kept.progress.step, kept.progress.samples, told) == (3, [], [ObjectKey("n", "a")])
     trainer.broken = True
     puller.tick(1e9)
     await asyncio.sleep(0.05)
-    assert puller.of(Key("n", "a")) is kept
+    assert puller.of(ObjectKey("n", "a")) is kept
     assert results == ["success", "error"]
-    targets[0] = Target(Key("n", "a"), "pod-2", "10.0.0.2")
+    targets[0] = Target(ObjectKey("n", "a"), "pod-2", "10.0.0.2")
     puller.tick(0.0)
-    assert puller.of(Key("n", "a")) is None
+    assert puller.of(ObjectKey("n", "a")) is None
     targets.clear()
     puller.tick(0.0)
     await asyncio.sleep(0.05)
@@ -291,7 +295,7 @@ async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
 async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
     trainer = Trainer()
     trainer.broken = True
-    puller = ProgressPuller(lambda: [Target(Key("n", "a"), "p", "10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
+    puller = ProgressPuller(lambda: [Target(ObjectKey("n", "a"), "p", "10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
     running = asyncio.create_task(puller.run())
     await asyncio.sleep(0.4)
     running.cancel()

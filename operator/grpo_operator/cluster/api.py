@@ -1,0 +1,118 @@
+"""What the operator may ask of the API server: resources, selections and the narrow Cluster protocol.
+
+Everything that needs the cluster is written against the protocol, so that tests put scripts in its place; HttpCluster
+is the real one.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from grpo_api.contract import GROUP, PLURAL, VERSION
+
+from ..errors import Expired
+
+Object = dict[str, Any]
+T = TypeVar("T")
+LIST_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object by its path: `base` such as `/apis/batch/v1`, `plural` such as `jobs`."""
+
+    base: str
+    plural: str
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """The URL path of an object, of a namespace's objects, or of all."""
+        middle = f"/namespaces/{namespace}" if namespace else ""
+        tail = "".join(f"/{part}" for part in (name, subresource) if part)
+        return f"{self.base}{middle}/{self.plural}{tail}"
+
+
+GRPOJOBS = Resource(f"/apis/{GROUP}/{VERSION}", PLURAL)
+JOBS = Resource("/apis/batch/v1", "jobs")
+PODS = Resource("/api/v1", "pods")
+SERVICES = Resource("/api/v1", "services")
+CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
+EVENTS = Resource("/api/v1", "events")
+NODES = Resource("/api/v1", "nodes")
+PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
+
+LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that have not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which objects of a resource: of one namespace or all, by labels and fields."""
+
+    resource: Resource
+    namespace: str | None = None
+    labels: str = ""
+    fields: str = ""
+
+    def __str__(self) -> str:
+        """`pods of namespace team-a`, for messages."""
+        return f"{self.resource.plural} of {f'namespace {self.namespace}' if self.namespace else 'all namespaces'}"
+
+    def query(self, **more: str | int) -> dict[str, str]:
+        """The URL query."""
+        given: Mapping[str, str | int] = {"labelSelector": self.labels, "fieldSelector": self.fields, **more}
+        return {key: str(value) for key, value in given.items() if value}
+
+
+class Cluster(Protocol):
+    """What the operator may ask of a cluster. Every method raises ClusterError or one of its kinds."""
+
+    def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        """A LIST in pages, each with the list's resourceVersion; Expired when it took longer than pages are kept."""
+        ...
+
+    def watch(self, selection: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+        """Events since a resourceVersion, as (type, object), for at most so long."""
+        ...
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """One object."""
+        ...
+
+    async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        """POST; returns the object as the server keeps it."""
+        ...
+
+    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
+        """Merge-patches a GRPOJob's status; it carries the resourceVersion of what was read."""
+        ...
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        """Deletes an object in the background, if it still has that uid; one that is gone is fine."""
+        ...
+
+    async def delete_all(self, selection: Selection) -> None:
+        """Deletes what is selected."""
+        ...
+
+
+async def listed(cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]) -> tuple[list[T], int]:
+    """What `read` makes of every object of a full LIST (None leaves one out), and the list's resourceVersion.
+
+    A LIST whose pages expire under way begins anew: half a list must never pass for a whole one.
+
+    Raises:
+        ClusterError: the API server does not give a whole list.
+    """
+    for attempt in range(1, LIST_TRIES + 1):
+        found: list[T] = []
+        version = 0
+        try:
+            async for items, listed_at in cluster.pages(selection):
+                found += [record for item in items if (record := read(item)) is not None]
+                version = listed_at
+        except Expired:
+            if attempt == LIST_TRIES:
+                raise
+        else:
+            return found, version
+    raise AssertionError("the last try returns or raises")

@@ -1,0 +1,97 @@
+"""One kind of HTTP session for everything that talks to the API server: our own client and kopf's watch.
+
+A session adds what both need on every request: TLS from the kubeconfig, an Authorization header that follows renewed
+tokens, and a pause before a watch whose predecessors ended at once.
+"""
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import aiohttp
+from kubernetes.aio.client import Configuration
+
+from ..names import MANAGER
+from .credentials import authorization
+
+Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
+
+SHORT_WATCH = 1.0
+"""A watch that ends sooner, without a byte, tells that the next one would do so too. In seconds."""
+FIRST_PAUSE, LAST_PAUSE = 0.8, 30.0
+"""Pauses before the next watch after one short one, and after many; both client-go's (tools/cache/reflector.go)."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    began: float
+    answer: aiohttp.ClientResponse
+    short: int
+    """Watches in a row that ended at once, up to the one before this."""
+
+
+class WatchPace:
+    """A middleware that makes watches wait when those before them ended at once.
+
+    A proxy or an overloaded server may close every watch cleanly as soon as it is opened. Nothing fails then, so
+    nothing else would keep a client from asking thousands of times a second.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
+    ) -> None:
+        """`clock` and `sleep` work in seconds; `jitter` is a factor around 1."""
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+        self._last: dict[str, _Watch] = {}
+
+    async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+        """Sends the request, after a pause if it is a watch that would only end at once."""
+        if request.url.query.get("watch") != "true":
+            return await send(request)
+        path = request.url.path
+        short = self._short(path)
+        if short:
+            await self._sleep(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** (short - 1)) * self._jitter())
+        began = self._clock()
+        answer = await send(request)
+        self._last[path] = _Watch(began, answer, short)
+        return answer
+
+    def _short(self, path: str) -> int:
+        """How many watches of this path in a row have ended at once."""
+        last = self._last.get(path)
+        if last is None or self._clock() - last.began >= SHORT_WATCH or last.answer.content.total_bytes:
+            return 0
+        return min(last.short + 1, 16)
+
+
+def open_session(configuration: Configuration, limit: int = 0) -> aiohttp.ClientSession:
+    """A session with the API server, of at most `limit` connections at a time (0: any number); the caller closes it."""
+
+    async def authorize(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+        request.headers.update(await authorization(configuration))
+        return await send(request)
+
+    return aiohttp.ClientSession(
+        configuration.host,
+        connector=aiohttp.TCPConnector(ssl=_tls(configuration), limit=limit),
+        headers={"User-Agent": MANAGER, "Accept": "application/json"},
+        middlewares=(authorize, WatchPace()),
+    )
+
+
+def _tls(configuration: Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

@@ -1,0 +1,125 @@
+"""API objects → records. Every parser finds a field of a wrong type here, where it costs one object only."""
+
+from typing import Any
+
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.status import GRPOJobStatus
+
+from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey
+from .records import GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
+from .terminations import pod_termination, trainer_container
+from .untyped import Part
+
+
+def _validated(spec: dict[str, Any]) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
+    try:
+        return parse_spec(spec), ()
+    except SpecInvalid as error:
+        return None, tuple(error.problems)
+
+
+def object_key(meta: Part) -> ObjectKey:
+    """Namespace and name of the object with this metadata."""
+    return ObjectKey(meta.required("namespace"), meta.required("name"))
+
+
+def _job_key(meta: Part) -> ObjectKey:
+    return ObjectKey(meta.required("namespace"), meta.part("labels").text(LABEL_JOB))
+
+
+def _controller_uid(meta: Part) -> str:
+    return next((owner.text("uid") for owner in meta.parts("ownerReferences") if owner.flag("controller")), "")
+
+
+def grpojob_record(item: object) -> GRPOJobRecord:
+    """The record of a GRPOJob.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+        pydantic.ValidationError: the status has values that this version doesn't know (unknown fields are ignored).
+    """
+    whole = Part(item)
+    meta, status = whole.part("metadata"), whole.raw("status")
+    spec, problems = _validated(whole.raw("spec"))
+    return GRPOJobRecord(
+        key=object_key(meta),
+        uid=meta.required("uid"),
+        version=meta.digits("resourceVersion"),
+        generation=meta.integer("generation"),
+        created=meta.time("creationTimestamp") or 0.0,
+        deleting="deletionTimestamp" in meta,
+        spec=spec,
+        problems=problems,
+        status=GRPOJobStatus.model_validate(status, extra="ignore"),
+        raw_status=status,
+    )
+
+
+def job_record(item: object) -> JobRecord:
+    """The record of a batch/v1 Job.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = Part(item)
+    meta = whole.part("metadata")
+    over = [one for one in whole.part("status").parts("conditions") if one.text("status") == "True"]
+    ended = next((one for one in over if one.text("type") in ("Complete", "Failed")), None)
+    return JobRecord(
+        key=object_key(meta),
+        job_key=_job_key(meta),
+        uid=meta.required("uid"),
+        version=meta.digits("resourceVersion"),
+        grpojob_uid=_controller_uid(meta),
+        attempt=meta.part("labels").digits(LABEL_ATTEMPT),
+        suspended=whole.part("spec").flag("suspend"),
+        deleting="deletionTimestamp" in meta,
+        ended=(ended.text("reason") or ended.text("type")) if ended else "",
+    )
+
+
+def _deleted_at(meta: Part) -> float | None:
+    """The API's deletionTimestamp is when the grace period is over; subtract it."""
+    over = meta.time("deletionTimestamp")
+    return None if over is None else over - meta.integer("deletionGracePeriodSeconds")
+
+
+def pod_record(item: object) -> PodRecord:
+    """The record of a pod.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = Part(item)
+    meta, status = whole.part("metadata"), whole.part("status")
+    labels, bound = meta.part("labels"), status.condition("PodScheduled")
+    state = trainer_container(status).part("state")
+    return PodRecord(
+        key=object_key(meta),
+        job_key=_job_key(meta),
+        uid=meta.required("uid"),
+        version=meta.digits("resourceVersion"),
+        grpojob_uid=labels.text(LABEL_UID),
+        controller_uid=_controller_uid(meta),
+        attempt=labels.digits(LABEL_ATTEMPT),
+        index=labels.digits(LABEL_INDEX),
+        node=whole.part("spec").text("nodeName"),
+        ip=status.text("podIP"),
+        phase=status.text("phase") or "Pending",
+        waiting=state.part("waiting").sentence(),
+        unschedulable=bound.text("message") if bound.text("status") == "False" else "",
+        node_lost="running" in state and status.condition("Ready").text("status") == "False",
+        deleted_at=_deleted_at(meta),
+        termination=pod_termination(status),
+    )
+
+
+def service_record(item: object) -> ServiceRecord:
+    """The record of a Service.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    meta = Part(item).part("metadata")
+    key = object_key(meta)
+    return ServiceRecord(key, ObjectKey(key.namespace, ""), meta.required("uid"), meta.digits("resourceVersion"))

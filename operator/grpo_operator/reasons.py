@@ -1,0 +1,43 @@
+"""Every reason that a user can read in a condition or an event, spelled once; an Outcome's results come on top."""
+
+from enum import StrEnum
+
+from grpo_planner import PlanReason
+
+
+class Reason(StrEnum):
+    """CamelCase reasons of conditions and events, other than the results of an Outcome."""
+
+    ADMITTED = "Admitted"
+    INVALID_SPEC = "InvalidSpec"
+    NOT_SUPPORTED = "NotSupported"
+    NO_IMAGE = "NoImage"
+    PLANNER_FAILED = "PlannerFailed"
+    WAITING_FOR_GPUS = PlanReason.WAITING_FOR_GPUS.value
+    WAITING_IN_QUEUE = "WaitingInQueue"
+    WAITING_FOR_KUEUE = "WaitingForKueue"
+    NAME_TAKEN = "NameTaken"
+    FAILED_CREATE = "FailedCreate"
+    BACKING_OFF = "BackingOff"
+    PLANNED = PlanReason.PLANNED.value
+    PODS_PENDING = "PodsPending"
+    UNSCHEDULABLE = "Unschedulable"
+    SCHEDULING_TIMEOUT = "SchedulingTimeout"
+    ALL_PODS_BOUND = "AllPodsBound"
+    STARTING = "Starting"
+    ALL_PODS_RUNNING = "AllPodsRunning"
+    POD_WAITING = "PodWaiting"
+    RESTARTING = "Restarting"
+    FINISHED = "Finished"
+    AS_EXPECTED = "AsExpected"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    NOT_SUSPENDED = "NotSuspended"
+    STATUS_UNREADABLE = "StatusUnreadable"
+    READABLE = "Readable"
+    SHARED_VOLUME = "SharedVolume"
+    NO_CHECKPOINT_VOLUME = "NoCheckpointVolume"
+    ADAPTER_IF_NEEDED = "AdapterIfNeeded"
+    SUCCEEDED = "Succeeded"
+    RESTART_LIMIT = "RestartLimit"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -1,0 +1,128 @@
+"""Reads API objects field by field and says, by its path, which field has a type that it can't have.
+
+Objects come from other programs: labels from anybody, statuses from kubelets and from other versions of this operator.
+A wrong type must be found here, where it costs one object, and not later in a decision.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from .times import seconds
+
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_MOST = 2**63
+
+
+class Unreadable(ValueError):
+    """An object with a field that has not the type that it must have; the message begins with the field's path."""
+
+
+class Part:
+    """A JSON object inside an API object. What is absent or null reads as empty."""
+
+    __slots__ = ("_fields", "_path")
+
+    def __init__(self, value: object, path: str = "") -> None:
+        """Takes the value that stands at the path.
+
+        Raises:
+            Unreadable: it is no JSON object.
+        """
+        if value is not None and not isinstance(value, Mapping):
+            raise Unreadable(f"{path or 'the object'}: {_shown(value)} is not an object")
+        self._fields: Mapping[str, Any] = value or {}
+        self._path = path
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self._fields.get(name) is not None
+
+    def part(self, name: str) -> Self:
+        """An object below."""
+        return type(self)(self._fields.get(name), self._below(name))
+
+    def parts(self, name: str) -> Iterator[Self]:
+        """The objects of a list below."""
+        items = self._fields.get(name)
+        if items is not None and not isinstance(items, list):
+            raise self._wrong(name, "a list")
+        for position, item in enumerate(items or ()):
+            yield type(self)(item, f"{self._below(name)}[{position}]")
+
+    def text(self, name: str) -> str:
+        """A string; empty when absent."""
+        value = self._fields.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string")
+        return value
+
+    def required(self, name: str) -> str:
+        """A string that must not be empty."""
+        return self.text(name) or self._raise(name, "set")
+
+    def integer(self, name: str) -> int:
+        """An integer of 64 bits; 0 when absent."""
+        value = self._fields.get(name)
+        if value is None:
+            return 0
+        if not isinstance(value, int) or isinstance(value, bool) or not -_MOST <= value < _MOST:
+            raise self._wrong(name, "an integer of 64 bits")
+        return value
+
+    def digits(self, name: str) -> int:
+        """A number written as a string, such as a resourceVersion or a label; 0 when absent or empty."""
+        text = self.text(name)
+        if text and not _NUMBER.fullmatch(text):
+            raise self._wrong(name, "a number")
+        return int(text or 0)
+
+    def flag(self, name: str) -> bool:
+        """A boolean; false when absent."""
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return bool(value)
+
+    def time(self, name: str) -> float | None:
+        """Unix time of a timestamp; None when absent."""
+        try:
+            return seconds(self.text(name))
+        except (ValueError, OverflowError) as error:
+            raise self._wrong(name, "an RFC 3339 time") from error
+
+    def texts(self, name: str) -> dict[str, str]:
+        """A map of strings, such as labels."""
+        below = self.part(name)
+        return {key: below.text(key) for key in below._fields}
+
+    def raw(self, name: str) -> dict[str, Any]:
+        """An object below as it is, for a parser of its own."""
+        return dict(self.part(name)._fields)
+
+    def sentence(self) -> str:
+        """`reason: message`, as far as they are there."""
+        return ": ".join(text for text in (self.text("reason"), self.text("message")) if text)
+
+    def condition(self, kind: str) -> Self:
+        """The condition of that type in the list `conditions`; an empty object when there is none."""
+        found = (one for one in self.parts("conditions") if one.text("type") == kind)
+        return next(found, type(self)(None, self._below("conditions")))
+
+    def _below(self, name: str) -> str:
+        if not self._path:
+            return name
+        return f"{self._path}.{name}" if name.isalnum() else f"{self._path}[{name[:80]}]"
+
+    def _raise(self, name: str, wanted: str) -> str:
+        raise self._wrong(name, wanted)
+
+    def _wrong(self, name: str, wanted: str) -> Unreadable:
+        return Unreadable(f"{self._below(name)}: {_shown(self._fields.get(name))} is not {wanted}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
