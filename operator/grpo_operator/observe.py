@@ -42,7 +42,7 @@ class Observation:
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods that carry an earlier attempt's labels."""
     orphaned: bool = False
-    """Whether there are pods of the current attempt whose Job is not there: it was deleted, maybe before it was known."""
+    """Whether pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
     pull: Pull | None = None
     """What rank 0 of the current attempt last said."""
 
