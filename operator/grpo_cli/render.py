@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
-from grpo_api.job import parse_spec
+from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.plan import ExecutionPlan
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
-from grpo_operator.names import Key
+from grpo_operator.names import Key, inherited
 from grpo_planner import plan_job
 
 from . import kubectl, sources
@@ -45,12 +46,12 @@ def _planned(options: Namespace) -> list[Attempt]:
     """The first attempt of each job in the file."""
     attempts = []
     for job in load_jobs(options.filename):
-        metadata, spec = job.get("metadata", {}), parse_spec(job["spec"])
+        metadata, spec = job["metadata"], parse_spec(job["spec"])
         result = plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
         if result.chosen is None:
-            raise NotYet(f"{metadata.get('name')}: {result.message}")
-        key = Key(options.namespace or metadata.get("namespace", "default"), metadata["name"])
-        attempts.append(Attempt(key, metadata.get("uid", UNKNOWN_UID), spec, result.chosen, 1))
+            raise NotYet(f"{metadata['name']}: {result.message}")
+        namespace = options.namespace or metadata.get("namespace") or "default"
+        attempts.append(_attempt({"uid": UNKNOWN_UID, **metadata, "namespace": namespace}, spec, result.chosen, 1))
     return attempts
 
 
@@ -60,8 +61,20 @@ def _committed(options: Namespace) -> Attempt:
     if job.status.plan is None:
         said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
         raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
-    key = Key(metadata["namespace"], metadata["name"])
-    return Attempt(key, metadata["uid"], job.spec, job.status.plan, max(1, job.status.attempt))
+    return _attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt))
+
+
+def _attempt(metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
+    """The attempt of a GRPOJob with this metadata."""
+    return Attempt(
+        key=Key(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        spec=spec,
+        plan=plan,
+        number=number,
+        labels=inherited(metadata.get("labels")),
+        annotations=inherited(metadata.get("annotations")),
+    )
 
 
 def _objects(attempt: Attempt, image: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from .cluster.cache import Cache
 from .cluster.client import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Cluster, Object, Resource, Selection
 from .errors import AlreadyExists, Conflict, NotFound, Reason, Refused
 from .events import Recorder
-from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
+from .manifests import attempt_of, checkpoint_volume_claim, indexed_job, rendezvous_service
 from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, Key, child_job
 from .observe import Observation, Pull, observe
 from .policies import Action, Decision, Limits, decide
@@ -154,7 +154,8 @@ class Reconciler:
         job, key, status = seen.job, seen.job.parent, seen.job.status
         if job.spec is None or status.plan is None:
             return seen, Decision(Action.WAIT)
-        body = indexed_job(Attempt(key, job.uid, job.spec, status.plan, status.attempt), job.spec.image or self._image)
+        attempt = attempt_of(job, job.spec, status.plan, status.attempt)
+        body = indexed_job(attempt, job.spec.image or self._image)
         try:
             await self._ensure_service(key.namespace)
             claim = checkpoint_volume_claim(key, job.uid, job.spec)

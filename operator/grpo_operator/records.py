@@ -13,7 +13,7 @@ from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
 from .errors import Reason
-from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, Key
+from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, Key, inherited
 from .terminations import PodEnd, pod_end
 
 Object = Mapping[str, Any]
@@ -57,6 +57,9 @@ class GRPOJobRecord:
     generation: int
     created: float
     deleting: bool
+    labels: Mapping[str, str]
+    """Those that its Job and pods get too, as `annotations`."""
+    annotations: Mapping[str, str]
     spec: GRPOJobSpec | None
     problems: tuple[str, ...]
     status: GRPOJobStatus
@@ -166,6 +169,8 @@ def grpojob_record(item: Object) -> GRPOJobRecord:
         generation=meta.get("generation", 0),
         created=seconds(meta["creationTimestamp"]) or 0.0,
         deleting="deletionTimestamp" in meta,
+        labels=inherited(meta.get("labels")),
+        annotations=inherited(meta.get("annotations")),
         spec=spec,
         problems=problems,
         status=GRPOJobStatus.model_validate(status, extra="ignore"),
