@@ -1,7 +1,7 @@
 """`grpo render`: the objects that the operator would create for a job.
 
-Exists so that a platform engineer can read, diff and policy-check them before anything runs. From a file it plans the
-job first; by name it takes the plan that the operator committed. Registered by __main__.
+A platform engineer can read, diff and policy-check them before anything runs. From a file the job is planned first; by
+name the plan is the one that the operator committed.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -50,8 +50,12 @@ def _planned(options: Namespace) -> list[Attempt]:
         result = plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
-        namespace = options.namespace or metadata.get("namespace") or "default"
-        attempts.append(_attempt({"uid": UNKNOWN_UID, **metadata, "namespace": namespace}, spec, result.chosen, 1))
+        named = {
+            **metadata,
+            "namespace": options.namespace or metadata.get("namespace") or "default",
+            "uid": metadata.get("uid") or UNKNOWN_UID,
+        }
+        attempts.append(_attempt(named, spec, result.chosen, 1))
     return attempts
 
 

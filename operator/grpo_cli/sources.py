@@ -1,6 +1,6 @@
 """Where `grpo plan` finds GPUs and the model's shape: a file, a few words, a cluster, a cache or the hub.
 
-Exists to keep the reading apart from planning and printing. Used by plan.py.
+Reading is kept apart from planning and printing.
 """
 
 import os
@@ -57,7 +57,7 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     """What the job may use of a cluster, as the operator would see it.
 
     Raises:
-        KubectlError: kubectl is missing or refuses.
+        KubectlError: kubectl is missing or fails.
     """
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
     pods = [pod_facts(item) for item in kubectl.get(target, "pods", "--all-namespaces")["items"]]
