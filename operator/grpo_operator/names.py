@@ -36,9 +36,10 @@ LABEL_HOSTNAME = "kubernetes.io/hostname"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 
 NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", LABEL_QUEUE, "job-name", "controller-uid")
-NOT_INHERITED_PREFIXES = (f"{GROUP}/", "batch.kubernetes.io/")
+NOT_INHERITED_PREFIXES = (f"{GROUP}/", "batch.kubernetes.io/", "container.apparmor.security.beta.kubernetes.io/")
 """Labels and annotations that mean something else on a Job or pod: kubectl's record of what was applied, Kueue's queue
-(placement.queueName names it), those of the Job controller, which refuses foreign values, and ours."""
+(placement.queueName names it), those of the Job controller, which the API server refuses from others, AppArmor's, which
+could lift a pod above the `restricted` standard, and ours."""
 
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""

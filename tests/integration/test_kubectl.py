@@ -1,6 +1,6 @@
 """What kubectl users expect of a kind: columns, short name, category, explain, describe, wait.
 
-Exists because these come from the CRD alone and no other test looks at them. The whole life of a job is in tests/e2e.
+These come from the CRD alone, and no other test looks at them. The whole life of a job is in tests/e2e.
 """
 
 import json

@@ -85,7 +85,8 @@ def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
 def test_metadata_that_means_something_else_on_a_child_stays_on_the_grpojob() -> None:
     kept = {"example.com/a": "1", "mygrpo.dev/b": "2", "kueue.x-k8s.io/priority-class": "high"}
     dropped = ("kubectl.kubernetes.io/last-applied-configuration", "grpo.dev/attempt", "kueue.x-k8s.io/queue-name",
-               "batch.kubernetes.io/job-name", "job-name", "controller-uid")  # fmt: skip
+               "container.apparmor.security.beta.kubernetes.io/trainer", "batch.kubernetes.io/job-name", "job-name",
+               "controller-uid")  # fmt: skip
     assert inherited(kept | dict.fromkeys(dropped, "x")) == kept
     assert inherited(None) == {}
 
