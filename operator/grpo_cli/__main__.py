@@ -11,11 +11,11 @@ from importlib.metadata import version
 from grpo_api.job import SpecInvalid
 
 from . import logs, plan, render, status
-from .errors import CliError
+from .errors import WRONG, CliError
 
 COMMANDS = (plan, render, status, logs)
-WRONG, INTERRUPTED = 2, 130
-"""Exit codes; 130 is what shells give a program that SIGINT has ended."""
+INTERRUPTED = 130
+"""Exit code that shells give a program which SIGINT has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,8 +5,11 @@ CliError
 ├── InventoryError    an inventory or a config.json that can't be read, or none where one is needed
 ├── OptionError       an option whose value means nothing, or asks for what can't be done here
 ├── KubectlError      kubectl is missing, ended with an error, or printed what is no answer
-└── NotYet            the cluster has not what the command shows: no plan, no pod
+└── NotYet            what the command shows is not there: no plan, no pod
 """
+
+WRONG = 2
+"""Exit code when the arguments, the file or the cluster are not what a command needs."""
 
 
 class CliError(Exception):
@@ -22,7 +25,7 @@ class KubectlError(CliError):
 
 
 class NotYet(CliError):
-    """The cluster has not what the command shows."""
+    """What the command shows is not there; the message says what is."""
 
 
 class InventoryError(CliError):

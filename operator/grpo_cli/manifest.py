@@ -1,7 +1,7 @@
 """Reads GRPOJobs from YAML files, every value as kubectl reads it.
 
 YAML 1.1, which PyYAML speaks, takes `5e-6` for text where kubectl sees a number. Metadata that the API server would
-reject is found here, before a command counts on it.
+refuse is found here, before a command counts on it.
 """
 
 import re
@@ -83,7 +83,7 @@ def _problem(job: dict[str, Any]) -> str:
 
 
 def _metadata_problem(metadata: dict[str, Any]) -> str:
-    """The first field of an object's metadata that the API server would reject."""
+    """The first field of an object's metadata that the API server would refuse."""
     name, namespace = metadata["name"], metadata.get("namespace")
     if not (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
         return (

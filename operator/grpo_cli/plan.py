@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_planner import PlanReason, PlanResult, plan_job
+from grpo_planner import PlanReason, PlanResult
 
 from . import picture, plan_table, sources, what_if
-from .errors import NotYet, OptionError
+from .errors import WRONG, NotYet, OptionError
 from .manifest import load_jobs
 
-PLANNED, WRONG, NOTHING_FITS = 0, 2, 3
+PLANNED, NOTHING_FITS = 0, 3
 SPEC_IS_WRONG = (PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL)
 
 
@@ -49,7 +49,7 @@ def _one(options: Namespace, job: dict[str, Any]) -> int:
     """Plans and prints one job."""
     name = job["metadata"]["name"]
     spec = parse_spec(job["spec"])
-    result = _planned(options, spec)
+    result = sources.planned(options, spec)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
     elif options.output == "json":
@@ -73,14 +73,9 @@ def _what_if(options: Namespace, spec: GRPOJobSpec, result: PlanResult, change: 
     if options.output != "table":
         raise OptionError("--what-if is shown as a table; leave out -o")
     changed_spec = what_if.changed(spec, change)
-    changed = _planned(options, changed_spec)
+    changed = sources.planned(options, changed_spec)
     plan_table.difference(change, result, changed)
     return exit_code(changed)
-
-
-def _planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
-    """The plan of a spec on what the flags name."""
-    return plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
 
 
 def exit_code(result: PlanResult) -> int:

@@ -13,7 +13,6 @@ from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan import ExecutionPlan
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
 from grpo_operator.names import Key, inherited
-from grpo_planner import plan_job
 
 from . import kubectl, sources
 from .errors import NotYet
@@ -47,7 +46,7 @@ def _planned(options: Namespace) -> list[Attempt]:
     attempts = []
     for job in load_jobs(options.filename):
         metadata, spec = job["metadata"], parse_spec(job["spec"])
-        result = plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
+        result = sources.planned(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
         named = {

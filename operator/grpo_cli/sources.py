@@ -1,6 +1,6 @@
-"""Where `grpo plan` finds GPUs and the model's shape: a file, a few words, a cluster, a cache or the hub.
+"""Where GPUs and the model's shape come from: a file, a few words, a cluster, a cache or the hub.
 
-Reading is kept apart from planning and printing.
+Every command that plans does so on what the same flags name.
 """
 
 import os
@@ -13,7 +13,7 @@ import yaml
 from grpo_api.job import GRPOJobSpec
 from grpo_operator.admission.inventory import cards, left_out, node_facts, planner_node, pod_facts
 from grpo_operator.admission.resources import Amounts
-from grpo_planner import Inventory, Node
+from grpo_planner import Inventory, Node, PlanResult, plan_job
 from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
 from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
@@ -30,6 +30,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--config", metavar="PATH", help="the model's config.json, or a folder that holds it")
     shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
+
+
+def planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
+    """The plan of a spec on what the flags name.
+
+    Raises:
+        InventoryError: a source can't be read, or a GPU job has none.
+        KubectlError: kubectl is missing or fails.
+    """
+    return plan_job(spec, inventory(options, spec), config=config(options, spec))
 
 
 def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:

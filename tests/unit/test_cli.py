@@ -88,7 +88,7 @@ def test_a_file_without_a_job_is_told_from_one(tmp_path: Path, text: str, says: 
         ({"name": "a", "annotations": {"cost": 42}}, "metadata.annotations has 'cost': 42; put both in quotes"),
     ],
 )
-def test_metadata_that_the_server_would_reject_is_a_sentence(
+def test_metadata_that_the_server_would_refuse_is_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, metadata: object, says: str
 ) -> None:
     assert main([command, "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})]) == 2
