@@ -5,6 +5,8 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m harness
+# not among the installed packages
+CODEGEN := PYTHONPATH=operator $(BIN)/python -m grpo_codegen
 # Two cores: one thread for each of two training processes. No hub here, and nothing may try to reach one.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -56,11 +58,11 @@ lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m grpo_codegen --check
+	PYTHONPATH=operator $(BIN)/lint-imports --no-logo
+	$(CODEGEN) --check
 
 codegen: venv ## write the generated files: CRD, chart copy, dashboards, alert rules, documents
-	$(BIN)/python -m grpo_codegen
+	$(CODEGEN)
 
 cluster: venv ## start a real Kubernetes on this machine and print how to use it (NODES=2 GPUS_PER_NODE=8)
 	@$(CLUSTER) up --nodes $(NODES) --gpus-per-node $(GPUS_PER_NODE)

@@ -105,6 +105,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
+    "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
 }
 """Changes of SPEC that must be accepted."""
@@ -233,6 +234,9 @@ BAD: tuple[Bad, ...] = (
         "must lie outside",
     ),
     Bad("image-with-space", {"image": "my image"}, "spec.image", "match"),
+    Bad("manager-without-domain", {"managedBy": "dispatcher"}, "spec.managedBy", "match"),
+    Bad("manager-in-capitals", {"managedBy": "Example.com/dispatcher"}, "spec.managedBy", "match"),
+    Bad("long-manager", {"managedBy": f"example.com/{'x' * 60}"}, "spec.managedBy", "63"),
     Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
     Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
 )

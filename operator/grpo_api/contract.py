@@ -9,6 +9,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "GRPOJob"
 PLURAL = "grpojobs"
 
+MANAGED_BY = f"{GROUP}/operator"
+"""Value of spec.managedBy that names this operator, as does none; a job with another value is left alone."""
+
 PLAN_ANNOTATION = f"{GROUP}/plan"
 """Annotation of the pod template that carries the TrainingPlan as JSON."""
 

@@ -21,6 +21,11 @@ from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 MUTABLE_AFTER_START = ("suspend", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 """Fields of the spec that may change once an attempt has started; they don't change what is trained."""
 
+NEVER_MUTABLE = ("managedBy",)
+"""Fields of the spec that are fixed when the job is created: two controllers must never run the same job."""
+
+_DOMAIN_PREFIXED = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[-A-Za-z0-9/._~%!$&'()*+,;=:]+$"
+
 
 class GRPOJobSpec(Model):
     """What to train; the operator works out how."""
@@ -105,6 +110,9 @@ class GRPOJobSpec(Model):
     """Further environment variables of the training containers. Unset: none."""
     pod_overrides: PodOverrides = Field(default_factory=PodOverrides)
     """Further settings of the pods. Unset: none."""
+    managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=_DOMAIN_PREFIXED)] | None = None
+    """Controller that runs the job, as a domain-prefixed path such as `example.com/dispatcher`; it can't change. This
+    operator leaves alone what it does not manage. Unset: grpo.dev/operator, which is this operator."""
 
     @property
     def adapter_requested(self) -> bool:
@@ -121,8 +129,8 @@ _COUNTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status
 `status: null` doesn't get round it; a new object has no oldSelf and is not judged."""
 
 
-def _immutable_after_start() -> tuple[Rule, ...]:
-    """One rule per field of the spec that is frozen once an attempt has been committed."""
+def _immutable() -> tuple[Rule, ...]:
+    """One rule per field of the spec that is frozen, from its creation or once an attempt has been committed."""
     message = (
         f"can't change once the job has started; only {', '.join(MUTABLE_AFTER_START)} can: "
         "delete the job and create a new one"
@@ -133,7 +141,9 @@ def _immutable_after_start() -> tuple[Rule, ...]:
         same = f"self.spec.{alias} == oldSelf.spec.{alias}"
         if field.default is None:
             same = f"has(self.spec.{alias}) == has(oldSelf.spec.{alias}) && (!has(self.spec.{alias}) || {same})"
-        if alias not in MUTABLE_AFTER_START:
+        if alias in NEVER_MUTABLE:
+            frozen.append(Rule(same, "can't change: delete the job and create a new one", field_path=f".spec.{alias}"))
+        elif alias not in MUTABLE_AFTER_START:
             frozen.append(Rule(f"!({_COUNTED}) || ({same})", message, field_path=f".spec.{alias}"))
     return tuple(frozen)
 
@@ -149,7 +159,7 @@ class GRPOJob(Model):
             f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
             "its pods' names add the attempt and the index",
         ),
-        *_immutable_after_start(),
+        *_immutable(),
         Rule(
             f"!({_COUNTED}) || "
             "(has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",

@@ -1,7 +1,6 @@
 """The command line `grpo`, also installed as `kubectl-grpo` (`kubectl grpo …`).
 
-Exists as the entry point of pyproject.toml. Each command is a module with `register(commands)`, which adds its parser
-and sets `run(options) -> exit code`.
+Each command is a module with `register(commands)`, which adds its parser and sets `run(options) -> exit code`.
 """
 
 import argparse
@@ -12,13 +11,15 @@ from importlib.metadata import version
 from grpo_api.job import SpecInvalid
 
 from . import logs, plan, render, status
-from .errors import CliError
+from .errors import WRONG, CliError
 
 COMMANDS = (plan, render, status, logs)
+INTERRUPTED = 130
+"""Exit code that shells give a program which SIGINT has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 2 if the arguments, the file or the cluster are not what it needs."""
+    """Runs one command; 2 if the arguments, the file or the cluster are not what it needs, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -26,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problems = error.problems if isinstance(error, SpecInvalid) else [str(error)]
         for problem in problems:
             print(f"grpo: {problem}", file=sys.stderr)
-        return 2
+        return WRONG
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return code
 
 

@@ -1,14 +1,15 @@
-"""What ends a command with exit code 2 and one sentence on stderr.
+"""What ends a command with exit code 2 and a sentence on stderr.
 
-    CliError
-    ├── ManifestError     a file that holds no GRPOJob, or is no YAML
-    ├── InventoryError    an inventory or a config.json that can't be read, or none where one is needed
-    ├── ValueRefused      a --what-if that names no field, or a picture that can't be drawn here
-    ├── KubectlError      kubectl is missing, or ended with an error
-    └── NotYet            the cluster has not what the command shows: no plan, no pod
-
-Raised by the commands; __main__ turns them into messages.
+CliError
+├── ManifestError     a file that is no YAML, or holds no GRPOJob that can be read
+├── InventoryError    an inventory or a config.json that can't be read, or none where one is needed
+├── OptionError       an option whose value means nothing, or asks for what can't be done here
+├── KubectlError      kubectl is missing, ended with an error, or printed what is no answer
+└── NotYet            what the command shows is not there: no plan, no pod
 """
+
+WRONG = 2
+"""Exit code when the arguments, the file or the cluster are not what a command needs."""
 
 
 class CliError(Exception):
@@ -16,20 +17,20 @@ class CliError(Exception):
 
 
 class ManifestError(CliError):
-    """A file that holds no GRPOJob, or is no YAML; the message says where."""
+    """A file that is no YAML, or holds no GRPOJob that can be read; the message says where."""
 
 
 class KubectlError(CliError):
-    """kubectl is missing, or ended with an error; the message is its own."""
+    """kubectl is missing, ended with an error, or printed what is no answer; the message quotes it."""
 
 
 class NotYet(CliError):
-    """The cluster has not what the command shows."""
+    """What the command shows is not there; the message says what is."""
 
 
 class InventoryError(CliError):
     """An inventory or a config.json that can't be read, or none where one is needed."""
 
 
-class ValueRefused(CliError):
-    """A --what-if that names no field, or a picture that can't be drawn here."""
+class OptionError(CliError):
+    """An option whose value means nothing, or asks for what can't be done here."""

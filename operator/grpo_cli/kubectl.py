@@ -1,7 +1,7 @@
 """The cluster as the user's kubectl sees it.
 
-Exists so that the base install needs no Kubernetes client: contexts, credentials and plug-ins are kubectl's business.
-Used by the commands that look at a cluster. The environment variable KUBECTL names another program, or one with flags.
+The base install needs no Kubernetes client that way: contexts, credentials and plug-ins are kubectl's business. The
+environment variable KUBECTL names another program, or one with flags.
 """
 
 import json
@@ -11,6 +11,9 @@ import subprocess
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from pydantic import ValidationError
+
+from grpo_api.base import dotted
 from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJob
 
@@ -40,7 +43,7 @@ def get(options: Namespace, *arguments: str) -> dict[str, Any]:
     """What `kubectl get … -o json` prints.
 
     Raises:
-        KubectlError: kubectl is missing or refuses.
+        KubectlError: kubectl is missing, fails, or prints what is no object.
     """
     line = command(options, "get", *arguments, "--output=json")
     try:
@@ -49,7 +52,16 @@ def get(options: Namespace, *arguments: str) -> dict[str, Any]:
         raise KubectlError(f"{line[0]}: {error.strerror}; install kubectl or set KUBECTL to it") from error
     if done.returncode:
         raise KubectlError(done.stderr.strip())
-    found: dict[str, Any] = json.loads(done.stdout)
+    return _object(line[0], done.stdout)
+
+
+def _object(program: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise KubectlError(f"{program} printed no JSON object: {text[:80]!r}; does KUBECTL name kubectl?")
     return found
 
 
@@ -57,8 +69,12 @@ def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
     """A GRPOJob's metadata and its typed form.
 
     Raises:
-        KubectlError: no such job.
+        KubectlError: no such job, or one of a version that this one can't read.
     """
     found = get(options, f"{PLURAL}.{GROUP}", name)
-    # a newer operator may say more than this version knows
-    return found["metadata"], GRPOJob.model_validate(found, extra="ignore")
+    try:
+        # fields that only a newer operator knows are left out; only a value that it alone knows is an error
+        return found["metadata"], GRPOJob.model_validate(found, extra="ignore")
+    except ValidationError as error:
+        wrong = "; ".join(f"{dotted(problem['loc'])}: {problem['msg']}" for problem in error.errors())
+        raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error

@@ -1,7 +1,6 @@
 """`grpo logs`: the log of one rank of one attempt, the failed ones included.
 
-Exists because the pods of an attempt have random suffixes, and the interesting attempt is often not the last. Shows
-what `kubectl logs` shows. Registered by __main__.
+`kubectl logs` wants a pod's name, but pods have random suffixes, and the interesting attempt is often not the last.
 """
 
 import subprocess
@@ -42,7 +41,7 @@ def choose(pods: list[dict[str, Any]], attempt: int | None, index: int) -> str:
     Raises:
         NotYet: there is none; the message says which there are.
     """
-    found = {(int(labels[LABEL_ATTEMPT]), int(labels[LABEL_INDEX])): pod for pod in pods if (labels := _labels(pod))}
+    found = {place: pod for pod in pods if (place := _place(pod))}
     wanted = attempt if attempt is not None else max((number for number, node in found if node == index), default=0)
     if (wanted, index) not in found:
         there = ", ".join(f"attempt {number} node {node}" for number, node in sorted(found)) or "none"
@@ -51,7 +50,8 @@ def choose(pods: list[dict[str, Any]], attempt: int | None, index: int) -> str:
     return name
 
 
-def _labels(pod: dict[str, Any]) -> dict[str, str]:
-    """The pod's labels, if it is a member of a gang."""
-    labels: dict[str, str] = pod["metadata"].get("labels", {})
-    return labels if LABEL_ATTEMPT in labels and LABEL_INDEX in labels else {}
+def _place(pod: dict[str, Any]) -> tuple[int, int] | None:
+    """Attempt and node rank of a pod; None if its labels are not those of a gang's member."""
+    labels = pod["metadata"].get("labels") or {}
+    attempt, index = labels.get(LABEL_ATTEMPT, ""), labels.get(LABEL_INDEX, "")
+    return (int(attempt), int(index)) if attempt.isdecimal() and index.isdecimal() else None

@@ -1,7 +1,7 @@
-"""Reads GRPOJobs from YAML files exactly as kubectl does.
+"""Reads GRPOJobs from YAML files, every value as kubectl reads it.
 
-Exists because YAML 1.1, which PyYAML speaks, takes `5e-6` for text where kubectl sees a number. Used by every command
-of the CLI that takes a file, and by the tests that parse examples.
+YAML 1.1, which PyYAML speaks, takes `5e-6` for text where kubectl sees a number. Metadata that the API server would
+refuse is found here, before a command counts on it.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.contract import API_VERSION, KIND, MAX_JOB_NAME
 
 from .errors import ManifestError
 
@@ -25,6 +25,7 @@ class _Loader(yaml.SafeLoader):
         return int(value) if value.is_integer() else value
 
 
+_NAME = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -37,21 +38,23 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 def load_jobs(source: str) -> list[dict[str, Any]]:
     """The GRPOJobs of a YAML or JSON file with any number of documents; `-` is standard input.
 
-    Objects of other kinds are left out, so that a file may also hold the job's volumes.
+    Each has a valid `metadata.name` and a `spec`, whose content is not looked at. Objects of other kinds are left out,
+    so that a file may also hold the job's volumes.
 
     Raises:
-        ManifestError: no such file, no YAML, or no GRPOJob in it.
+        ManifestError: no such file, no YAML, or no GRPOJob in it that can be read.
     """
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         documents = load_documents(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ManifestError(f"{source}: {error}") from error
     jobs = [document for document in documents if document.get("kind") == KIND]
     if not jobs:
         raise ManifestError(f"{source} holds no {KIND}; one begins with `apiVersion: {API_VERSION}` and `kind: {KIND}`")
     for job in jobs:
-        _require_version(job, source)
+        if problem := _problem(job):
+            raise ManifestError(f"{source}: {problem}")
     return jobs
 
 
@@ -60,13 +63,40 @@ def load_documents(text: str) -> list[dict[str, Any]]:
 
     Raises:
         yaml.YAMLError: the text is no YAML.
+        ValueError: a number in it has no digits, such as `0b_`.
+        RecursionError: it is nested deeper than Python's stack.
     """
     documents = yaml.load_all(text, Loader=_Loader)
     return [document for document in documents if isinstance(document, dict)]
 
 
-def _require_version(job: dict[str, Any], source: str) -> None:
+def _problem(job: dict[str, Any]) -> str:
+    """What keeps a GRPOJob from being read at all; empty when nothing does."""
+    metadata = job.get("metadata")
     if job.get("apiVersion") != API_VERSION:
-        raise ManifestError(f"{source}: apiVersion is {job.get('apiVersion')!r}; this version reads {API_VERSION}")
+        return f"apiVersion is {job.get('apiVersion')!r}; this version reads {API_VERSION}"
     if not isinstance(job.get("spec"), dict):
-        raise ManifestError(f"{source}: the {KIND} has no spec")
+        return f"the {KIND} has no spec"
+    if not isinstance(metadata, dict) or metadata.get("name") is None:
+        return f"the {KIND} has no metadata.name; give it one, such as first-job"
+    return _metadata_problem(metadata)
+
+
+def _metadata_problem(metadata: dict[str, Any]) -> str:
+    """The first field of an object's metadata that the API server would refuse."""
+    name, namespace = metadata["name"], metadata.get("namespace")
+    if not (isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= MAX_JOB_NAME):
+        return (
+            f"metadata.name is {name!r}; it takes 1 to {MAX_JOB_NAME} small letters, digits and hyphens, with a "
+            "letter or digit at both ends"
+        )
+    if not isinstance(namespace, str | None):
+        return f"metadata.namespace is {namespace!r}; put it in quotes to make it a text"
+    for field in ("labels", "annotations"):
+        found = metadata.get(field) or {}
+        if not isinstance(found, dict):
+            return f"metadata.{field} is {found!r}; write it as key: value"
+        for key, value in found.items():
+            if not (isinstance(key, str) and isinstance(value, str)):
+                return f"metadata.{field} has {key!r}: {value!r}; put both in quotes to make them texts"
+    return ""

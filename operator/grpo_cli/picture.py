@@ -1,6 +1,6 @@
 """Draws a plan's memory per phase against the card, as SVG by hand or as PNG by matplotlib.
 
-Exists because a picture shows at a glance which phase is the tight one. Used by plan.py.
+At a glance one sees which phase is the tight one.
 """
 
 from html import escape
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from grpo_api.plan import ExecutionPlan, MemoryPrediction
 
-from .errors import ValueRefused
+from .errors import OptionError
+from .terminal import gib
 
-GIB = 2**30
 WIDTH, HEIGHT, LEFT, TOP, BAR, STEP = 720, 330, 90, 60, 24, 36
 PEAK, OTHER, LIMIT = "#c2410c", "#2563eb", "#b91c1c"
 
 
 def phases(memory: MemoryPrediction) -> dict[str, float]:
     """GiB of each phase in the order of the step."""
-    return {name: count / GIB for name, count in memory.phases.model_dump().items()}
+    return {name: gib(count) for name, count in memory.phases.model_dump().items()}
 
 
 def title(plan: ExecutionPlan) -> str:
@@ -30,11 +30,11 @@ def svg(plan: ExecutionPlan) -> str:
     """The picture as an SVG document.
 
     Raises:
-        ValueRefused: the plan has no prediction (accelerator CPU).
+        OptionError: the plan has no prediction (accelerator CPU).
     """
     memory = _memory(plan)
     bars = phases(memory)
-    usable, device = memory.usable_bytes / GIB, memory.device_bytes / GIB
+    usable, device = gib(memory.usable_bytes), gib(memory.device_bytes)
     scale = (WIDTH - LEFT - 90) / max(usable, device, *bars.values())
     bottom = TOP + STEP * len(bars)
     lines = [
@@ -42,11 +42,11 @@ def svg(plan: ExecutionPlan) -> str:
         f'font-size="13"><rect width="100%" height="100%" fill="white"/>',
         f'<text x="16" y="26" font-size="16">{escape(title(plan))}</text>',
     ]
-    for row, (name, gib) in enumerate(bars.items()):
+    for row, (name, size) in enumerate(bars.items()):
         y, colour = TOP + row * STEP, PEAK if name == memory.peak_phase else OTHER
         lines.append(f'<text x="{LEFT - 8}" y="{y + 17}" text-anchor="end">{name}</text>')
-        lines.append(f'<rect x="{LEFT}" y="{y}" width="{gib * scale:.1f}" height="{BAR}" fill="{colour}"/>')
-        lines.append(f'<text x="{LEFT + gib * scale + 6:.1f}" y="{y + 17}">{gib:.1f} GiB</text>')
+        lines.append(f'<rect x="{LEFT}" y="{y}" width="{size * scale:.1f}" height="{BAR}" fill="{colour}"/>')
+        lines.append(f'<text x="{LEFT + size * scale + 6:.1f}" y="{y + 17}">{size:.1f} GiB</text>')
     for value, label, dash in ((usable, "usable", ""), (device, "needed with margin", "4 3")):
         x = LEFT + value * scale
         height = bottom + (18 if dash else 36)
@@ -62,20 +62,20 @@ def png(plan: ExecutionPlan, path: Path) -> None:
     """Writes the picture as PNG.
 
     Raises:
-        ValueRefused: matplotlib is not installed, or the plan has no prediction.
+        OptionError: matplotlib is not installed, or the plan has no prediction.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueRefused("-o png needs matplotlib: pip install matplotlib, or take -o svg") from error
+        raise OptionError("-o png needs matplotlib: pip install matplotlib, or take -o svg") from error
     memory = _memory(plan)
     bars = phases(memory)
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
     colours = [PEAK if name == memory.peak_phase else OTHER for name in bars]
     axes.barh(list(bars), list(bars.values()), color=colours)
-    axes.axvline(memory.usable_bytes / GIB, color=LIMIT, label="usable")
-    axes.axvline(memory.device_bytes / GIB, color=LIMIT, linestyle="--", label="needed with margin")
+    axes.axvline(gib(memory.usable_bytes), color=LIMIT, label="usable")
+    axes.axvline(gib(memory.device_bytes), color=LIMIT, linestyle="--", label="needed with margin")
     axes.invert_yaxis()
     axes.set_xlabel("GiB on one GPU")
     axes.set_title(title(plan), fontsize=10)
@@ -87,8 +87,8 @@ def _memory(plan: ExecutionPlan) -> MemoryPrediction:
     """The plan's prediction.
 
     Raises:
-        ValueRefused: there is none.
+        OptionError: there is none.
     """
     if plan.memory is None:
-        raise ValueRefused("a CPU plan has no GPU memory to draw")
+        raise OptionError("a CPU plan has no GPU memory to draw")
     return plan.memory

@@ -1,7 +1,7 @@
 """`grpo plan`: will it fit, on what, how, why not otherwise, and what would each change cost; no cluster needed.
 
-Exists as the planner's own face. Exit codes: 0 planned, 2 the job or the inventory is wrong, 3 nothing fits (the
-table and the cheapest changes are still printed). Registered by __main__.
+The planner's own face. Exit codes: 0 planned, 2 the job or the inventory is wrong, 3 nothing fits (the table and the
+cheapest changes are still printed).
 """
 
 import sys
@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_planner import PlanReason, PlanResult, plan_job
+from grpo_planner import PlanReason, PlanResult
 
 from . import picture, plan_table, sources, what_if
-from .errors import NotYet, ValueRefused
+from .errors import WRONG, NotYet, OptionError
 from .manifest import load_jobs
 
-PLANNED, WRONG, NOTHING_FITS = 0, 2, 3
+PLANNED, NOTHING_FITS = 0, 3
 SPEC_IS_WRONG = (PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL)
 
 
@@ -47,9 +47,9 @@ def run(options: Namespace) -> int:
 
 def _one(options: Namespace, job: dict[str, Any]) -> int:
     """Plans and prints one job."""
-    name = job.get("metadata", {}).get("name", "job")
+    name = job["metadata"]["name"]
     spec = parse_spec(job["spec"])
-    result = _planned(options, spec)
+    result = sources.planned(options, spec)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
     elif options.output == "json":
@@ -68,19 +68,14 @@ def _what_if(options: Namespace, spec: GRPOJobSpec, result: PlanResult, change: 
     """Plans the changed job and prints the difference.
 
     Raises:
-        ValueRefused: the output is not the table, the only format that shows a difference.
+        OptionError: the output is not the table, the only format that shows a difference.
     """
     if options.output != "table":
-        raise ValueRefused("--what-if is shown as a table; leave out -o")
+        raise OptionError("--what-if is shown as a table; leave out -o")
     changed_spec = what_if.changed(spec, change)
-    changed = _planned(options, changed_spec)
+    changed = sources.planned(options, changed_spec)
     plan_table.difference(change, result, changed)
     return exit_code(changed)
-
-
-def _planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
-    """The plan of a spec on what the flags name."""
-    return plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
 
 
 def exit_code(result: PlanResult) -> int:
@@ -95,15 +90,19 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
 
     Raises:
         NotYet: there is neither.
+        OptionError: the file can't be written.
     """
     plan = result.chosen or (result.candidates[0] if result.candidates else None)
     if plan is None:
         raise NotYet(f"{name}: {result.message}")
-    if options.output == "png":
-        path = Path(options.to or f"{name}.png")
-        picture.png(plan, path)
-        print(path, file=sys.stderr)
-    elif options.to:
-        Path(options.to).write_text(picture.svg(plan), encoding="utf-8")
-    else:
-        print(picture.svg(plan), end="")
+    try:
+        if options.output == "png":
+            path = Path(options.to or f"{name}.png")
+            picture.png(plan, path)
+            print(path, file=sys.stderr)
+        elif options.to:
+            Path(options.to).write_text(picture.svg(plan), encoding="utf-8")
+        else:
+            print(picture.svg(plan), end="")
+    except OSError as error:
+        raise OptionError(f"the picture can't be written: {error}") from error

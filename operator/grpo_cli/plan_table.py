@@ -1,9 +1,7 @@
 """Prints plans as tables: the chosen one, every family with its reason, and differences between two plans.
 
-Exists to keep the layout apart from the command. Used by plan.py.
+The layout is kept apart from the command, which decides what is planned.
 """
-
-import sys
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,14 +10,10 @@ from rich.table import Table
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Candidate, PlanResult
 
-GIB = 2**30
+from .terminal import console, gib
+
 SHOWN = 12
 """Candidates that are printed without --all."""
-
-
-def console() -> Console:
-    """The terminal; wide where there is none, so that pipes get whole lines."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 def show(name: str, result: PlanResult, everything: bool = False) -> None:
@@ -78,7 +72,7 @@ def _candidates(candidates: list[Candidate]) -> Table:
         memory = candidate.memory
         if memory is None:
             continue
-        numbers = [f"{memory.device_bytes / GIB:.1f}", f"{memory.usable_bytes / GIB:.1f}", memory.peak_phase]
+        numbers = [f"{gib(memory.device_bytes):.1f}", f"{gib(memory.usable_bytes):.1f}", memory.peak_phase]
         verdict = candidate.rejected.message if candidate.rejected else "CHOSEN"
         seconds = f"{candidate.estimated_step_seconds or 0:.1f}"
         style = None if candidate.rejected else "bold green"
@@ -89,13 +83,13 @@ def _candidates(candidates: list[Candidate]) -> Table:
 def _phases(out: Console, plan: ExecutionPlan) -> None:
     """The chosen plan's memory by phase and its host memory."""
     if plan.memory is None:
-        out.print(f"host memory per pod {plan.host_memory_bytes / GIB:.1f} GiB; no GPUs")
+        out.print(f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; no GPUs")
         return
-    phases = "  ".join(f"{name} {count / GIB:.1f}" for name, count in plan.memory.phases.model_dump().items())
+    phases = "  ".join(f"{name} {gib(count):.1f}" for name, count in plan.memory.phases.model_dump().items())
     out.print(f"GiB allocated on one GPU: {phases}")
     out.print(
-        f"shape: {plan.architecture.lower()}; host memory per pod {plan.host_memory_bytes / GIB:.1f} GiB; "
-        f"checkpoint {plan.memory.checkpoint_bytes / GIB:.1f} GiB"
+        f"shape: {plan.architecture.lower()}; host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; "
+        f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
     )
 
 
@@ -111,7 +105,7 @@ def difference(change: str, before: PlanResult, after: PlanResult) -> None:
     old, new = before.chosen.memory, after.chosen.memory
     pairs = list(zip(old.phases.model_dump().items(), new.phases.model_dump().values(), strict=True))
     for (name, was), now in [*pairs, (("needed per GPU", old.device_bytes), new.device_bytes)]:
-        table.add_row(name, f"{was / GIB:.2f} GiB", f"{now / GIB:.2f} GiB", f"{(now - was) / GIB:+.2f} GiB")
+        table.add_row(name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{gib(now - was):+.2f} GiB")
     was_s, now_s = before.chosen.estimated_step_seconds or 0, after.chosen.estimated_step_seconds or 0
     table.add_row("step", f"{was_s:.1f} s", f"{now_s:.1f} s", f"{now_s - was_s:+.1f} s")
     out.print(table)

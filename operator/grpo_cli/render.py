@@ -1,7 +1,7 @@
 """`grpo render`: the objects that the operator would create for a job.
 
-Exists so that a platform engineer can read, diff and policy-check them before anything runs. From a file it plans the
-job first; by name it takes the plan that the operator committed. Registered by __main__.
+A platform engineer can read, diff and policy-check them before anything runs. From a file the job is planned first; by
+name the plan is the one that the operator committed.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from grpo_api.job import parse_spec
+from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.plan import ExecutionPlan
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
-from grpo_operator.names import ObjectKey
-from grpo_planner import plan_job
+from grpo_operator.names import ObjectKey, inherited
 
 from . import kubectl, sources
 from .errors import NotYet
@@ -45,12 +45,16 @@ def _planned(options: Namespace) -> list[Attempt]:
     """The first attempt of each job in the file."""
     attempts = []
     for job in load_jobs(options.filename):
-        metadata, spec = job.get("metadata", {}), parse_spec(job["spec"])
-        result = plan_job(spec, sources.inventory(options, spec), config=sources.config(options, spec))
+        metadata, spec = job["metadata"], parse_spec(job["spec"])
+        result = sources.planned(options, spec)
         if result.chosen is None:
-            raise NotYet(f"{metadata.get('name')}: {result.message}")
-        key = ObjectKey(options.namespace or metadata.get("namespace", "default"), metadata["name"])
-        attempts.append(Attempt(key, metadata.get("uid", UNKNOWN_UID), spec, result.chosen, 1))
+            raise NotYet(f"{metadata['name']}: {result.message}")
+        named = {
+            **metadata,
+            "namespace": options.namespace or metadata.get("namespace") or "default",
+            "uid": metadata.get("uid") or UNKNOWN_UID,
+        }
+        attempts.append(_attempt(named, spec, result.chosen, 1))
     return attempts
 
 
@@ -60,8 +64,20 @@ def _committed(options: Namespace) -> Attempt:
     if job.status.plan is None:
         said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
         raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
-    key = ObjectKey(metadata["namespace"], metadata["name"])
-    return Attempt(key, metadata["uid"], job.spec, job.status.plan, max(1, job.status.attempt))
+    return _attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt))
+
+
+def _attempt(metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
+    """The attempt of a GRPOJob with this metadata."""
+    return Attempt(
+        key=ObjectKey(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        spec=spec,
+        plan=plan,
+        number=number,
+        labels=inherited(metadata.get("labels")),
+        annotations=inherited(metadata.get("annotations")),
+    )
 
 
 def _objects(attempt: Attempt, image: str) -> list[dict[str, Any]]:

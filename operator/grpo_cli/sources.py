@@ -1,6 +1,6 @@
-"""Where `grpo plan` finds GPUs and the model's shape: a file, a few words, a cluster, a cache or the hub.
+"""Where GPUs and the model's shape come from: a file, a few words, a cluster, a cache or the hub.
 
-Exists to keep the reading apart from planning and printing. Used by plan.py.
+Every command that plans does so on what the same flags name.
 """
 
 import os
@@ -14,7 +14,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_operator.admission.capacity import Capacity
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_planner import Inventory
+from grpo_planner import Inventory, PlanResult, plan_job
 from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
 from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
@@ -31,6 +31,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--config", metavar="PATH", help="the model's config.json, or a folder that holds it")
     shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
+
+
+def planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
+    """The plan of a spec on what the flags name.
+
+    Raises:
+        InventoryError: a source can't be read, or a GPU job has none.
+        KubectlError: kubectl is missing or fails.
+    """
+    return plan_job(spec, inventory(options, spec), config=config(options, spec))
 
 
 def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
@@ -58,7 +68,7 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     """What the job may use of a cluster, as the operator would see it.
 
     Raises:
-        KubectlError: kubectl is missing or refuses.
+        KubectlError: kubectl is missing or fails.
     """
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
     nodes = tuple(map(node_facts, kubectl.get(target, "nodes")["items"]))

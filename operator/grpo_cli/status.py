@@ -1,9 +1,8 @@
 """`grpo status`: one screen on a job: what it does, why, how far it is, what it costs in memory, where its pods are.
 
-Exists because `kubectl describe` prints everything in the order of the alphabet. Registered by __main__.
+`kubectl describe` prints everything, in the order of the alphabet.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +16,8 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.status import GRPOJobStatus
 
 from . import kubectl
+from .terminal import console, gib
 
-_GIB = 1 << 30
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
 
@@ -33,26 +32,21 @@ def register(commands: Any) -> None:
 def run(options: Namespace) -> int:
     """Prints the screen; exit code 0 whatever the job's state."""
     metadata, job = kubectl.get_job(options, options.name)
-    show(_console(), f"{metadata['namespace']}/{metadata['name']}", job)
+    show(console(), f"{metadata['namespace']}/{metadata['name']}", job)
     return 0
 
 
-def _console() -> Console:
-    """The terminal; wide where there is none, so that pipes get whole lines."""
-    return Console(width=None if sys.stdout.isatty() else 240, highlight=False)
-
-
-def show(console: Console, name: str, job: GRPOJob) -> None:
+def show(out: Console, name: str, job: GRPOJob) -> None:
     """Prints what is known of the job; sections that nothing is known of are left out."""
     phase = str(job.status.phase or "Pending")
-    console.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]")
+    out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]")
     facts = Table.grid(padding=(0, 2))
     for label, text in _facts(job):
         facts.add_row(f"[dim]{label}[/dim]", escape(text))
-    console.print(facts)
+    out.print(facts)
     for table in (_conditions(job.status), _pods(job.status)):
         if table.row_count:
-            console.print(table)
+            out.print(table)
 
 
 def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
@@ -67,7 +61,7 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         found = status.metrics.model_dump(exclude_none=True)
         yield "metrics", ", ".join(f"{key} {value}" for key, value in found.items())
     if status.memory:
-        predicted, measured = (size / _GIB for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
+        predicted, measured = (gib(size) for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
     yield "attempts", f"{status.attempt}, of them {status.restarts} after failures (limit {job.spec.restarts.limit})"
     if status.outcome:

@@ -1,6 +1,6 @@
 """`--what-if KEY=VALUE`: which field of the spec a short key means, and the spec with it changed.
 
-Exists so that users type `numGenerations=16` instead of a path. Used by plan.py.
+Users type `numGenerations=16` instead of a path.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from grpo_api.job import GRPOJobSpec
 from grpo_planner.edit import with_value
 
-from .errors import ValueRefused
+from .errors import OptionError
 
 SECTIONS = ("training", "placement", "adapter", "reference", "model", "checkpoint")
 """Where a short key is looked for, in this order."""
@@ -22,23 +22,30 @@ def changed(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
     """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs.
 
     Raises:
-        ValueRefused: the key names no field, or there is no `=`.
+        OptionError: the key names no field, there is no `=`, or the value is no YAML.
         SpecInvalid: the value is not allowed there.
     """
     key, separator, text = change.partition("=")
     if not separator:
-        raise ValueRefused(f"--what-if {change!r} has no value; write it as numGenerations=16")
-    value: Any = yaml.safe_load(text)
+        raise OptionError(f"--what-if {change!r} has no value; write it as numGenerations=16")
+    value = _value(change, text)
     if key == "gpus" and isinstance(value, int):
         value = {"min": value, "max": value}
     return with_value(spec, path_of(key), value)
+
+
+def _value(change: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise OptionError(f"--what-if {change!r}: {text!r} is no YAML value") from error
 
 
 def path_of(key: str) -> str:
     """The path that a key means: itself when it begins with `spec.`, else that of the field with this name.
 
     Raises:
-        ValueRefused: there is none.
+        OptionError: there is none.
     """
     if key.startswith("spec."):
         return key
@@ -49,7 +56,7 @@ def path_of(key: str) -> str:
         kind = GRPOJobSpec.model_fields[section].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel) and name in _names(kind):
             return f"spec.{section}.{name}"
-    raise ValueRefused(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…")
+    raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…")
 
 
 def _names(kind: type[BaseModel]) -> set[str]:

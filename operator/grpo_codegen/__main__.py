@@ -1,7 +1,7 @@
-"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the reference of metrics.
+"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the generated pages.
 
-Exists so that what is derived from grpo_api can't drift from it. Run by `make codegen`; `--check`, run by the linter
-and by tests/unit/test_repo.py, fails when a file is stale and writes nothing.
+What follows from grpo_api and grpo_planner then can't drift from them: `make codegen` writes, and `--check`, part of
+`make lint`, fails when a file is stale and writes nothing.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The chart's Grafana dashboard, laid out over the metrics that grpo_api.metrics declares.
 
-Exists so that a panel can't name a metric that nothing exports, and takes its title and unit from the declaration.
-Called by grpo_codegen, which writes charts/grpo-operator/files/dashboard.json.
+A panel can't name a metric that nothing exports, and takes its title and unit from the declaration. The chart ships
+charts/grpo-operator/files/dashboard.json in a ConfigMap.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Documents that are tables of what the code declares: so far docs/metrics.md.
 
-Exists so that the reference lists every metric and no other. Called by grpo_codegen.
+The reference lists every metric and no other.
 """
 
 from grpo_api.metrics import OPERATOR, TRAINER, Metric

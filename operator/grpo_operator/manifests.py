@@ -1,10 +1,11 @@
 """The objects that an attempt consists of: the Indexed Job, the namespace's headless Service, the checkpoint claim.
 
-Exists so that what reaches the API server is a pure function of the GRPOJob, its plan and the attempt. Each function
-returns one object as a dict. Called by reconcile and by `grpo render`; the pod itself is in podspec.py.
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt. Each function returns one
+object as a dict; the pod itself is in podspec.py.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, KIND, PLAN_ANNOTATION
@@ -30,19 +31,38 @@ from .names import (
     rank0_address,
 )
 from .podspec import pod_spec
+from .records import GRPOJobRecord
 
 Manifest = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One gang start: whose, what, how, and the how-manieth."""
+    """One gang start of a GRPOJob."""
 
     key: ObjectKey
     uid: str
     spec: GRPOJobSpec
     plan: ExecutionPlan
     number: int
+    """From 1, over the job's whole life."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The GRPOJob's labels for its Job and pods; see names.inherited."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """The GRPOJob's annotations for its Job and pods."""
+
+
+def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
+    """The attempt of a GRPOJob that has this number, with this plan of its spec."""
+    return Attempt(
+        key=job.key,
+        uid=job.uid,
+        spec=spec,
+        plan=plan,
+        number=number,
+        labels=job.labels,
+        annotations=job.annotations,
+    )
 
 
 def training_plan(attempt: Attempt) -> TrainingPlan:
@@ -73,7 +93,7 @@ def plan_json(plan: TrainingPlan) -> str:
 
 
 def labels(name: str, uid: str, attempt: int) -> dict[str, str]:
-    """Labels of an attempt's Job and pods."""
+    """The labels by which the operator finds an attempt's Job and pods again."""
     return {
         LABEL_APP: "grpo-trainer",
         LABEL_INSTANCE: name,
@@ -82,6 +102,12 @@ def labels(name: str, uid: str, attempt: int) -> dict[str, str]:
         LABEL_UID: uid,
         LABEL_ATTEMPT: str(attempt),
     }
+
+
+def pod_annotations(attempt: Attempt) -> dict[str, str]:
+    """All annotations of an attempt's pods: the GRPOJob's, those of podOverrides, which win, and the plan."""
+    plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
+    return {**attempt.annotations, **attempt.spec.pod_overrides.annotations, **plan}
 
 
 def owner_reference(name: str, uid: str) -> Manifest:
@@ -104,8 +130,8 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
     """
     key, spec, plan = attempt.key, attempt.spec, attempt.plan
     own = labels(key.name, attempt.uid, attempt.number)
-    annotations = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
-    pod_labels = {**spec.pod_overrides.labels, **own}
+    job_labels = {**attempt.labels, **own}
+    pod_labels = {**attempt.labels, **spec.pod_overrides.labels, **own}
     queue = spec.placement.queue_name
     return {
         "apiVersion": "batch/v1",
@@ -113,7 +139,8 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
         "metadata": {
             "name": child_job(key.name, attempt.number),
             "namespace": key.namespace,
-            "labels": {**own, LABEL_QUEUE: queue} if queue else own,
+            "labels": {**job_labels, LABEL_QUEUE: queue} if queue else job_labels,
+            "annotations": dict(attempt.annotations),
             "ownerReferences": [owner_reference(key.name, attempt.uid)],
         },
         "spec": {
@@ -123,7 +150,7 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
             "backoffLimit": 0,
             **({"suspend": True} if queue else {}),
             "template": {
-                "metadata": {"labels": pod_labels, "annotations": {**spec.pod_overrides.annotations, **annotations}},
+                "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
                 "spec": pod_spec(key.name, spec, plan, own, image),
             },
         },

@@ -4,6 +4,7 @@ Names are how the operator finds its children again after a restart: they follow
 alone.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from grpo_api.contract import GROUP
@@ -34,6 +35,12 @@ LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 LABEL_HOSTNAME = "kubernetes.io/hostname"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 
+NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", LABEL_QUEUE, "job-name", "controller-uid")
+NOT_INHERITED_PREFIXES = (f"{GROUP}/", "batch.kubernetes.io/", "container.apparmor.security.beta.kubernetes.io/")
+"""Labels and annotations that mean something else on a Job or pod: kubectl's record of what was applied, Kueue's queue
+(placement.queueName names it), those of the Job controller, which the API server refuses from others, AppArmor's, which
+could lift a pod above the `restricted` standard, and ours."""
+
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
 
@@ -50,6 +57,15 @@ class ObjectKey(NamedTuple):
     def __str__(self) -> str:
         """`namespace/name`, for messages and logs."""
         return f"{self.namespace}/{self.name}"
+
+
+def inherited(found: Mapping[str, str] | None) -> dict[str, str]:
+    """Those of a GRPOJob's labels or annotations that its Jobs and pods get too."""
+    return {
+        key: value
+        for key, value in (found or {}).items()
+        if key not in NOT_INHERITED and not key.startswith(NOT_INHERITED_PREFIXES)
+    }
 
 
 def child_job(name: str, attempt: int) -> str:

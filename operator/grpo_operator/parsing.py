@@ -5,7 +5,7 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import GRPOJobStatus
 
-from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey
+from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey, inherited
 from .records import GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
 from .terminations import pod_termination, trainer_container
 from .untyped import Part
@@ -48,6 +48,9 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         generation=meta.integer("generation"),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
+        labels=inherited(meta.texts("labels")),
+        annotations=inherited(meta.texts("annotations")),
+        managed_by=whole.part("spec").text("managedBy"),
         spec=spec,
         problems=problems,
         status=GRPOJobStatus.model_validate(status, extra="ignore"),

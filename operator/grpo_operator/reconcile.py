@@ -17,7 +17,7 @@ from .cluster.api import CLAIMS, GRPOJOBS, JOBS, LIVE_PODS, PODS, SERVICES, Clus
 from .cluster.cache import Caches
 from .cluster.recorder import EventRecorder
 from .errors import AlreadyExists, Conflict, Denied, NotFound
-from .manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
+from .manifests import attempt_of, checkpoint_volume_claim, indexed_job, rendezvous_service
 from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, ObjectKey, child_job
 from .observe import Observation, Pull, observe
 from .policies import Action, Decision, Limits, decide
@@ -96,7 +96,7 @@ class Reconciler:
 
     def _look(self, key: ObjectKey) -> Observation | None:
         job = self._caches.grpojobs.get(key)
-        if job is None:
+        if job is None or not job.ours:
             return None
         pull = self._progress(key)
         return observe(job, self._caches.jobs.of(key), self._caches.pods.of(key), self._clock(), pull)
@@ -126,7 +126,8 @@ class Reconciler:
         job, key, status = seen.job, seen.job.key, seen.job.status
         if job.spec is None or status.plan is None:
             return seen, Decision(Action.WAIT)
-        body = indexed_job(Attempt(key, job.uid, job.spec, status.plan, status.attempt), job.spec.image or self._image)
+        attempt = attempt_of(job, job.spec, status.plan, status.attempt)
+        body = indexed_job(attempt, job.spec.image or self._image)
         try:
             await self._ensure_service(key.namespace)
             claim = checkpoint_volume_claim(key, job.uid, job.spec)

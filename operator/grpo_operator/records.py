@@ -3,9 +3,11 @@
 Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_api.contract import MANAGED_BY
 from grpo_api.job import GRPOJobSpec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
@@ -27,6 +29,11 @@ class GRPOJobRecord:
     generation: int
     created: float
     deleting: bool
+    labels: Mapping[str, str]
+    """Those that its Job and pods get too, as `annotations`."""
+    annotations: Mapping[str, str]
+    managed_by: str
+    """spec.managedBy, also of a spec that can't be parsed; empty when unset."""
     spec: GRPOJobSpec | None
     problems: tuple[str, ...]
     status: GRPOJobStatus
@@ -41,6 +48,11 @@ class GRPOJobRecord:
     def name(self) -> str:
         """Name of the GRPOJob."""
         return self.key.name
+
+    @property
+    def ours(self) -> bool:
+        """Whether this operator, and no other controller, brings the job about."""
+        return self.managed_by in ("", MANAGED_BY)
 
     @property
     def queue_name(self) -> str | None:
@@ -105,7 +117,7 @@ class GRPOJobRecord:
     def active(self) -> bool:
         """Whether the attempt that status.attempt counts was admitted and has not ended, or waits for Kueue."""
         found = self.condition(ConditionType.ADMITTED)
-        if found is None or self.finished or not self.status.attempt:
+        if found is None or self.finished or not self.status.attempt or not self.ours:
             return False
         return found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE
 
@@ -121,7 +133,7 @@ class GRPOJobRecord:
     def wants_admission(self) -> bool:
         """Whether the job waits for GPUs that the operator hands out."""
         settled = self.active or self.finished or self.deleting
-        return self.competes and not settled and not self.suspended and not self.rejected
+        return self.ours and self.competes and not settled and not self.suspended and not self.rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Exists so that a suggested change is planned exactly as if the user had written 
 
 from typing import Any
 
-from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 
 
 def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:
@@ -19,6 +19,8 @@ def with_value(spec: GRPOJobSpec, path: str, value: Any) -> GRPOJobSpec:
     section = document
     for name in parents:
         section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise SpecInvalid([f"{path}: {name} is {section!r:.80}, which has no fields to set"])
     if value is None:
         section.pop(last, None)
     else:

@@ -148,6 +148,14 @@ def test_a_job_that_has_not_started_is_editable(server: AnyCluster) -> None:
     server.kubectl("delete", "grpojob", "waiting")
 
 
+def test_who_manages_a_job_is_fixed_from_its_creation(server: AnyCluster) -> None:
+    server.kubectl("create", "-f", "-", input=json.dumps(job("unmanaged", SPEC)))
+    change = json.dumps({"spec": {"managedBy": "example.com/dispatcher"}})
+    with pytest.raises(CommandError, match=r"spec\.managedBy: .*can't change"):
+        server.kubectl("patch", "grpojob", "unmanaged", "--type=merge", "-p", change)
+    server.kubectl("delete", "grpojob", "unmanaged")
+
+
 @pytest.mark.parametrize("status", [{"attempt": 1}, {"attempt": None}, None], ids=["lower", "removed", "no-status"])
 def test_the_attempt_never_goes_back(started: AnyCluster, status: object) -> None:
     with pytest.raises(CommandError) as caught:

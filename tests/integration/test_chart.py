@@ -1,6 +1,6 @@
 """The Helm chart without a cluster: what it renders for every switch, and which values it refuses.
 
-Exists because Helm tells of a mistake only when the release is made. An installed release is in
+Helm by itself tells of a mistake only when the release is made. An installed release is in
 test_chart_installed.py.
 """
 

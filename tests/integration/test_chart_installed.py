@@ -1,6 +1,6 @@
 """The Helm chart on a real API server: pod security, rights, upgrade, rollback and uninstall with live jobs.
 
-Exists because platform teams own upgrades and RBAC. The operator itself runs here under the release's own service
+Platform teams own upgrades and RBAC. The operator itself runs here under the release's own service
 account, so that a missing verb fails a test.
 """
 

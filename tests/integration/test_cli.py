@@ -57,7 +57,9 @@ def new_job(crd_cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A GRPOJob that no operator has seen, and kubectl for the commands."""
     monkeypatch.setenv("KUBECTL", shlex.join(map(str, component("kubectl"))))
     monkeypatch.setenv("KUBECONFIG", str(crd_cluster.kubeconfig))
-    crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(NAME, SPEC)))
+    labels = {"team": "rl", "job-name": "another", "batch.kubernetes.io/controller-uid": "another"}
+    metadata = {"name": NAME, "labels": labels, "annotations": {"example.com/cost": "größer"}}
+    crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(NAME, SPEC) | {"metadata": metadata}))
     yield crd_cluster
     crd_cluster.kubectl("delete", "grpojob", NAME)
 
@@ -102,7 +104,13 @@ def test_render_takes_the_committed_plan(running_job: AnyCluster, capsys: pytest
     assert service["kind"] == "Service"
     assert gang["metadata"]["name"] == f"{NAME}-2"
     assert gang["metadata"]["ownerReferences"][0]["uid"] == uid
-    running_job.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(gang))
+    made = json.loads(
+        running_job.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(gang))
+    )
+    for metadata in (made["metadata"], made["spec"]["template"]["metadata"]):
+        assert metadata["labels"]["team"] == "rl"
+        assert metadata["annotations"]["example.com/cost"] == "größer"
+    assert made["spec"]["template"]["metadata"]["labels"]["job-name"] == f"{NAME}-2"
 
 
 def test_render_without_a_plan_says_what_is_missing(new_job: AnyCluster, capsys: pytest.CaptureFixture[str]) -> None:

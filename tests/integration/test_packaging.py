@@ -1,8 +1,9 @@
 """The wheel: it installs in a clean environment, brings the CLI and the planner, and shadows nothing.
 
-Exists because an editable install hides what a wheel lacks: data files, packages, entry points.
+An editable install hides what a wheel lacks: data files, packages, entry points.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,10 @@ HEAVY = {"torch", "transformers", "kopf", "kubernetes", "aiohttp"}
 
 
 def run(*command: object, folder: Path) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True, check=False)
+    """What the command prints; sources that the caller's PYTHONPATH names would stand in for the wheel."""
+    line = [str(part) for part in command]
+    installed = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(line, cwd=folder, env=installed, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

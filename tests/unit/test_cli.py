@@ -1,6 +1,8 @@
 """The command line without a cluster: files are read as kubectl reads them, objects rendered, errors told in a line."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,59 @@ def test_only_the_jobs_of_a_file_are_taken(tmp_path: Path) -> None:
         ("kind: GRPOJob", "apiVersion is None; this version reads grpo.dev/v1alpha1"),
         ("apiVersion: grpo.dev/v1alpha1\nkind: GRPOJob", "has no spec"),
         ("a: [", "while parsing"),
+        ("a: 0b_", "invalid literal"),
+        pytest.param("[" * 9999, "recursion", id="deep"),
     ],
 )
-def test_a_file_without_a_job_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_without_a_job_is_told_from_one(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(ManifestError, match=says):
         load_jobs(str(path))
+
+
+@pytest.mark.parametrize("command", ["plan", "render"])
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        (None, "the GRPOJob has no metadata.name"),
+        ([], "the GRPOJob has no metadata.name"),
+        ({}, "the GRPOJob has no metadata.name"),
+        ({"name": 7}, "metadata.name is 7; it takes 1 to 52"),
+        ({"name": "Not_a_name"}, "metadata.name is 'Not_a_name'"),
+        ({"name": "a" * 53}, "metadata.name is 'a{53}'; it takes 1 to 52"),
+        ({"name": "a", "namespace": 1}, "metadata.namespace is 1; put it in quotes"),
+        ({"name": "a", "labels": ["x"]}, r"metadata.labels is \['x'\]"),
+        ({"name": "a", "annotations": {"cost": 42}}, "metadata.annotations has 'cost': 42; put both in quotes"),
+    ],
+)
+def test_metadata_that_the_server_would_refuse_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, metadata: object, says: str
+) -> None:
+    assert main([command, "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})]) == 2
+    assert re.search(rf"^grpo: .*job\.yaml: {says}", capsys.readouterr().err)
+
+
+def test_labels_and_annotations_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metadata = {"name": "a", "labels": {"team": "rl"}, "annotations": {"note": "n", "grpo.dev/plan": "forged"}}
+    assert main(["render", "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})]) == 0
+    gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
+    template = gang["spec"]["template"]["metadata"]
+    assert (gang["metadata"]["labels"]["team"], template["labels"]["team"]) == ("rl", "rl")
+    assert gang["metadata"]["annotations"] == {"note": "n"}
+    assert template["annotations"]["note"] == "n"
+    assert template["annotations"]["grpo.dev/plan"] != "forged"
+
+
+def test_ctrl_c_while_reading_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stdin, "read", interrupted)
+    assert main(["plan", "-f", "-"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_missing_file_is_named() -> None:
@@ -120,12 +168,32 @@ def test_without_kubectl_the_command_says_so(
     assert "install kubectl or set KUBECTL" in capsys.readouterr().err
 
 
-def pod(attempt: int, index: int) -> dict[str, Any]:
+NEWER = job("a", CPU) | {"metadata": {"namespace": "n", "name": "a"}, "status": {"phase": "Dreaming"}}
+
+
+@pytest.mark.parametrize(
+    ("prints", "says"),
+    [
+        ("Unable to connect", "printed no JSON object: 'Unable to connect"),
+        ("[]", "printed no JSON object"),
+        (json.dumps(NEWER), "a was written by another version of the operator: status.phase: Input should be"),
+    ],
+)
+def test_an_answer_that_is_none_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prints: str, says: str
+) -> None:
+    (tmp_path / "kubectl.py").write_text(f"print({prints!r})")
+    monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
+    assert main(["status", "a"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def pod(attempt: int | str, index: int) -> dict[str, Any]:
     labels = {"grpo.dev/attempt": str(attempt), "batch.kubernetes.io/job-completion-index": str(index)}
     return {"metadata": {"name": f"p-{attempt}-{index}", "labels": labels}}
 
 
-PODS = [pod(1, 0), pod(1, 1), pod(2, 0), {"metadata": {"name": "stranger"}}]
+PODS = [pod(1, 0), pod(1, 1), pod(2, 0), pod("latest", 0), {"metadata": {"name": "stranger"}}]
 
 
 @pytest.mark.parametrize(("attempt", "index", "name"), [(None, 0, "p-2-0"), (None, 1, "p-1-1"), (1, 0, "p-1-0")])

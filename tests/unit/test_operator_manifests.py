@@ -8,17 +8,18 @@ from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 from grpo_operator.manifests import (
     Attempt,
+    attempt_of,
     checkpoint_volume_claim,
     indexed_job,
     rendezvous_service,
     training_plan,
 )
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, MANAGER
-from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SPEC, UID
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, MANAGER, inherited
+from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SPEC, UID, make_job
 
 
 def attempt(plan: ExecutionPlan = PLAN, number: int = 3, **spec: Any) -> Attempt:
-    return Attempt(KEY, UID, parse_spec({**SPEC, **spec}), plan, number)
+    return Attempt(key=KEY, uid=UID, spec=parse_spec({**SPEC, **spec}), plan=plan, number=number)
 
 
 def job(plan: ExecutionPlan = PLAN, **spec: Any) -> Any:
@@ -67,6 +68,27 @@ def test_a_users_labels_can_not_replace_ours() -> None:
     template = body["spec"]["template"]["metadata"]
     assert (template["labels"][mine], template["labels"]["team"]) == (MANAGER, "a")
     assert template["annotations"]["note"] == "b"
+
+
+def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
+    given = {"team": "a", "app.kubernetes.io/managed-by": "Helm"}
+    found = make_job(labels=given, annotations={"example.com/cost": "42", "note": "job"})
+    spec = parse_spec({**SPEC, "podOverrides": {"annotations": {"note": "pod"}}})
+    body = indexed_job(attempt_of(found, spec, PLAN, 1), "trainer:1")
+    for metadata in (body["metadata"], body["spec"]["template"]["metadata"]):
+        assert (metadata["labels"]["team"], metadata["labels"]["app.kubernetes.io/managed-by"]) == ("a", MANAGER)
+        assert metadata["annotations"]["example.com/cost"] == "42"
+    assert body["metadata"]["annotations"]["note"] == "job"
+    assert body["spec"]["template"]["metadata"]["annotations"]["note"] == "pod", "podOverrides win"
+
+
+def test_metadata_that_means_something_else_on_a_child_stays_on_the_grpojob() -> None:
+    kept = {"example.com/a": "1", "mygrpo.dev/b": "2", "kueue.x-k8s.io/priority-class": "high"}
+    dropped = ("kubectl.kubernetes.io/last-applied-configuration", "grpo.dev/attempt", "kueue.x-k8s.io/queue-name",
+               "container.apparmor.security.beta.kubernetes.io/trainer", "batch.kubernetes.io/job-name", "job-name",
+               "controller-uid")  # fmt: skip
+    assert inherited(kept | dict.fromkeys(dropped, "x")) == kept
+    assert inherited(None) == {}
 
 
 def test_the_plan_reaches_the_pod_as_a_file_and_reads_back_the_same() -> None:

@@ -100,6 +100,9 @@ def test_what_if_shows_the_difference(manifest: Any, capsys: pytest.CaptureFixtu
         (["--what-if", "nonsense=1"], "is no field of training"),
         (["--what-if", "numGenerations=1"], "spec.training.numGenerations"),
         (["--what-if", "numGenerations=16", "-o", "json"], "leave out -o"),
+        (["--what-if", "numGenerations=["], "'[' is no YAML value"),
+        (["--what-if", "spec.rewards.0.weight=2"], "rewards is [{"),
+        (["--what-if", "spec.model.name.first=2"], "which has no fields to set"),
     ],
 )
 def test_a_wrong_what_if_is_2(
@@ -130,6 +133,15 @@ def test_png_is_drawn_or_names_what_is_missing(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(flags) == 2
     assert "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["svg", "png"])
+def test_a_picture_that_can_not_be_written_is_a_sentence(
+    manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, output: str
+) -> None:  # fmt: skip
+    target = tmp_path / "nowhere" / "picture"
+    assert main(["plan", "-f", manifest(), *EIGHT, "-o", output, "--to", str(target)]) == 2
+    assert "the picture can't be written: [Errno 2] No such file" in capsys.readouterr().err
 
 
 def test_a_cpu_job_needs_no_inventory_and_has_no_picture(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without(
 def test_columns_show_what_the_design_promises() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     always = [column["name"].upper() for column in columns if column["priority"] == 0]
-    assert always == ["PHASE", "MODEL", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
+    assert always == ["PHASE", "MODEL", "SIZE", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
     known = {f".{path}" for path, _ in fields(job_schema())}
     for column in columns:
         path = re.sub(r"\[\?.*?\]", "[]", column["jsonPath"])

@@ -6,7 +6,7 @@ A schema can't know the operator's settings or how big a plan becomes. Spec in, 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
-from ..manifests import Attempt, plan_json, training_plan
+from ..manifests import attempt_of, pod_annotations
 from ..reasons import Reason
 from ..records import GRPOJobRecord
 
@@ -33,9 +33,11 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
             f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteOnce can't be shared by {plan.nodes} nodes; "
         )
         return Reason.NOT_SUPPORTED, sentence + "set ReadWriteMany, or placement.nodes to 1"
-    carried = plan_json(training_plan(Attempt(job.key, job.uid, spec, plan, job.status.attempt + 1)))
-    size = len((carried + "".join(spec.pod_overrides.annotations.values())).encode())
+    carried = pod_annotations(attempt_of(job, spec, plan, job.status.attempt + 1))
+    size = sum(len(f"{key}{value}".encode()) for key, value in carried.items())
     if size > MAX_PLAN_BYTES:
         sentence = f"spec: {size} bytes of settings and annotations; the pods' annotations hold {MAX_PLAN_BYTES}; "
-        return Reason.NOT_SUPPORTED, sentence + "move long patterns into a reward function of a ConfigMap"
+        return Reason.NOT_SUPPORTED, (
+            sentence + "shorten metadata.annotations, or move long patterns into a reward function of a ConfigMap"
+        )
     return None
