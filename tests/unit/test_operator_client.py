@@ -1,26 +1,22 @@
-"""The client of the API server and the puller of progress, against real HTTP servers that misbehave on purpose.
+"""The client of the API server, against real HTTP servers that misbehave on purpose.
 
 How they behave towards a real API server is in tests/integration/test_operator_lifecycle.py.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from grpo_api.report import Progress
 from grpo_operator.cluster import client as cluster_module
 from grpo_operator.cluster import credentials
 from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Selection
 from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch
 from grpo_operator.errors import (
     AlreadyExists,
     ConfigurationError,
@@ -31,7 +27,6 @@ from grpo_operator.errors import (
     NotFound,
     Unavailable,
 )
-from grpo_operator.names import ObjectKey
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Seen = list[tuple[str, str, int]]
@@ -221,82 +216,3 @@ async def test_no_way_to_the_api_server_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(ConfigurationError, match="no service account"):
         await credentials.load()
-
-
-ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
-
-
-async def fetched(handler: Handler) -> Any:
-    async with serving(handler) as url, aiohttp.ClientSession() as session:
-        return await http_fetch(session, int(url.rsplit(":", 1)[1]))("127.0.0.1")
-
-
-async def test_progress_of_a_newer_trainer_is_understood() -> None:
-    async def answer(request: web.Request) -> web.Response:
-        assert request.path == "/progress"
-        return web.json_response(ANSWER)
-
-    assert (await fetched(answer)).step == 3
-
-
-@pytest.mark.parametrize("text", ["{}", "not json", '{"attempt": 0}', "x" * (MAX_ANSWER + 1)])
-async def test_answers_that_are_no_progress_are_failed_pulls(text: str) -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=text)
-
-    with pytest.raises(PullFailed):
-        await fetched(answer)
-
-
-async def test_redirects_and_errors_are_failed_pulls() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=302, headers={"Location": "http://169.254.169.254/"})
-
-    with pytest.raises(PullFailed, match="302"):
-        await fetched(answer)
-
-
-class Trainer:
-    """A rank 0 that answers, or not."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.broken = False
-
-    async def fetch(self, _: str) -> Any:
-        self.asked += 1
-        if self.broken:
-            raise PullFailed("refused")
-        return Progress.model_validate(ANSWER, extra="ignore")
-
-
-async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
-    trainer, told, results = Trainer(), list[ObjectKey](), list[str]()
-    targets = [Target(ObjectKey("n", "a"), "pod-1", "10.0.0.1")]
-    puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
-    puller.tick(0.0)
-    await asyncio.sleep(0.05)
-    kept = puller.of(ObjectKey("n", "a"))
-    assert kept is not None
-    assert (kept.progress.step, kept.progress.samples, told) == (3, [], [ObjectKey("n", "a")])
-    trainer.broken = True
-    puller.tick(1e9)
-    await asyncio.sleep(0.05)
-    assert puller.of(ObjectKey("n", "a")) is kept
-    assert results == ["success", "error"]
-    targets[0] = Target(ObjectKey("n", "a"), "pod-2", "10.0.0.2")
-    puller.tick(0.0)
-    assert puller.of(ObjectKey("n", "a")) is None
-    targets.clear()
-    puller.tick(0.0)
-    await asyncio.sleep(0.05)
-
-
-async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
-    trainer = Trainer()
-    trainer.broken = True
-    puller = ProgressPuller(lambda: [Target(ObjectKey("n", "a"), "p", "10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
-    running = asyncio.create_task(puller.run())
-    await asyncio.sleep(0.4)
-    running.cancel()
-    assert 2 <= trainer.asked <= 8
