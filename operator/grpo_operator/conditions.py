@@ -12,12 +12,14 @@ from .names import child_job
 from .observe import Observation
 from .policies import Action, Decision
 from .reasons import Reason
+from .texts import cut
 from .times import timestamp
 
 Statement = tuple[ConditionType, bool, str, str]
 """Type, whether it is true, reason, message."""
 
 C = ConditionType
+MAX_MESSAGE = 4096
 _TYPES = frozenset(ConditionType)
 """Others, which a newer version or somebody else wrote, stay as they are."""
 
@@ -32,7 +34,7 @@ def conditions(seen: Observation, decision: Decision) -> list[Condition]:
             observed_generation=seen.job.generation,
             last_transition_time=timestamp(seen.now),
             reason=reason,
-            message=message,
+            message=cut(message, MAX_MESSAGE),
         )
         for kind, true, reason, message in stated
     ]

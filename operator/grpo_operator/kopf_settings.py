@@ -67,7 +67,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = _ForEver()
     chosen.watching.server_timeout = 300  # the API server takes whole seconds only
     chosen.watching.client_timeout = 310
-    chosen.process.ultimate_exiting_timeout = 20.0
+    # kopf would kill the whole process so long after its own end, also when it only begins anew; kubelets do that
+    chosen.process.ultimate_exiting_timeout = None
     chosen.persistence.diffbase_storage = _NoDifference()
     chosen.persistence.progress_storage = _NoProgress()
     return chosen

@@ -8,7 +8,8 @@ from grpo_api.status import GRPOJobStatus
 from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey, inherited
 from .records import GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
 from .terminations import pod_termination, trainer_container
-from .untyped import Part
+from .texts import cut
+from .untyped import MAX_OBJECT, MAX_SENTENCE, Part
 
 
 def _validated(spec: dict[str, Any]) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
@@ -110,7 +111,7 @@ def pod_record(item: object) -> PodRecord:
         ip=status.text("podIP"),
         phase=status.text("phase") or "Pending",
         waiting=state.part("waiting").sentence(),
-        unschedulable=bound.text("message") if bound.text("status") == "False" else "",
+        unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
         node_lost="running" in state and status.condition("Ready").text("status") == "False",
         deleted_at=_deleted_at(meta),
         termination=pod_termination(status),

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from .names import CONTAINER
-from .untyped import Part
+from .texts import cut
+from .untyped import MAX_OBJECT, Part
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_MESSAGE = 3072
@@ -107,12 +108,12 @@ def pod_termination(status: Part) -> PodTermination | None:
     if status.text("phase") != "Failed":
         return None
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
-    outcome = Outcome(result=Result.PREEMPTED, message=_cut(why or "the pod failed"))
+    outcome = Outcome(result=Result.PREEMPTED, message=cut(why or "the pod failed", MAX_MESSAGE))
     return PodTermination(outcome=outcome, finished_at=None, reported=False, disrupted=True)
 
 
 def _container_termination(terminated: Part, disrupted: bool, why: str) -> PodTermination:
-    message = terminated.text("message")
+    message = terminated.text("message", MAX_OBJECT)
     reported = _reported(message)
     return PodTermination(
         outcome=reported or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
@@ -134,7 +135,7 @@ def _concluded(terminated: Part, detail: str) -> Outcome:
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    return Outcome(result=result, message=_cut(f"{message}: {detail}" if detail else message))
+    return Outcome(result=result, message=cut(f"{message}: {detail}" if detail else message, MAX_MESSAGE))
 
 
 def _reported(message: str) -> Outcome | None:
@@ -143,7 +144,3 @@ def _reported(message: str) -> Outcome | None:
         return Outcome.model_validate_json(message, extra="ignore")
     except ValidationError:
         return None
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"

@@ -8,10 +8,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
+from .texts import cut
 from .times import seconds
 
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _MOST = 2**63
+MAX_NAME = 253
+"""Characters of an object's name, and of nearly every other word of an API object."""
+MAX_OBJECT = 2**20
+"""Characters of the longest text that an object can have: the API server takes no larger request."""
+MAX_SENTENCE = 2048
+"""Characters that are kept of what another program says to people."""
 
 
 class Unreadable(ValueError):
@@ -50,13 +57,13 @@ class Part:
         for position, item in enumerate(items or ()):
             yield type(self)(item, f"{self._below(name)}[{position}]")
 
-    def text(self, name: str) -> str:
-        """A string; empty when absent."""
+    def text(self, name: str, most: int = MAX_NAME) -> str:
+        """A string of at most so many characters; empty when absent."""
         value = self._fields.get(name)
         if value is None:
             return ""
-        if not isinstance(value, str):
-            raise self._wrong(name, "a string")
+        if not isinstance(value, str) or len(value) > most:
+            raise self._wrong(name, f"a string of at most {most} characters")
         return value
 
     def required(self, name: str) -> str:
@@ -96,15 +103,20 @@ class Part:
     def texts(self, name: str) -> dict[str, str]:
         """A map of strings, such as labels."""
         below = self.part(name)
-        return {key: below.text(key) for key in below._fields}
+        return {key: below.text(key, MAX_OBJECT) for key in below._fields}
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """All fields as they are."""
+        return iter(self._fields.items())
 
     def raw(self, name: str) -> dict[str, Any]:
         """An object below as it is, for a parser of its own."""
         return dict(self.part(name)._fields)
 
     def sentence(self) -> str:
-        """`reason: message`, as far as they are there."""
-        return ": ".join(text for text in (self.text("reason"), self.text("message")) if text)
+        """`reason: message`, as far as they are there, cut to what a status takes."""
+        said = (self.text("reason", MAX_OBJECT), self.text("message", MAX_OBJECT))
+        return cut(": ".join(text for text in said if text), MAX_SENTENCE)
 
     def condition(self, kind: str) -> Self:
         """The condition of that type in the list `conditions`; an empty object when there is none."""
@@ -124,5 +136,4 @@ class Part:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return cut(repr(value), 80)

@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 
 from grpo_operator.cluster import client as cluster_module
 from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Selection
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Selection, listed
 from grpo_operator.cluster.client import HttpCluster
 from grpo_operator.errors import (
     AlreadyExists,
@@ -125,6 +125,26 @@ async def test_an_answer_without_json_is_quoted() -> None:
     async with talking(confused) as (client, _):
         with pytest.raises(Denied, match="400 <html>proxy</html>"):
             await client.get(JOBS, "n", "a")
+
+
+@pytest.mark.parametrize("text", ["<html>welcome</html>", "[]", "null", '{"metadata": {}}', '{"metadata": null}', "{}"])
+async def test_a_success_that_is_no_list_is_an_outage(text: str) -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Unavailable, match=r"no list|no JSON object"):
+            await listed(client, ALL_PODS, lambda item: item)
+
+
+@pytest.mark.parametrize("line", ["<html>", "[]", "7", '{"type": "ADDED"}', '{"type": "ADDED", "object": 3}'])
+async def test_a_line_that_is_no_event_is_an_outage(line: str) -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.Response(text=line + "\n")
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Unavailable, match="no event"):
+            await watched(client)
 
 
 def test_the_pause_follows_the_servers_wish(monkeypatch: pytest.MonkeyPatch) -> None:

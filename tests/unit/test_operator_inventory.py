@@ -7,6 +7,7 @@ import pytest
 from grpo_api.running import PlacementSpec
 from grpo_operator.admission.inventory import cards, left_out, node_facts, planner_node, pod_facts, takers
 from grpo_operator.admission.resources import pod_requests, quantity
+from grpo_operator.untyped import Part
 
 GFD = {
     "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
@@ -223,4 +224,4 @@ SIDECAR = container("2", restartPolicy="Always")
     ],
 )
 def test_what_a_pod_takes(spec: dict[str, Any], cpu: float) -> None:
-    assert pod_requests(spec).get("cpu", 0) == cpu
+    assert pod_requests(Part(spec)).get("cpu", 0) == cpu

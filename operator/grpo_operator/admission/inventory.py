@@ -66,7 +66,7 @@ def node_facts(item: object) -> NodeFacts:
     return NodeFacts(
         name=meta.required("name"),
         labels=meta.texts("labels"),
-        offers=amounts(status.raw("allocatable")),
+        offers=amounts(status.part("allocatable")),
         usable=status.condition("Ready").text("status") == "True" and not spec.flag("unschedulable"),
         taints=tuple(taint for taint in taints if taint[2] != "PreferNoSchedule"),
     )
@@ -87,7 +87,7 @@ def pod_facts(item: object) -> PodFacts | None:
         namespace=meta.required("namespace"),
         name=meta.required("name"),
         node=node,
-        takes=pod_requests(whole.raw("spec")),
+        takes=pod_requests(whole.part("spec")),
         grpojob=labels.text(LABEL_JOB),
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),

@@ -4,8 +4,9 @@ A pod's requests are more than the sum of its containers'.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+
+from ..untyped import Part
 
 _SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _SCALES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
@@ -21,9 +22,9 @@ def quantity(text: object) -> float:
     return float(match[1]) * _SCALES[match[2] or ""] if match else 0.0
 
 
-def amounts(part: Mapping[str, Any] | None) -> Amounts:
+def amounts(part: Part) -> Amounts:
     """A resource list as numbers."""
-    return {name: quantity(value) for name, value in (part or {}).items()}
+    return {name: quantity(value) for name, value in part.items()}
 
 
 def _sum(parts: Iterable[Amounts]) -> Amounts:
@@ -38,25 +39,28 @@ def _most(one: Amounts, other: Amounts) -> Amounts:
     return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
 
 
-def _requests(container: Mapping[str, Any]) -> Amounts:
-    return amounts((container.get("resources") or {}).get("requests"))
+def _requests(container: Part) -> Amounts:
+    return amounts(container.part("resources").part("requests"))
 
 
-def pod_requests(spec: Mapping[str, Any]) -> Amounts:
+def pod_requests(spec: Part) -> Amounts:
     """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837).
 
     Containers and sidecars run together; an init container runs with the sidecars started before it. Requests of the
     pod as a whole replace the sums; its overhead comes on top.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
     """
     sidecars: Amounts = {}
     peak: Amounts = {}
-    for container in spec.get("initContainers") or ():
+    for container in spec.parts("initContainers"):
         own = _requests(container)
-        if container.get("restartPolicy") == "Always":
+        if container.text("restartPolicy") == "Always":
             sidecars = _sum((sidecars, own))
             peak = _most(peak, sidecars)
         else:
             peak = _most(peak, _sum((sidecars, own)))
-    together = _sum((sidecars, *map(_requests, spec.get("containers") or ())))
-    whole = amounts((spec.get("resources") or {}).get("requests"))
-    return _sum((_most(peak, together) | whole, amounts(spec.get("overhead"))))
+    together = _sum((sidecars, *map(_requests, spec.parts("containers"))))
+    whole = _requests(spec)
+    return _sum((_most(peak, together) | whole, amounts(spec.part("overhead"))))

@@ -60,8 +60,8 @@ class HttpCluster:
             query = selection.query(limit=PAGE) | ({"continue": token} if token else {})
             path = selection.resource.path(selection.namespace)
             found = await self._call("LIST", selection.resource, path, query=query, seconds=LIST_SECONDS)
-            yield found.get("items") or [], int(found["metadata"]["resourceVersion"])
-            token = found["metadata"].get("continue", "")
+            items, version, token = _page(path, found)
+            yield items, version
             if not token:
                 return
 
@@ -162,8 +162,10 @@ class HttpCluster:
         self._count(verb, resource.plural, answer.status)
         if answer.status >= 400:
             raise _error(verb, path, answer.status, text, answer.headers.get("Retry-After", ""))
-        found: Object = from_json(text)
-        return found
+        try:
+            return dict(from_json(text))
+        except (ValueError, TypeError) as error:
+            raise Unavailable(f"{verb} {path}: {answer.status} with no JSON object: {text[:200]!r}") from error
 
 
 def _pause(attempt: int, error: Unavailable) -> float:
@@ -178,6 +180,19 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
+
+
+def _page(path: str, found: Object) -> tuple[list[Object], int, str]:
+    """Items, resourceVersion and continue token of one page of a LIST.
+
+    Raises:
+        Unavailable: the answer is no list; a proxy may answer with a page of its own.
+    """
+    try:
+        meta = found["metadata"]
+        return list(found.get("items") or ()), int(meta["resourceVersion"]), meta.get("continue") or ""
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise Unavailable(f"LIST {path}: no list: {str(found)[:200]}") from error
 
 
 def _event(path: str, line: bytes) -> tuple[str, Object]:

@@ -1,0 +1,112 @@
+"""A proxy in front of the real API server that spoils some of its answers.
+
+What an API server, a load balancer or a proxy does on a bad day can't be asked of a healthy one. Everything else
+passes through untouched, watches included.
+"""
+
+import asyncio
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from harness.cluster import Cluster
+from harness.controlplane import free_port
+
+Spoil = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+"""An answer of its own to a request, or None to let it pass."""
+
+
+class ApiProxy:
+    """Listens on loopback, without TLS, and asks the API server as an administrator."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        """Writes the kubeconfig that leads here."""
+        authority = cluster.control_plane.authority
+        self._tls = ssl.create_default_context(cafile=str(authority.crt("ca")))
+        self._tls.load_cert_chain(authority.crt("admin"), authority.key("admin"))
+        self._target, self._port = cluster.url, free_port()
+        self.kubeconfig = folder / "proxy.kubeconfig"
+        self.kubeconfig.write_text(_kubeconfig(f"http://127.0.0.1:{self._port}"))
+        self.spoil: Spoil | None = None
+        self.seen: Counter[str] = Counter()
+        """Requests so far: `WATCH pods`, `LIST grpojobs`, and the methods of all others."""
+
+    @contextmanager
+    def running(self) -> Iterator["ApiProxy"]:
+        """Serves in a thread of its own while the block runs."""
+        started: Future[Callable[[], object]] = Future()
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
+        thread.start()
+        stop = started.result(30)
+        try:
+            yield self
+        finally:
+            stop()
+            thread.join(30)
+
+    async def _serve(self, started: "Future[Callable[[], object]]") -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+
+            async def handle(request: web.Request) -> web.StreamResponse:
+                self.seen[_name(request)] += 1
+                answer = await self.spoil(request) if self.spoil else None
+                return answer or await self._pass(session, request)
+
+            pages = web.Application(client_max_size=0)
+            pages.router.add_route("*", "/{path:.*}", handle)
+            runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", self._port).start()
+            started.set_result(lambda: loop.call_soon_threadsafe(stop.set))
+            await stop.wait()
+            await runner.cleanup()
+
+    async def _pass(self, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
+        headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
+        headers["Accept-Encoding"] = "identity"
+        url, timeout = f"{self._target}{request.rel_url}", aiohttp.ClientTimeout(total=None)
+        body = await request.read() or None
+        async with session.request(request.method, url, data=body, headers=headers, timeout=timeout) as found:
+            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+            await answer.prepare(request)
+            async for chunk in found.content.iter_any():
+                await answer.write(chunk)
+            await answer.write_eof()
+        return answer
+
+
+def is_watch(request: web.Request) -> bool:
+    """Whether the request is a watch."""
+    return request.query.get("watch") == "true"
+
+
+def plural(request: web.Request) -> str:
+    """The kind that a LIST or watch is about."""
+    return request.path.rpartition("/")[2]
+
+
+def _name(request: web.Request) -> str:
+    if request.method != "GET":
+        return request.method
+    return f"{'WATCH' if is_watch(request) else 'LIST'} {plural(request)}"
+
+
+def _kubeconfig(server: str) -> str:
+    return yaml.safe_dump({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "proxy",
+        "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}],
+        "clusters": [{"name": "proxy", "cluster": {"server": server}}],
+        "users": [{"name": "nobody", "user": {}}],
+    })  # fmt: skip

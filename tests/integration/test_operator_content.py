@@ -1,0 +1,232 @@
+"""A bad object, a namespace that is gone, a server that misbehaves: the operator goes on, says so, serves all others.
+
+Each of these ended the process of the first version for everybody, and some again after every restart.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
+from harness.client import ApiStatusError
+from harness.cluster import Cluster
+from tests.integration.api_proxy import ApiProxy, is_watch, plural
+from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, OperatorThread, operating, quiet_for
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+EVENTS = "/api/v1/namespaces/{}/events"
+SEED = 8
+
+
+@pytest.fixture
+def bench(grpo_cluster: Cluster) -> Bench:
+    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
+
+
+@pytest.fixture
+def proxy(grpo_cluster: Cluster, tmp_path: Path) -> Iterator[ApiProxy]:
+    with ApiProxy(grpo_cluster, tmp_path).running() as one:
+        yield one
+
+
+def unreadable(operator: OperatorThread, resource: str) -> int:
+    """What the metric says of a kind."""
+    pattern = rf'grpo_operator_unreadable_objects{{resource="{resource}"}} ([0-9.]+)'
+    found = re.search(pattern, operator.page("metrics")[1])
+    return int(float(found[1])) if found else 0
+
+
+def stray(name: str, **labels: str) -> dict[str, Any]:
+    """A pod that somebody made by hand, and that no node will take."""
+    container = {"name": "main", "image": "example/any:1"}
+    return {
+        "metadata": {"name": name, "labels": {LABEL_JOB: "x", **labels}},
+        "spec": {"containers": [container], "nodeSelector": {"no": "node"}},
+    }
+
+
+def test_a_pod_with_a_broken_index_costs_itself_only(bench: Bench, grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+        bench.post(PODS, stray("stranger", **{LABEL_INDEX: "abc"}))
+        bench.wait("the metric", lambda: unreadable(operator, "pods") == 1)
+        bench.submit()
+        bench.wait_running()
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as again:
+        assert unreadable(again, "pods") == 1
+        bench.submit("second")
+        bench.wait_running("second")
+        bench.delete(PODS, "stranger", gracePeriodSeconds=0)
+        bench.wait("the metric", lambda: unreadable(again, "pods") == 0)
+        assert again.page("healthz")[0] == 200
+
+
+def test_any_label_that_the_api_server_takes_costs_at_most_its_pod(bench: Bench, grpo_cluster: Cluster) -> None:
+    chance = random.Random(SEED)
+    words = ["", "0", "1", "-1", "abc", "007", "1.5", "9" * 20, "9" * 63, "A.b-c_d", "NaN", "true"]
+    taken = 0
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+        for number in range(60):
+            labels = {key: chance.choice(words) for key in (LABEL_INDEX, LABEL_ATTEMPT, LABEL_UID)}
+            pod = stray(f"stray-{number}", **{LABEL_JOB: chance.choice(["x", "run", ""]), **labels})
+            taken += _taken(partial(bench.post, PODS, pod))
+        assert taken > 20
+        bench.submit()
+        bench.wait_running()
+        assert 0 < unreadable(operator, "pods") < taken
+    assert bench.children() == ["run-1"]
+
+
+def phases(bench: Bench) -> tuple[dict[str, Any], list[str]]:
+    """The definition, and where it lists the phases of a status."""
+    definition = bench.get(f"{CRD}/grpojobs.grpo.dev")
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return definition, schema["properties"]["status"]["properties"]["phase"]["enum"]
+
+
+def test_a_status_of_a_newer_version_is_left_alone_and_told(bench: Bench, grpo_cluster: Cluster) -> None:
+    """As after `helm rollback`: a later release knew a phase that this one doesn't, and wrote it."""
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        bench.wait_running()
+    definition, known = phases(bench)
+    known.append("Draining")
+    definition["metadata"].pop("managedFields", None)
+    bench.client.request("PUT", f"{CRD}/grpojobs.grpo.dev", definition)
+    newer = {"status": {"phase": "Draining"}}
+    # a new definition is served a moment after it was written
+    bench.wait("the newer phase", lambda: _taken(lambda: bench.patch(GRPOJOBS, "run/status", newer)))
+    try:
+        with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+            bench.wait("the condition", lambda: bench.condition("Readable")[0] == "False")
+            assert "Draining" in bench.condition("Readable")[2]
+            assert unreadable(operator, "grpojobs") == 1
+            bench.submit("other")
+            bench.wait_running("other")
+            assert bench.status()["phase"] == "Draining"
+            assert bench.children() == ["run-1"]
+            assert quiet_for(operator, 3.0) == {}
+            bench.patch(f"{GRPOJOBS}", "run/status", {"status": {"phase": "Running"}})
+            bench.wait("the condition", lambda: bench.condition("Readable")[0] == "True")
+            bench.wait("the metric", lambda: unreadable(operator, "grpojobs") == 0)
+            assert bench.status()["attempt"] == 1
+    finally:
+        grpo_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
+
+
+def _taken(write: Callable[[], Any]) -> bool:
+    """Whether the API server takes it; what is invalid it refuses with 422."""
+    try:
+        write()
+    except ApiStatusError as error:
+        if error.status != 422:
+            raise
+        return False
+    return True
+
+
+RULES = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+
+
+def _grant(bench: Bench, user: str) -> None:
+    """Gives the user everything in the namespace, and nothing outside: as a namespaced install of the chart does."""
+    group = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}"
+    bench.post(f"{group}/roles", {"metadata": {"name": user}, "rules": RULES})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": user}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+    bench.post(f"{group}/rolebindings", {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]})
+
+
+def test_a_deleted_namespace_takes_no_other_down(bench: Bench, grpo_cluster: Cluster, tmp_path: Path) -> None:
+    doomed, user = Bench(grpo_cluster, bench.client), f"user-{bench.namespace}"
+    for one in (bench, doomed):
+        _grant(one, user)
+    plane = grpo_cluster.control_plane
+    kubeconfig = tmp_path / "kubeconfig"
+    plane.authority.kubeconfig(kubeconfig, plane.url, user, f"/CN={user}")
+    chosen: dict[str, Any] = {"namespaces": (bench.namespace, doomed.namespace), "kubeconfig": str(kubeconfig)}
+    with operating(grpo_cluster, resync=1.0, **chosen) as operator:
+        doomed.submit()
+        doomed.wait_running()
+        bench.client.request("DELETE", f"/api/v1/namespaces/{doomed.namespace}")
+        detail = f"pods/{doomed.namespace}"
+        bench.wait("the detail", lambda: detail in operator.page("readyz")[1])
+        bench.submit()
+        bench.wait_running()
+        assert operator.page("readyz")[0] == 200
+        assert operator.page("healthz")[0] == 200
+    with operating(grpo_cluster, **chosen) as again:
+        assert detail in again.page("readyz")[1]
+        bench.submit("second")
+        bench.wait_running("second")
+
+
+@pytest.mark.parametrize("kind", ["all", "grpojobs"])
+def test_a_watch_that_closes_at_once_is_not_hammered(
+    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy, kind: str
+) -> None:
+    async def close(request: web.Request) -> web.StreamResponse | None:
+        return web.Response() if is_watch(request) and kind in ("all", plural(request)) else None
+
+    proxy.spoil = close
+    seconds = 5.0
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig), resync=2.0) as one:
+        before = sum(count for name, count in proxy.seen.items() if name.startswith("WATCH"))
+        quiet_for(one, seconds)
+        after = sum(count for name, count in proxy.seen.items() if name.startswith("WATCH"))
+        # four kinds: at 0, 0.8, 2.4 and 5.6 s, less or more by jitter, plus what a LIST begins anew
+        assert after - before <= 4 * 6
+        bench.submit()
+        bench.wait_running()
+        assert one.page("healthz")[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["pods", "grpojobs", "nodes"])
+def test_a_410_in_the_middle_of_a_list_begins_it_anew(
+    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy, kind: str
+) -> None:
+    """The first pages claim that there are more, and those are too old when they are asked for."""
+    spoiled: list[str] = []
+
+    async def expire(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("continue") == "spoiled":
+            return web.json_response({"kind": "Status", "code": 410, "message": "too old"}, status=410)
+        if request.method != "GET" or is_watch(request) or plural(request) != kind or len(spoiled) >= 2:
+            return None
+        spoiled.append(kind)
+        page = {"kind": "List", "metadata": {"resourceVersion": "1", "continue": "spoiled"}, "items": []}
+        return web.json_response(page)
+
+    proxy.spoil = expire
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)) as operator:
+        bench.submit(placement={"accelerator": "GPU", "gpus": {"max": 1}}, name="gpu")
+        bench.submit()
+        bench.wait_running()
+        bench.wait("an answer on GPUs", lambda: bench.condition("Admitted", "gpu")[1])
+        assert operator.page("healthz")[0] == 200
+    assert len(spoiled) == 2
+
+
+def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy) -> None:
+    """An error event other than 410 is fatal to kopf's operator; it must not be to ours."""
+    sent: list[str] = []
+
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        if not is_watch(request) or plural(request) != "grpojobs" or len(sent) >= 2:
+            return None
+        sent.append("error")
+        event = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"}}
+        return web.Response(text=json.dumps(event) + "\n")
+
+    proxy.spoil = fail
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)) as operator:
+        bench.wait("both errors", lambda: len(sent) == 2)
+        bench.submit()
+        bench.wait_running()
+        assert operator.page("readyz")[0] == 200

@@ -1,0 +1,376 @@
+"""Content can't kill: whatever an object contains, it costs that object only.
+
+Cases are generated: any field of a real-looking object, at any depth, gets another type, an extreme, or goes. What can
+still be read must then also be decided on without an error.
+"""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.admission.inventory import node_facts, pod_facts
+from grpo_operator.cluster.api import GRPOJOBS, PODS, Object, Selection
+from grpo_operator.cluster.backoff import Backoff
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.unreadable import Teller, identity
+from grpo_operator.cluster.watcher import Mirror
+from grpo_operator.errors import Denied, Expired, Unavailable
+from grpo_operator.names import ObjectKey
+from grpo_operator.observe import observe
+from grpo_operator.parsing import grpojob_record, job_record, pod_record, service_record
+from grpo_operator.policies import decide
+from grpo_operator.status import build, to_json
+from tests.unit.operator_world import GPU_PLAN, KEY, LIMITS, NOW, SPEC, UID, active_status, at, condition, said
+
+LABELS = {
+    "grpo.dev/job-name": KEY.name,
+    "grpo.dev/job-uid": UID,
+    "grpo.dev/attempt": "1",
+    "batch.kubernetes.io/job-completion-index": "0",
+}
+META: dict[str, Any] = {
+    "namespace": KEY.namespace,
+    "name": "run-1",
+    "uid": "job-1",
+    "resourceVersion": "11",
+    "generation": 2,
+    "creationTimestamp": at(-100),
+    "labels": LABELS,
+    "annotations": {"note": "any"},
+    "ownerReferences": [{"controller": True, "uid": UID, "kind": "GRPOJob"}],
+}
+TERMINATED = {"exitCode": 1, "reason": "Error", "message": said("OutOfMemory", step=3), "finishedAt": at(-5)}
+POD: dict[str, Any] = {
+    "metadata": META | {
+        "name": "run-1-0-abcde",
+        "uid": "pod-1-0",
+        "deletionTimestamp": at(20),
+        "deletionGracePeriodSeconds": 30,
+        "ownerReferences": [{"controller": True, "uid": "job-1", "kind": "Job"}],
+    },
+    "spec": {"nodeName": "node-0", "containers": [{"resources": {"requests": {"cpu": "1", "nvidia.com/gpu": "4"}}}]},
+    "status": {
+        "phase": "Running",
+        "podIP": "10.0.0.7",
+        "reason": "Evicted",
+        "message": "the node was low on memory",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"},
+            {"type": "Ready", "status": "False"},
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+        ],
+        "containerStatuses": [{"name": "trainer", "state": {"terminated": TERMINATED, "waiting": {"reason": "x"}}}],
+    },
+}  # fmt: skip
+ALIVE = {key: value for key, value in POD["metadata"].items() if not key.startswith("deletion")}
+PENDING: dict[str, Any] = {
+    "metadata": ALIVE,
+    "spec": {},
+    "status": {"phase": "Pending", "conditions": POD["status"]["conditions"][:1]},
+}
+STUCK: dict[str, Any] = {
+    "metadata": ALIVE,
+    "spec": {"nodeName": "node-0"},
+    "status": {
+        "phase": "Pending",
+        "containerStatuses": [
+            {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+        ],
+    },
+}
+JOB: dict[str, Any] = {
+    "metadata": META,
+    "spec": {"suspend": False},
+    "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]},
+}
+RUNNING_JOB: dict[str, Any] = {"metadata": META, "spec": {}, "status": {}}
+GRPOJOB: dict[str, Any] = {
+    "metadata": {**META, "name": KEY.name, "uid": UID, "ownerReferences": []},
+    "spec": {**SPEC, "managedBy": "grpo.dev/operator"},
+    "status": active_status(
+        plan=GPU_PLAN, phase="Running", jobUid="job-1", progress={"step": 3, "totalSteps": 9, "percent": 33},
+        metrics={"kl": "0.1"}, outcome={"result": "Hang", "step": 2}, restarts=1,
+        pods=[{"name": "run-1-0-abcde", "index": 0, "phase": "Running"}],
+    ),
+}  # fmt: skip
+NODE: dict[str, Any] = {
+    "metadata": {"name": "node-0", "labels": {"nvidia.com/gpu.product": "H100", "nvidia.com/gpu.memory": "81559"}},
+    "spec": {"unschedulable": False, "taints": [{"key": "a", "value": "b", "effect": "NoSchedule"}]},
+    "status": {"allocatable": {"cpu": "8", "nvidia.com/gpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+}
+SERVICE: dict[str, Any] = {"metadata": META, "spec": {"clusterIP": "None"}}
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40)
+VALUES = st.recursive(
+    SCALARS,
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=9), below, max_size=3),
+    max_leaves=5,
+)
+EXTREMES: tuple[Any, ...] = (
+    "", "abc", "-1", "²", "٣", "9" * 30, "1e3", "NaN", "Draining", 2**63, -(2**63) - 1, 10**400, float("inf"), {}, [],
+    [0], None, True, "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-11-21T12:00:00", "2026-02-30T00:00:00Z",
+    "x" * 40_000,
+)  # fmt: skip
+
+
+def places(item: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value below an object."""
+    pairs = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
+    for key, value in pairs:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+@st.composite
+def dirty(draw: st.DrawFn, base: Any) -> Any:
+    """An object in which one to three values were replaced or removed."""
+    item = copy.deepcopy(base)
+    for path in draw(st.lists(st.sampled_from(sorted(places(base), key=repr)), min_size=1, max_size=3)):
+        place = item
+        for key in path[:-1]:
+            place = place[key] if _has(place, key) else {}
+        if not _has(place, path[-1]):
+            continue
+        if isinstance(place, dict) and draw(st.integers(0, 5)) == 0:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = draw(st.sampled_from(EXTREMES) | VALUES)
+    return item
+
+
+def _has(place: Any, key: Any) -> bool:
+    if isinstance(place, dict):
+        return key in place
+    return isinstance(place, list) and isinstance(key, int) and key < len(place)
+
+
+PARSERS: list[tuple[Callable[[Any], Any], Any]] = [
+    (pod_record, POD), (job_record, JOB), (grpojob_record, GRPOJOB), (service_record, SERVICE),
+    (node_facts, NODE), (pod_facts, POD),
+]  # fmt: skip
+
+
+@settings(max_examples=250, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize(("parse", "base"), PARSERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_parser_names_what_it_can_not_read(parse: Callable[[Any], Any], base: Any, data: st.DataObject) -> None:
+    with contextlib.suppress(ValueError):
+        parse(data.draw(dirty(base) | VALUES))
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    job=st.just(GRPOJOB) | dirty(GRPOJOB),
+    child=st.just(RUNNING_JOB) | dirty(JOB),
+    pods=st.lists(st.sampled_from([POD, PENDING, STUCK]).flatmap(dirty), max_size=2),
+)
+def test_what_can_be_read_can_be_decided_on(job: Any, child: Any, pods: list[Any]) -> None:
+    decided(job, child, pods)
+
+
+@pytest.mark.parametrize("base", [GRPOJOB, RUNNING_JOB, JOB, POD, PENDING, STUCK])
+def test_every_field_takes_every_extreme(base: Any) -> None:
+    for path in places(base):
+        for value in EXTREMES:
+            item = copy.deepcopy(base)
+            place = item
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            decided(
+                item if base is GRPOJOB else GRPOJOB,
+                item if base in (JOB, RUNNING_JOB) else RUNNING_JOB,
+                [item] if base in (POD, PENDING, STUCK) else [],
+            )
+
+
+def decided(job: Any, child: Any, pods: list[Any]) -> None:
+    """Reads all, decides on what can be read and makes its status."""
+    caches = Caches()
+    for cache, items in ((caches.grpojobs, [job]), (caches.jobs, [child]), (caches.pods, pods)):
+        for item in items:
+            cache.put(item)
+    for record in caches.grpojobs:
+        seen = observe(record, list(caches.jobs), list(caches.pods), NOW)
+        to_json(build(seen, decide(seen, LIMITS)))
+
+
+class Stream:
+    """A cluster whose LIST and watch show what they are given, once; then the watch is silent."""
+
+    def __init__(self, listed: list[Any], events: list[Any]) -> None:
+        self.listed, self.events, self.shown = listed, events, asyncio.Event()
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        yield self.listed, 10
+
+    async def watch(self, _: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+        assert seconds > 0
+        assert version >= 0
+        events, self.events = self.events, []
+        for event in events:
+            yield event
+        self.shown.set()
+        await asyncio.Event().wait()
+
+
+def clean(number: int) -> Any:
+    item = copy.deepcopy(POD)
+    item["metadata"] |= {"name": f"clean-{number}", "uid": f"clean-{number}"}
+    return item
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(
+    listed=st.lists(dirty(POD) | VALUES, max_size=20),
+    events=st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), dirty(POD) | VALUES), max_size=40),
+)
+def test_the_watch_goes_on_over_any_objects(listed: list[Any], events: list[Any]) -> None:
+    asyncio.run(_watched(listed, events))
+
+
+async def _watched(listed: list[Any], events: list[Any]) -> None:
+    caches = Caches()
+    script = Stream([*listed, clean(1)], [*events, ("ADDED", clean(2))])
+    told: list[ObjectKey] = []
+    mirror = Mirror(script, Selection(PODS), caches.pods, told.extend, resync=60, backoff=Backoff(0.01, 0.02))  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.wait_for(script.shown.wait(), 20)
+    assert not task.done()
+    task.cancel()
+    assert {"clean-1", "clean-2"} <= {record.name for record in caches.pods}
+    assert KEY in told
+
+
+def broken(index: str) -> Any:
+    item = clean(7)
+    item["metadata"]["labels"] = {**LABELS, "batch.kubernetes.io/job-completion-index": index}
+    return item
+
+
+def test_an_unreadable_object_is_counted_logged_once_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    caches = Caches()
+    for _ in range(3):
+        assert caches.pods.put(broken("abc")) is None
+    assert caches.unreadables.counts()["pods"] == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "pods team-a/clean-7 can't be read and is set aside: "
+        "metadata.labels[batch.kubernetes.io/job-completion-index]: 'abc' is not a number"
+    ]
+    caches.pods.put(broken("0"))
+    assert caches.unreadables.counts()["pods"] == 0
+    caches.pods.put(broken("²"))
+    assert len(caches.pods) == 0
+    caches.pods.replace([], (), 99)
+    assert caches.unreadables.counts()["pods"] == 0
+
+
+def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
+    caches = Caches()
+    caches.pods.put(clean(1))
+    other = clean(2)
+    other["metadata"]["namespace"] = "team-b"
+    caches.pods.put(other)
+    assert caches.pods.replace([], (), 99, "team-b") == {ObjectKey("team-b", KEY.name)}
+    assert [record.name for record in caches.pods] == ["clean-1"]
+
+
+class Recorded:
+    """Takes what is written; denies patches, or all."""
+
+    def __init__(self, *, deny: type[Exception] | None = None) -> None:
+        self.deny, self.patches, self.events = deny, list[Any](), list[Any]()
+
+    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
+        self.patches.append((namespace, name, patch))
+        if self.deny:
+            raise self.deny("no")
+        return patch
+
+    async def create(self, _: Any, namespace: str, body: Object) -> Object:
+        self.events.append((namespace, body))
+        return body
+
+
+def newer() -> Any:
+    return {**GRPOJOB, "status": {**GRPOJOB["status"], "phase": "Draining", "conditions": [condition("Admitted")]}}
+
+
+async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> None:
+    cluster, caches = Recorded(), Caches()
+    assert caches.grpojobs.put(newer()) is None
+    item, problem = caches.unreadables.grpojobs.get_nowait()
+    teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
+    await teller.tell(item, problem)
+    (namespace, name, patch) = cluster.patches[0]
+    assert (namespace, name, list(patch["status"])) == (*KEY, ["conditions"])
+    kept, told = patch["status"]["conditions"]
+    assert kept == condition("Admitted")
+    assert (told["type"], told["status"], told["reason"]) == ("Readable", "False", "StatusUnreadable")
+    assert "Draining" in told["message"]
+    await teller.tell({**item, "status": {"conditions": [kept, told]}}, problem)
+    assert len(cluster.patches) == 1
+    assert cluster.events == []
+
+
+async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None:
+    cluster = Recorded(deny=Denied)
+    await Teller(cluster, Caches().unreadables, lambda: NOW).tell(newer(), "status.phase: unknown")  # type: ignore[arg-type]
+    ((namespace, event),) = cluster.events
+    assert (namespace, event["involvedObject"]["name"], event["reason"]) == (*KEY, "StatusUnreadable")
+    assert "status.phase: unknown" in event["message"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(item=VALUES | dirty(GRPOJOB))
+def test_every_object_has_some_identity(item: Any) -> None:
+    assert len(identity(item)) == 2
+
+
+class Torn:
+    """A cluster whose LISTs break off between two pages, so many times."""
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.times, self.error, self.lists, self.watched = times, error, 0, asyncio.Event()
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        self.lists += 1
+        yield [clean(self.lists)], 10
+        if self.lists <= self.times:
+            raise self.error
+        yield [clean(0)], 10
+
+    async def watch(self, *_: Any) -> AsyncIterator[tuple[str, Object]]:
+        self.watched.set()
+        await asyncio.Event().wait()
+        yield "ADDED", {}
+
+
+@pytest.mark.parametrize("times", [1, 2, 5, 8])
+@pytest.mark.parametrize("error", [Expired("410 the continue token is too old"), Unavailable("503")])
+async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, error: Exception) -> None:
+    caches, torn = Caches(), Torn(times, error)
+    mirror = Mirror(torn, Selection(PODS), caches.pods, lambda _: None, resync=60, backoff=Backoff(0.001, 0.002))  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.wait_for(mirror.settled.wait(), 20)
+    task.cancel()
+    assert sorted(record.name for record in caches.pods) == ["clean-0", f"clean-{times + 1}"]
+
+
+async def test_a_refusal_settles_a_mirror_and_is_told_until_it_is_over() -> None:
+    caches, torn = Caches(), Torn(2, Denied("403 forbidden"))
+    mirror = Mirror(torn, Selection(GRPOJOBS, "b"), caches.pods, lambda _: None, resync=60, backoff=Backoff(0.05, 0.1))  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.wait_for(mirror.settled.wait(), 20)
+    assert "forbidden" in mirror.not_served
+    mirror.settled.clear()
+    await asyncio.wait_for(mirror.settled.wait(), 20)
+    await asyncio.wait_for(torn.watched.wait(), 20)
+    task.cancel()
+    assert (mirror.not_served, len(caches.pods)) == ("", 2)
