@@ -15,7 +15,8 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from grpo_planner import catalogue
+from grpo_api.base import GIB
+from grpo_planner.model import catalogue
 from harness.ranks.accounting import account
 from harness.ranks.fake_models import Case, Precision
 from harness.ranks.memory_cases import CASES, counted, predicted
@@ -25,7 +26,6 @@ WHOLE = {
     "llama-3.2-1b": "llama", "gemma-3-1b": "gemma3_text", "smollm2-1.7b": "llama", "phi-4-mini": "phi3",
     "mistral-7b": "mistral",
 }  # fmt: skip
-GIB = 2**30
 
 
 def sweep(models: Iterable[str]) -> Iterator[Case]:

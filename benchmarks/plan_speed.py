@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.edit import with_value
-from grpo_planner.products import lookup
+from grpo_planner.hardware.products import lookup
 
 RUNS = 11
-GIB = 2**30
 PRODUCTS = [
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4", "NVIDIA-A10G", "NVIDIA-L40S",
     "NVIDIA-H200", "NVIDIA-B200", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A30", "AMD-Instinct-MI300X", "Tesla-V100-SXM2-16GB",

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from grpo_planner.shapes import Shape
+from grpo_planner.model.shapes import Shape
 
 Precision = Literal["bfloat16", "mixed", "float32"]
 

@@ -6,9 +6,9 @@ Apart from the test because benchmarks/memory_truth.py puts the same questions t
 from dataclasses import replace
 from typing import Any
 
-from grpo_planner import catalogue
 from grpo_planner.memory import Prediction, Setup, predict
-from grpo_planner.shapes import Shape
+from grpo_planner.model import catalogue
+from grpo_planner.model.shapes import Shape
 
 from .accounting import Account
 from .fake_models import Case, Precision

@@ -6,11 +6,11 @@ Exists because a picture shows at a glance which phase is the tight one. Used by
 from html import escape
 from pathlib import Path
 
+from grpo_api.base import GIB
 from grpo_api.plan import ExecutionPlan, MemoryPrediction
 
 from .errors import ValueRefused
 
-GIB = 2**30
 WIDTH, HEIGHT, LEFT, TOP, BAR, STEP = 720, 330, 90, 60, 24, 36
 PEAK, OTHER, LIMIT = "#c2410c", "#2563eb", "#b91c1c"
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from grpo_api.base import GIB
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Candidate, PlanResult
 
-GIB = 2**30
 SHOWN = 12
 """Candidates that are printed without --all."""
 

@@ -14,10 +14,10 @@ from grpo_api.job import GRPOJobSpec
 from grpo_operator.admission.inventory import cards, left_out, node_facts, planner_node, pod_facts
 from grpo_operator.admission.resources import Amounts
 from grpo_planner import Inventory, Node
-from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
-from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
 from . import kubectl
+from .config_file import ConfigUnreadable, fetch_config, local_config, read_config
 from .errors import InventoryError
 
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from grpo_api.base import GIB
 from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
 from grpo_api.status import GRPOJobStatus
 
 from . import kubectl
 
-_GIB = 1 << 30
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
 
@@ -67,7 +67,7 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         found = status.metrics.model_dump(exclude_none=True)
         yield "metrics", ", ".join(f"{key} {value}" for key, value in found.items())
     if status.memory:
-        predicted, measured = (size / _GIB for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
+        predicted, measured = (size / GIB for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
     yield "attempts", f"{status.attempt}, of them {status.restarts} after failures (limit {job.spec.restarts.limit})"
     if status.outcome:

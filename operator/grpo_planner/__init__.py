@@ -3,7 +3,7 @@
 Pure: no cluster, no torch, no clock. Used by the operator before each attempt and by `grpo plan` on a laptop.
 """
 
-from .inventory import Inventory, Node
+from .hardware.inventory import Inventory, Node
 from .plan import plan_job
 from .result import Candidate, Fix, PlanReason, PlanResult, Rejection
 

@@ -7,16 +7,14 @@ found. Called by plan.plan_job.
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
-from .batch import micro_batches, refuse_split, save_every_steps, split
-from .demand import Demand, Method, methods, refuse_pins
-from .explain import plural
 from .memory import Setup, predict
-from .memory.device import CPU_PROCESS
+from .memory.device import CPU_PROCESS, whole_mib
+from .search.batch import micro_batches, refuse_split, save_every_steps, split
+from .search.demand import Demand, Method, methods, refuse_pins
+from .words import plural
 
 MAX_MICRO_BATCH = 16
 """Larger micro-batches gain nothing on a few cores."""
-
-MEBIBYTE = 2**20
 
 
 def cpu_method(spec: GRPOJobSpec) -> Method:
@@ -76,7 +74,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         dtype="bfloat16" if bfloat16 else "float32",
         parameters=demand.label,
         architecture=demand.source,
-        host_memory_bytes=-(-host // MEBIBYTE) * MEBIBYTE,
+        host_memory_bytes=whole_mib(host),
         save_every_steps=save_every_steps(spec),
         reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
     )

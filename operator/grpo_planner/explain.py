@@ -7,19 +7,12 @@ from collections.abc import Sequence
 
 from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
-from .batch import save_every_steps
-from .demand import Demand
-from .memory.device import checkpoint_bytes
+from .memory.device import checkpoint_bytes, whole_mib
 from .result import Candidate, Rejection
-from .search import Option
-
-GIB = 2**30
-MEBIBYTE = 2**20
-
-
-def gib(count: float) -> str:
-    """Bytes as `57.0 GiB`."""
-    return f"{count / GIB:.1f} GiB"
+from .search.batch import save_every_steps
+from .search.demand import Demand
+from .search.search import Option
+from .words import gib, plural
 
 
 def gpus(option: Option) -> str:
@@ -28,18 +21,10 @@ def gpus(option: Option) -> str:
     return f"{layout.world} x {option.pool.label or option.pool.resource} on {plural(layout.nodes, 'node')}"
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count} {noun}{ending}"
-
-
 def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()) -> ExecutionPlan:
     """The candidate as an ExecutionPlan."""
     spec, setup, method, split = demand.spec, option.setup, option.method, option.split
     sub_batch = setup.generation_batch if setup.generation_batch < split.generation_batch else 0
-    # A pod asks for whole MiB, so that the quantity reads well and the scheduler's sums are exact.
-    host = -(-option.host // MEBIBYTE) * MEBIBYTE
     return ExecutionPlan(
         strategy=method.strategy, method="LoRA" if method.lora else "Full", zero_stage=method.zero,
         offload="CPU" if method.offload else "None", gpus=option.layout.world, nodes=option.layout.nodes,
@@ -52,7 +37,7 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
         autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
         parameters=demand.label, architecture=demand.source, memory=_memory(demand, option),
-        host_memory_bytes=demand.pod_memory or host, estimated_step_seconds=round(option.seconds, 2),
+        host_memory_bytes=demand.pod_memory or whole_mib(option.host), estimated_step_seconds=round(option.seconds, 2),
         save_every_steps=save_every_steps(spec), reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
     )  # fmt: skip

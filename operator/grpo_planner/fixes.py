@@ -9,12 +9,12 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid
 
-from .batch import divisors, step_completions
 from .edit import with_value
-from .explain import plural
-from .pools import Pool
+from .hardware.pools import Pool
 from .result import Fix
-from .search import Option
+from .search.batch import divisors, step_completions
+from .search.search import Option
+from .words import gib, plural
 
 MOST = 3
 """Fixes that are shown."""
@@ -61,11 +61,8 @@ def _fix(path: str, value: Any, cost: str, option: Option) -> Fix:
     """The fix with the plan that it leads to."""
     shown = "" if value is None else str(value)
     todo = f"remove {path}" if value is None else f"set {path} to {value}"
-    gib = option.device / 2**30
-    return Fix(
-        path=path, value=shown,
-        message=f"{todo} ({cost}): {option.method.name} on {plural(option.layout.world, 'GPU')}, {gib:.1f} GiB per GPU",
-    )  # fmt: skip
+    where = f"{option.method.name} on {plural(option.layout.world, 'GPU')}, {gib(option.device)} per GPU"
+    return Fix(path=path, value=shown, message=f"{todo} ({cost}): {where}")
 
 
 def _changes(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, list[Any], str]]:

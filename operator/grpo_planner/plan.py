@@ -10,17 +10,18 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec
 
 from . import explain
-from .architecture import Resolved, resolve
-from .batch import micro_batches, refuse_split
 from .cpu import plan_cpu
-from .demand import MOST_SEQUENCES, Demand, build_demand, methods, refuse_pins
 from .fixes import find_fixes
-from .inventory import Inventory
+from .hardware.inventory import Inventory
+from .hardware.pools import Pool, build_pools
 from .memory import Predictor
-from .needs import Needs
-from .pools import Pool, build_pools
+from .model.architecture import Resolved, resolve
 from .result import Candidate, Fix, PlanReason, PlanRefused, PlanResult
-from .search import Option, Search, choose, closest_miss, notable
+from .search.batch import micro_batches, refuse_split
+from .search.demand import MOST_SEQUENCES, Demand, build_demand, methods, refuse_pins
+from .search.footprints import Needs
+from .search.search import Option, Search, choose, closest_miss, notable
+from .words import gib, plural
 
 
 def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, config: Mapping[str, Any] | None = None) -> PlanResult:
@@ -87,7 +88,7 @@ def _planned(demand: Demand, search: Search, notes: list[str], fits_now: bool) -
     message = reason
     if not fits_now:
         free = f"{chosen.layout.world} x {chosen.pool.label or chosen.pool.resource}"
-        message = f"needs {free} on {explain.plural(chosen.layout.nodes, 'node')}, which are taken now; {reason}"
+        message = f"needs {free} on {plural(chosen.layout.nodes, 'node')}, which are taken now; {reason}"
     return PlanResult(
         feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
         message=message, chosen=plan, candidates=[Candidate.of(plan), *ranked[1:]], changes=plan.changes,
@@ -102,10 +103,10 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     phase = nearest.prediction.peak_phase
     if nearest.shortage == "HostMemory":
         reason = PlanReason.OUT_OF_HOST_MEMORY
-        numbers = f"{explain.gib(nearest.host)} of host memory per node, {explain.gib(nearest.host_room)} are there"
+        numbers = f"{gib(nearest.host)} of host memory per node, {gib(nearest.host_room)} are there"
     else:
         reason = PlanReason.OUT_OF_DEVICE_MEMORY
-        numbers = f"{explain.gib(nearest.device)} per GPU at {phase}, {explain.gib(nearest.pool.usable)} are usable"
+        numbers = f"{gib(nearest.device)} per GPU at {phase}, {gib(nearest.pool.usable)} are usable"
     if any(fix.path == "spec.adapter.use" for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {nearest.method.name} on {explain.gpus(nearest)}, needs {numbers}"
@@ -160,6 +161,6 @@ def _no_layout(demand: Demand, pools: list[Pool], notes: list[str]) -> PlanRefus
         )
     return PlanRefused(
         PlanReason.NOT_ENOUGH_GPUS,
-        f"no {explain.plural(spec.placement.nodes or 1, 'node')} with alike GPUs, and enough CPU for its pods, can "
+        f"no {plural(spec.placement.nodes or 1, 'node')} with alike GPUs, and enough CPU for its pods, can "
         "hold a gang of this job: change spec.placement.nodes, gpus or cpu",
     )

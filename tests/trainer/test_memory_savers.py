@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_planner.architecture import from_config
 from grpo_planner.memory import Setup
 from grpo_planner.memory.states import optimizer_state
+from grpo_planner.model.architecture import from_config
 from harness.ranks import demo_model, runs
 from harness.ranks.saver_facts import STEPS, observed, resumed_states
 

@@ -2,13 +2,12 @@
 
 import pytest
 
+from grpo_api.base import GIB
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import PlanReason, PlanResult, plan_job
-from grpo_planner.inventory import Inventory
+from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
 from tests.unit.planning import (
     A10G,
     A100,
-    GIB,
     H100,
     H200,
     L4,

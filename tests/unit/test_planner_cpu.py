@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from grpo_api.base import GIB
 from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
-from tests.unit.planning import GIB, spec
+from tests.unit.planning import spec
 
 
 def cpu(**changes: Any) -> PlanResult:

@@ -9,13 +9,14 @@ from typing import Literal
 
 import pytest
 
-from grpo_planner import catalogue
+from grpo_api.base import GIB
+from grpo_planner.hardware.products import usable_bytes
 from grpo_planner.memory import Setup, Strategy, predict, states
-from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, host_bytes, usable_bytes
+from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, host_bytes
 from grpo_planner.memory.generation import cache
-from grpo_planner.shapes import Shape
+from grpo_planner.model import catalogue
+from grpo_planner.model.shapes import Shape
 
-GIB = 2**30
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
 STRATEGIES: list[Strategy] = ["Clone", "Offload", "Sharded", "Adapter", "None"]
 BIG = catalogue.shapes()["qwen2.5-7b"]

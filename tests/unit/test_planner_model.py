@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from grpo_api.model import ModelSpec
-from grpo_planner import catalogue, products
-from grpo_planner.architecture import resolve
-from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
+from grpo_cli.config_file import ConfigUnreadable, fetch_config, local_config, read_config
+from grpo_planner.hardware import products
+from grpo_planner.model import catalogue
+from grpo_planner.model.architecture import resolve
 from grpo_planner.result import PlanReason, PlanRefused
 
 LLAMA: dict[str, Any] = {

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
-from grpo_planner import Inventory, Node, catalogue, plan_job
+from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.memory import Setup, predict
+from grpo_planner.model import catalogue
 from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
 
 MODELS = st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"])

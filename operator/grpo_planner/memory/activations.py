@@ -5,7 +5,7 @@ layers, torch's non-reentrant checkpointing; each coefficient was read off fake-
 changing one width at a time (docs/memory-model.md). All results are bytes on one GPU.
 """
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from .setup import Setup
 
 

@@ -6,7 +6,7 @@ candidate plan, thousands for one job, so what does not depend on the extent is 
 
 from dataclasses import dataclass
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from . import activations as act
 from . import generation, head, states
 from .setup import Setup

@@ -4,7 +4,7 @@ Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16; the Z
 storages of the real DeepSpeed engine on two gloo ranks. All results are bytes on one GPU.
 """
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from .setup import Setup
 
 MAX_LIVE_PARAMETERS = 1_000_000_000

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from grpo_api.base import format_parameters, parameter_count
 from grpo_api.model import Architecture, ModelSpec
 
+from ..result import PlanReason, PlanRefused
 from . import catalogue
-from .result import PlanReason, PlanRefused
 from .shapes import Shape
 
 Source = Literal["Exact", "Catalogue", "Estimated"]

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..memory import Precision, Prediction, Predictor, Setup
+from ..memory.device import device_bytes, host_bytes
 from . import batch
 from .demand import MOST_SEQUENCES, Demand, Method
-from .memory import Precision, Prediction, Predictor, Setup
-from .memory.device import device_bytes, host_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ri
 bound by memory or by kernel launches. docs/memory-model.md lists the assumptions. All results are seconds.
 """
 
-from .memory.setup import Setup
-from .memory.states import trained_parameters
-from .pools import Layout
-from .products import NETWORK_GB_PER_S, Product
-from .shapes import Shape
+from ..hardware.pools import Layout
+from ..hardware.products import NETWORK_GB_PER_S, Product
+from ..memory.setup import Setup
+from ..memory.states import trained_parameters
+from ..model.shapes import Shape
 
 UTILISATION = 0.40
 """Share of the peak FLOP/s that large matrix products reach."""

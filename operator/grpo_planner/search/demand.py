@@ -11,13 +11,13 @@ from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
 from grpo_api.rewards import ModelReward
 
-from .architecture import Resolved, Source, by_name_and_size
-from .memory.activations import no_grad_transient
-from .memory.device import MARGIN
-from .memory.setup import Precision, Setup, Strategy
-from .products import Product
-from .result import PlanReason, PlanRefused
-from .shapes import Shape
+from ..hardware.products import Product
+from ..memory.activations import no_grad_transient
+from ..memory.device import MARGIN
+from ..memory.setup import Precision, Setup, Strategy
+from ..model.architecture import Resolved, Source, by_name_and_size
+from ..model.shapes import Shape
+from ..result import PlanReason, PlanRefused
 
 MOST_SEQUENCES = 16
 """Largest micro-batch that is tried: beyond it nothing gets faster."""

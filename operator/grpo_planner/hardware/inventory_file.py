@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from grpo_api.base import Model, dotted
+from grpo_api.base import GIB, Model, dotted
 
 from .inventory import Inventory, Node
 
-GIB = 2**30
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that `--gpus` assumes."""
 DEFAULT_CPU = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from grpo_api.job import GRPOJobSpec
 
-from .result import PlanReason, PlanRefused
+from ..result import PlanReason, PlanRefused
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
+from ..hardware.pools import Layout, Pool
+from ..memory import Precision, Prediction, Setup
 from . import batch
 from .demand import Method, methods
-from .memory import Precision, Prediction, Setup
-from .needs import Family, Need, Needs
-from .pools import Layout, Pool
+from .footprints import Family, Need, Needs
 from .steptime import step_seconds
 
 NEAR = 1.05

@@ -10,12 +10,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from grpo_api.base import quantity_bytes
+from grpo_api.base import MIB, quantity_bytes
 from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
 
 from .inventory import Inventory, Node
-from .memory.device import usable_bytes
-from .products import Product, lookup
+from .products import Product, lookup, usable_bytes
 
 BFLOAT16_CAPABILITY = (8, 0)
 """CUDA compute capability from which tensor cores multiply bfloat16."""
@@ -157,7 +156,7 @@ def _has_bfloat16(node: Node) -> bool:
 
 def _declared_mib(placement: PlacementSpec) -> int:
     """placement.gpuMemory in MiB, 0 when unset."""
-    return quantity_bytes(placement.gpu_memory) // 2**20 if placement.gpu_memory else 0
+    return quantity_bytes(placement.gpu_memory) // MIB if placement.gpu_memory else 0
 
 
 def _unknown_memory(node: Node) -> str:
