@@ -67,8 +67,9 @@ def nodes(kinds: int, seed: int = 1) -> Inventory:
         host, cpu = choose.randrange(64, 2048) * GIB, float(choose.randrange(16, 192))
         free = choose.randrange(9)
         found.append(
-            Node(f"n{index}", product, lookup(product).memory_mib, free, 8, "nvidia.com/gpu", None, host, 2048 * GIB,
-                 cpu, 192.0, (("nvidia.com/gpu.product", product),))
+            Node(name=f"n{index}", gpu_product=product, gpu_memory_mib=lookup(product).memory_mib, gpus_free=free,
+                 gpus_total=8, host_memory_free=host, host_memory_total=2048 * GIB, cpu_free=cpu, cpu_total=192.0,
+                 node_selector=(("nvidia.com/gpu.product", product),))
         )  # fmt: skip
     return Inventory(tuple(found))
 

@@ -17,7 +17,7 @@ from grpo_planner.model.shapes import Shape
 Precision = Literal["bfloat16", "mixed", "float32"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One configuration to account for."""
 

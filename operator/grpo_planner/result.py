@@ -87,7 +87,7 @@ class PlanResult(Model):
     """Where the model's shape came from; null when it is unknown."""
 
 
-class PlanRefused(ValueError):
+class SpecRejected(ValueError):
     """The spec can't be planned at all; `reason` and the message say why."""
 
     def __init__(self, reason: PlanReason, message: str) -> None:

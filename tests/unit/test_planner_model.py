@@ -11,7 +11,7 @@ from grpo_cli.config_file import ConfigUnreadable, fetch_config, local_config, r
 from grpo_planner.hardware import products
 from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import resolve
-from grpo_planner.result import PlanReason, PlanRefused
+from grpo_planner.result import PlanReason, SpecRejected
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -46,7 +46,7 @@ def test_names_are_found_in_the_catalogue(name: str, known: str) -> None:
 
 @pytest.mark.parametrize("name", ["my/llama", "Qwen/Qwen2.5-0.75B", "qwen3-40b"])
 def test_other_names_are_not(name: str) -> None:
-    with pytest.raises(PlanRefused, match=r"set spec\.model\.parameters") as refused:
+    with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters") as refused:
         resolve(model(name))
     assert refused.value.reason == PlanReason.UNKNOWN_MODEL
 
@@ -88,7 +88,7 @@ def test_configs_of_other_families() -> None:
 
 
 def test_a_config_of_something_else_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="num_attention_heads"):
+    with pytest.raises(SpecRejected, match="num_attention_heads"):
         resolve(model("x"), {"model_type": "resnet"})
 
 

@@ -5,14 +5,14 @@ and repetition change nothing, and what is chosen fits.
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
 from grpo_planner import Inventory, Node, plan_job
-from grpo_planner.memory import Setup, predict
+from grpo_planner.memory import Setup, ZeroStage, predict
 from grpo_planner.model import catalogue
 from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
 
@@ -46,15 +46,24 @@ def jobs(draw: st.DrawFn) -> GRPOJobSpec:
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
     """Any combination that the memory model is asked about."""
-    stages: list[Literal[0, 2, 3]] = [0, 2, 3]
+    stages: list[ZeroStage] = [0, 2, 3]
     zero = draw(st.sampled_from(stages))
     return Setup(
-        draw(st.sampled_from(["bfloat16", "mixed", "float32"])), draw(st.integers(1, 4096)),
-        draw(st.integers(1, 4096)), draw(st.integers(1, 16)), draw(st.integers(1, 8)), draw(st.integers(1, 64)),
-        draw(st.sampled_from([2, 4, 8])), zero, draw(st.booleans()) and zero > 0, draw(st.sampled_from([0, 16])),
-        False, draw(st.booleans()), draw(st.booleans()),
-        draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])), draw(st.booleans()),
-    )  # fmt: skip
+        precision=draw(st.sampled_from(["bfloat16", "mixed", "float32"])),
+        prompt=draw(st.integers(1, 4096)),
+        completion=draw(st.integers(1, 4096)),
+        micro_batch=draw(st.integers(1, 16)),
+        accumulation=draw(st.integers(1, 8)),
+        generation_batch=draw(st.integers(1, 64)),
+        world=draw(st.sampled_from([2, 4, 8])),
+        zero=zero,
+        offload=draw(st.booleans()) and zero > 0,
+        lora_rank=draw(st.sampled_from([0, 16])),
+        checkpointing=draw(st.booleans()),
+        gather=draw(st.booleans()),
+        reference=draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])),
+        scores_old_policy=draw(st.booleans()),
+    )
 
 
 @QUICK

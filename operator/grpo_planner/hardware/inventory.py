@@ -7,7 +7,7 @@ it (inventory_file.py). Node selector and tolerations of the job have been appli
 from dataclasses import dataclass, replace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One node, or `count` nodes that are alike in everything."""
 

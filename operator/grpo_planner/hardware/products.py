@@ -19,7 +19,7 @@ TORCH_SHARE, TORCH_RESERVE = 0.996, round(0.4 * GIB)
 """torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """What is known of one kind of GPU."""
 
@@ -37,7 +37,7 @@ class Product:
     """False when the numbers are guesses for an unknown product."""
 
 
-UNKNOWN = Product(0, 100, 600, 25, True, known=False)
+UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, bfloat16=True, known=False)
 """A modest data-centre card, for labels that the table doesn't have."""
 
 
@@ -45,7 +45,8 @@ UNKNOWN = Product(0, 100, 600, 25, True, known=False)
 def table() -> dict[str, Product]:
     """All products by the beginning of their label."""
     rows = yaml.safe_load(files(__package__).joinpath("products.yaml").read_text(encoding="utf-8"))
-    return {name: Product(*row) for name, row in rows.items()}
+    columns = ("memory_mib", "teraflops", "bandwidth", "link", "bfloat16")
+    return {name: Product(**dict(zip(columns, row, strict=True))) for name, row in rows.items()}
 
 
 @cache

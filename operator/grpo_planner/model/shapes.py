@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """Widths and switches of a dense (or mixture-of-experts) decoder; names follow Hugging Face's config.json."""
 

@@ -1,211 +1,220 @@
-"""What each way of running a job needs, whichever GPUs it would run on.
+"""Footprints: what each way of running a job takes, whichever GPUs it would run on.
 
-Exists because memory depends on the extent and the settings alone: pools of many products share the numbers, and so do
-all the searches of one plan, on free nodes, on emptied nodes and for each fix. Used by search.py.
+Memory depends on the number of processes and the settings alone. So pools of many products share these numbers, and so
+do all the searches of one plan: on free nodes, on emptied nodes and for each fix.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
+from typing import NamedTuple
 
 from ..memory import Precision, Prediction, Predictor, Setup
 from ..memory.device import device_bytes, host_bytes
 from . import batch
-from .demand import MOST_SEQUENCES, Demand, Method
+from .demand import Demand
+from .methods import Method
+
+Settings = tuple[bool, int, bool, int]
+"""One value of each of Knobs, in its order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Settings inside a family."""
-
-    gather: bool
-    generation_batch: int
-    checkpointing: bool
-    micro_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Knobs:
-    """What may be tried for each setting, from fastest to leanest."""
+class Knobs(NamedTuple):
+    """What may be tried for each setting that trades memory for time, from fastest to leanest."""
 
     gather: tuple[bool, ...]
     generation_batch: tuple[int, ...]
     checkpointing: tuple[bool, ...]
     micro_batch: tuple[int, ...]
 
-    @property
-    def fastest(self) -> Variant:
-        """Nothing that saves memory."""
-        return Variant(self.gather[0], self.generation_batch[0], self.checkpointing[0], self.micro_batch[0])
 
-    @property
-    def leanest(self) -> Variant:
-        """Everything that saves activations."""
-        return Variant(self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """One way of running the job and what it takes of each GPU."""
 
-    @property
-    def fewest_passes(self) -> Variant:
-        """The same with the largest micro-batch, which may leave no gradients to accumulate."""
-        return Variant(self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """One variant with its memory."""
-
+    method: Method
     setup: Setup
-    split: batch.BatchSplit
     prediction: Prediction
     device: int
     """Bytes that one GPU must have."""
+    calls: float
+    """Calls of generate per optimizer step; below 1 where one batch feeds several steps."""
 
 
-class Family:
-    """One method on so many processes in one precision, with all its variants."""
+class Variants:
+    """One method on so many processes in one precision, at every setting of its knobs."""
 
-    def __init__(self, needs: "Needs", world: int, method: Method, precision: Precision) -> None:
+    def __init__(self, of: "Footprints", world: int, method: Method, precision: Precision) -> None:
         """Works nothing out yet."""
-        self._of, self._world, self.method, self._precision = needs, world, method, precision
-        self._knobs = needs.knobs(world, method.zero == 3)
-        self._needs: dict[Variant, Need] = {}
+        self._demand, self._predictor = of.demand, of.predictor
+        self._world, self._method, self._precision = world, method, precision
+        self._knobs = of.knobs(world, gathers=method.zero == 3)
+        self._footprints: dict[Settings, Footprint] = {}
         self._host: dict[int, int] = {}
 
     @cached_property
-    def fastest(self) -> Need:
+    def fastest(self) -> Footprint:
         """The variant that saves no memory."""
-        return self._need(self._knobs.fastest)
+        gather, generation_batch, checkpointing, micro_batch = self._knobs
+        return self._footprint((gather[0], generation_batch[0], checkpointing[0], micro_batch[0]))
 
     @cached_property
-    def leanest(self) -> Need:
-        """The variant that needs least: with the smallest micro-batch, or one that leaves nothing to accumulate."""
-        smallest = self._need(self._knobs.leanest)
-        if smallest.setup.accumulates and self._of.split(self._world, self._knobs.micro_batch[0]).once:
-            return min(smallest, self._need(self._knobs.fewest_passes), key=lambda need: need.device)
+    def leanest(self) -> Footprint:
+        """The variant that takes least of a GPU.
+
+        The smallest micro-batch saves activations but leaves gradients waiting while the others are accumulated. Where
+        the largest is a process's whole share of a step, nothing waits, and that may save more than it costs.
+        """
+        gather, generation_batch, checkpointing, micro_batch = self._knobs
+        lean = gather[-1], generation_batch[-1], checkpointing[-1]
+        smallest = self._footprint((*lean, micro_batch[-1]))
+        if smallest.setup.accumulates and batch.accumulation(self._demand.spec, self._world, micro_batch[0]) == 1:
+            at_once = self._footprint((*lean, micro_batch[0]))
+            return min(smallest, at_once, key=lambda footprint: footprint.device)
         return smallest
 
     @property
     def floor(self) -> int:
-        """Bytes that the leanest variant needs on a GPU on any number of processes: its passes and nothing else."""
-        demand, setup = self._of.demand, self._setup(self._knobs.leanest)
-        return device_bytes(self._of.predictor.floor(setup), 1, demand.margin)
+        """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and nothing else."""
+        return device_bytes(self._predictor.floor(self._least), 1, self._demand.margin)
 
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of so many processes must have; the same for all variants."""
         if processes not in self._host:
-            setup = self._setup(self._knobs.leanest)
-            self._host[processes] = host_bytes(self._of.demand.shape, setup, processes)
+            self._host[processes] = host_bytes(self._demand.shape, self._least, processes)
         return self._host[processes]
 
-    def fitting(self, usable: int) -> Iterator[Need]:
-        """For each choice of gathering and checkpointing, the largest generation and micro-batch that fit.
+    def fitting(self, usable: int) -> Iterator[Footprint]:
+        """For each choice of gathering and checkpointing, the largest generation batch and micro-batch that fit.
 
-        Generation doesn't depend on how the update runs, so its batch is settled first; not gathering is only tried
-        where gathering leaves no room for the whole generation batch.
+        Generation doesn't depend on how the update runs, so its batch is settled first, with the leanest update. Not
+        gathering is far slower than generating in parts, so it is only tried where gathering leaves no room for the
+        whole generation batch.
         """
         knobs, lean = self._knobs, self.leanest.setup
         for gather in knobs.gather:
-            sizes = [Variant(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch]
-            generated = self._first_fit(sizes, usable)
+            generated = self._first_fit(
+                [(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch], usable
+            )
             if generated is None:
                 continue
             size = generated.setup.generation_batch
             for checkpointing in knobs.checkpointing:
-                tried = [Variant(gather, size, checkpointing, micro) for micro in knobs.micro_batch]
-                need = self._first_fit(tried, usable)
-                if need:
-                    yield need
+                found = self._first_fit([(gather, size, checkpointing, micro) for micro in knobs.micro_batch], usable)
+                if found:
+                    yield found
             if size == knobs.generation_batch[0]:
                 return
 
-    def _first_fit(self, variants: Sequence[Variant], usable: int) -> Need | None:
-        """The first variant that fits; they are ordered by falling memory, so bisection finds it."""
-        best, low, high = None, 0, len(variants)
-        middle = 0
+    def _first_fit(self, ordered: Sequence[Settings], usable: int) -> Footprint | None:
+        """The first that fits of settings ordered by falling memory; bisection predicts few of them."""
+        best, low, high = None, 0, len(ordered)
+        middle = 0  # The fastest settings first: where memory is ample, nothing else is looked at.
         while low < high:
-            need = self._need(variants[middle])
-            if need.device <= usable:
-                best, high = need, middle
+            footprint = self._footprint(ordered[middle])
+            if footprint.device <= usable:
+                best, high = footprint, middle
             else:
                 low = middle + 1
             middle = (low + high) // 2
         return best
 
-    def _need(self, variant: Variant) -> Need:
+    def _footprint(self, settings: Settings) -> Footprint:
         """One variant with its numbers."""
-        known = self._needs.get(variant)
+        known = self._footprints.get(settings)
         if known is None:
-            demand, setup = self._of.demand, self._setup(variant)
-            prediction = self._of.predictor.predict(setup, demand.scoring_bytes)
-            device = device_bytes(prediction, self._world, demand.margin)
-            split = self._of.split(self._world, variant.micro_batch)
-            known = self._needs[variant] = Need(setup, split, prediction, device)
+            demand, setup = self._demand, self._setup(settings)
+            prediction = self._predictor.predict(setup, demand.scoring_bytes)
+            generations = ceil(batch.generation_share(demand.spec, self._world) / setup.generation_batch)
+            known = self._footprints[settings] = Footprint(
+                method=self._method,
+                setup=setup,
+                prediction=prediction,
+                device=device_bytes(prediction, self._world, demand.margin),
+                calls=generations / demand.updates_per_generation,
+            )
         return known
 
-    def _setup(self, variant: Variant) -> Setup:
-        demand, method = self._of.demand, self.method
-        training = demand.spec.training
+    @property
+    def _least(self) -> Setup:
+        """The setup with every knob at its leanest."""
+        gather, generation_batch, checkpointing, micro_batch = self._knobs
+        return self._setup((gather[-1], generation_batch[-1], checkpointing[-1], micro_batch[-1]))
+
+    def _setup(self, settings: Settings) -> Setup:
+        spec, method = self._demand.spec, self._method
+        gather, generation_batch, checkpointing, micro_batch = settings
         return Setup(
-            self._precision, training.max_prompt_length, training.max_completion_length, variant.micro_batch,
-            self._of.split(self._world, variant.micro_batch).gradient_accumulation, variant.generation_batch,
-            self._world, method.zero, method.offload, demand.spec.adapter.rank if method.lora else 0, method.eight_bit,
-            variant.checkpointing, variant.gather, method.reference, self._of.updates > 1,
-        )  # fmt: skip
+            precision=self._precision,
+            prompt=spec.training.max_prompt_length,
+            completion=spec.training.max_completion_length,
+            micro_batch=micro_batch,
+            accumulation=batch.accumulation(spec, self._world, micro_batch),
+            generation_batch=generation_batch,
+            world=self._world,
+            zero=method.zero,
+            offload=method.offload,
+            lora_rank=spec.adapter.rank if method.lora else 0,
+            eight_bit=method.eight_bit,
+            checkpointing=checkpointing,
+            gather=gather,
+            reference=method.reference,
+            scores_old_policy=self._demand.updates_per_generation > 1,
+        )
 
 
-class Needs:
-    """The families of one demand, whichever pool and search asks for them."""
+class Footprints:
+    """The variants of one demand, kept for every pool and search that asks for them."""
 
     def __init__(self, demand: Demand, predictor: Predictor) -> None:
-        """Finds nothing yet; `predictor` is the model's, shared with the demands of the fixes."""
+        """Works nothing out yet; `predictor` is the model's, shared with the demands of the fixes."""
         self.demand, self.predictor = demand, predictor
-        self.updates = batch.updates_per_generation(demand.spec)
-        self._families: dict[tuple[int, Method, Precision], Family] = {}
+        self._variants: dict[tuple[int, Method, Precision], Variants] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
-        self._splits: dict[tuple[int, int], batch.BatchSplit] = {}
         self._floors: dict[tuple[bool, Precision], int] = {}
 
     @cached_property
     def worlds(self) -> list[int]:
         """All numbers of processes that split the batch evenly and that the job asks for, ascending."""
-        spec = self.demand.spec
+        spec, fewest = self.demand.spec, self.demand.fewest_gpus
         sizes = batch.divisors(batch.step_completions(spec))
-        fewest = self.demand.fewest_gpus
-        return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size, MOST_SEQUENCES)]
+        return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
-    def of(self, world: int, method: Method, precision: Precision) -> Family:
-        """The family of a method on so many processes."""
+    def of(self, world: int, method: Method, precision: Precision) -> Variants:
+        """The variants of a method on so many processes."""
         key = (world, method, precision)
-        family = self._families.get(key)
-        if family is None:
-            family = self._families[key] = Family(self, world, method, precision)
-        return family
+        variants = self._variants.get(key)
+        if variants is None:
+            variants = self._variants[key] = Variants(self, world, method, precision)
+        return variants
 
     def floor(self, method: Method, precision: Precision) -> int:
-        """Bytes that a GPU must have at the least for a method, however many there are."""
+        """Bytes that a GPU must have at the least for a method, however many there are.
+
+        A bound that costs one prediction rules out whole methods on whole pools: what passes take doesn't shrink with
+        more processes, and of a method they depend on whether it trains an adapter only.
+        """
         key = (method.lora, precision)
         if key not in self._floors:
             self._floors[key] = self.of(self.worlds[0], method, precision).floor
         return self._floors[key]
 
-    def split(self, world: int, micro_batch: int) -> batch.BatchSplit:
-        """How one step is cut up."""
-        key = (world, micro_batch)
-        if key not in self._splits:
-            self._splits[key] = batch.split(self.demand.spec, world, micro_batch)
-        return self._splits[key]
-
-    def knobs(self, world: int, gathers: bool) -> Knobs:
-        """What the spec's pins leave open."""
+    def knobs(self, world: int, *, gathers: bool) -> Knobs:
+        """What the spec's pins leave open; `gathers` under ZeRO-3, the only stage that has parameters to gather."""
         key = (world, gathers)
         if key not in self._knobs:
-            self._knobs[key] = self._tried(world, gathers)
+            self._knobs[key] = self._open_knobs(world, gathers)
         return self._knobs[key]
 
-    def _tried(self, world: int, gathers: bool) -> Knobs:
-        training = self.demand.spec.training
-        micros = tuple(reversed(batch.micro_batches(self.demand.spec, world, MOST_SEQUENCES)))
-        saved = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}[training.gradient_checkpointing]
-        pinned = training.ds3_gather_for_generation
-        gather = {"Auto": (True, False), "Enabled": (True,), "Disabled": (False,)}[pinned] if gathers else (True,)
-        whole = self.split(world, micros[0]).generation_batch
-        return Knobs(gather, tuple(whole >> bits for bits in range(whole.bit_length())), saved, micros)
+    def _open_knobs(self, world: int, gathers: bool) -> Knobs:
+        spec = self.demand.spec
+        pinned = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}
+        gather = tuple(reversed(pinned[spec.training.ds3_gather_for_generation])) if gathers else (True,)
+        whole = batch.generation_share(spec, world)
+        return Knobs(
+            gather=gather,
+            generation_batch=tuple(whole >> bits for bits in range(whole.bit_length())),
+            checkpointing=pinned[spec.training.gradient_checkpointing],
+            micro_batch=tuple(reversed(batch.micro_batches(spec, world))),
+        )
