@@ -1,6 +1,6 @@
 """Reads a model's config.json: from its folder, from the hub's cache on this machine, or, when allowed, from the hub.
 
-Exists as the planner's only edge to the world; everything else here is pure. Used by grpo_cli and the operator.
+The planner itself reads nothing: what a plan depends on is handed to it.
 """
 
 import json

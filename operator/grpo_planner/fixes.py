@@ -1,7 +1,7 @@
 """Finds changes that would make a job fit, and verifies each by planning it.
 
-Exists because a refusal is only useful with a way out. Ordered from what costs least: pins that don't change what is
-trained, more GPUs, the adapter, then shorter sequences. Used by plan.py when nothing fits.
+"Nothing fits" is only useful with a way out. The order is by what a change costs: pins that don't change what is
+trained, more GPUs, the adapter, then shorter sequences.
 """
 
 from collections.abc import Callable, Iterator, Sequence

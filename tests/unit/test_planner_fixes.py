@@ -1,6 +1,6 @@
 """Ways out of a refusal: each suggested change, applied, is planned.
 
-Exists because a fix that doesn't work is worse than none.
+A fix that doesn't work is worse than none.
 """
 
 import pytest

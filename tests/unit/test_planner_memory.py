@@ -1,7 +1,7 @@
 """The memory model's terms against measured engines, published counts and hand-computed cases.
 
-Exists beside tests/trainer/test_memory_truth.py, which holds the whole against the real code: here each part of it that
-a single process can't show, such as ZeRO's partitions.
+tests/trainer/test_memory_truth.py compares the whole with the real code; here are the parts that a single process can't
+show, such as ZeRO's partitions.
 """
 
 from dataclasses import replace

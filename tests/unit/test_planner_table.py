@@ -1,6 +1,6 @@
 """The generated table against what an expert would do, and every example planned.
 
-Exists so that a change of the memory or time model that moves a plan is seen and argued for here.
+A change of the memory or time model that moves a plan is seen and argued for here.
 """
 
 from pathlib import Path

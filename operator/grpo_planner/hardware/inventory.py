@@ -1,7 +1,7 @@
 """What the planner may use: nodes with their GPUs, host memory and CPUs, free and in all.
 
-Exists so that the planner needs no cluster: the operator reads Nodes and Pods into it, `grpo plan` reads a file into
-it (inventory_file.py). Node selector and tolerations of the job have been applied by whoever builds it.
+The operator reads Nodes and Pods into it, `grpo plan` a file; the planner sees no cluster. Whoever builds it has
+applied the job's node selector and tolerations.
 """
 
 from dataclasses import dataclass, replace
@@ -59,5 +59,5 @@ class Inventory:
 
     @property
     def emptied(self) -> "Inventory":
-        """The same nodes with nothing running on them: what the cluster could hold at all."""
+        """The same nodes with nothing running on them: what the cluster has at all."""
         return replace(self, nodes=tuple(node.emptied for node in self.nodes))

@@ -1,6 +1,6 @@
 """The inventory as users write it: `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`.
 
-Exists so that `grpo plan` needs no cluster. Strict like the job itself: unknown fields are refused. Used by grpo_cli.
+With it a job is planned without a cluster. Strict like the job itself: an unknown field is an error.
 """
 
 import re
@@ -43,7 +43,7 @@ class InventoryFile(Model):
 
 
 class InventoryInvalid(ValueError):
-    """An inventory file that its types refuse; the message has one line per wrong field."""
+    """An inventory that is not written as it must be; the message names every wrong field."""
 
 
 def parse_inventory(document: Any) -> Inventory:

@@ -1,7 +1,7 @@
 """GPU products: memory, speed and bfloat16 of the card that a label names.
 
-Exists because labels carry a name and at best MiB, while the plan needs to know how fast and how capable a card is.
-The data is products.yaml. Used by pools.py.
+A node's labels carry a name and at best MiB, while a plan must know how fast and how capable a card is. The data is
+products.yaml.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Setup: everything that the memory of one GPU depends on, beside the model's shape.
 
-Exists so that the terms of the memory model take two arguments, and a candidate's prediction can be looked up.
+With it every term of the memory model takes two arguments, a shape and a setup, and knows nothing of jobs or nodes.
 """
 
 from dataclasses import dataclass

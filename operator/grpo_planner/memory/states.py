@@ -108,7 +108,7 @@ def permanent_gradients(shape: Shape, setup: Setup) -> float:
 def reduction_buckets(shape: Shape, setup: Setup) -> float:
     """ZeRO's reduce bucket of hidden**2 elements (transformers' `auto`), two of them in ZeRO-2; DDP's flat buckets.
 
-    DDP holds one more copy of all gradients, as gradient_as_bucket_view is off by default.
+    DDP keeps one more copy of all gradients, as gradient_as_bucket_view is off by default.
     """
     if setup.zero:
         return 0 if setup.lora else shape.hidden**2 * setup.weight_bytes * (2 if setup.zero == 2 else 1)
@@ -116,7 +116,10 @@ def reduction_buckets(shape: Shape, setup: Setup) -> float:
 
 
 def live_parameters(shape: Shape, setup: Setup) -> float:
-    """Parameters that ZeRO-3 holds gathered while it computes: at most all, else MAX_LIVE and one more module."""
+    """Parameters that ZeRO-3 keeps gathered while it computes: at most all, else MAX_LIVE_PARAMETERS and a module more.
+
+    The module that is computing comes on top of the limit: DeepSpeed checks before it gathers the next.
+    """
     if setup.zero != 3:
         return 0
     return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.largest_module)

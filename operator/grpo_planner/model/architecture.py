@@ -1,6 +1,6 @@
 """Finds the shape of the job's model: from its config.json, the spec, the catalogue or its declared size.
 
-Exists to keep the order of trust in one place, and to say in the plan which of them was used. Called by plan.plan_job.
+That is also the order of trust: the nearest source wins, and the plan says which one it was.
 """
 
 from collections.abc import Mapping

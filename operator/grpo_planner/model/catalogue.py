@@ -1,7 +1,6 @@
 """The built-in catalogue of model shapes: lookup by name, and the nearest dense shape of a declared size.
 
-Exists so that the usual models are planned from their name alone, without a hub or a config.json. The data is
-catalogue.yaml. Used by architecture.py.
+With it the usual models are planned from their name alone, without a hub or a config.json. The data is catalogue.yaml.
 """
 
 from dataclasses import replace
@@ -17,7 +16,7 @@ from .shapes import Shape
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
 COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "declared")
-"""Of a row; the last is left out where the shape itself holds all parameters."""
+"""Of a row; the last is left out where the shape has all parameters."""
 
 
 @cache

@@ -1,7 +1,6 @@
 """The shape of a decoder-only transformer and the parameter counts that follow from it.
 
-Exists because every term of the memory model is a function of these few widths. Shapes come from config.json
-(architecture.py), from the catalogue or from a declared size.
+Every term of the memory model is a function of these few widths.
 """
 
 from dataclasses import dataclass
