@@ -19,7 +19,8 @@ from .words import gib, plural
 MOST = 3
 """Fixes that are shown."""
 SHORTEST = 64
-"""Tokens below which a completion is no use."""
+"""Tokens below which a completion is of no use."""
+
 Planner = Callable[[GRPOJobSpec], Option | None]
 """What a changed spec would be planned as; None where nothing fits."""
 
@@ -37,6 +38,7 @@ def find_fixes(spec: GRPOJobSpec, pools: Sequence[Pool], plan: Planner) -> list[
 
 def _mildest(spec: GRPOJobSpec, path: str, values: list[Any], cost: str, plan: Planner) -> Fix | None:
     """The first of `values`, which grow in effect, that leads to a plan; None when even the last doesn't."""
+    # The strongest value first: where even that doesn't help, one plan has shown it instead of one per value.
     last = _planned(spec, path, values[-1], plan) if values else None
     if last is None:
         return None
@@ -52,7 +54,7 @@ def _planned(spec: GRPOJobSpec, path: str, value: Any, plan: Planner) -> Option 
     try:
         changed = with_value(spec, path, value)
     except SpecInvalid:
-        # A change may break another rule of the spec, such as divisibility; then it is no fix.
+        # A change may break another rule of the spec, such as divisibility; then it is not a fix.
         return None
     return plan(changed)
 

@@ -27,7 +27,7 @@ def spec(model: str = QWEN_7B, **changes: Any) -> GRPOJobSpec:
 
 
 def nodes(count: int, gpus: int, product: str, host_gib: int = 1024, **facts: Any) -> Node:
-    """So many alike nodes with nothing on them."""
+    """So many nodes of one kind with nothing on them."""
     values: dict[str, Any] = {
         "gpu_product": product, "gpu_memory_mib": MEMORY_MIB.get(product, 0), "gpus_free": gpus, "gpus_total": gpus,
         "host_memory_free": host_gib * GIB, "host_memory_total": host_gib * GIB, "cpu_free": 128.0,

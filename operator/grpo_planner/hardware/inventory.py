@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node, or `count` nodes that are alike in everything."""
+    """One node, or `count` nodes that are the same in everything."""
 
     name: str = ""
-    """Name for messages; empty for a group of alike nodes."""
+    """Name for messages; empty for a group of nodes."""
     gpu_product: str = ""
     """`nvidia.com/gpu.product` label (or AMD's product name); empty when unknown."""
     gpu_memory_mib: int = 0

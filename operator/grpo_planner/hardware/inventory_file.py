@@ -19,7 +19,7 @@ DEFAULT_CPU = 16
 
 
 class NodeGroup(Model):
-    """So many alike nodes."""
+    """So many nodes of one kind."""
 
     count: Annotated[int, Field(ge=0, le=100_000)] = 1
     """Nodes of this kind."""

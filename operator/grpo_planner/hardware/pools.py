@@ -45,7 +45,7 @@ class Pool:
     resource: str
     selector: tuple[tuple[str, str], ...]
     rooms: tuple[tuple[Room, int], ...]
-    """What its nodes have to give, and how many nodes give just that."""
+    """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a handful of rooms."""
     _places: dict[tuple[int, int | None, float | None, int | None], "Place | None"] = field(
         default_factory=dict, repr=False
     )
@@ -76,6 +76,7 @@ class Pool:
         return self._places[key]
 
     def _place(self, world: int, nodes: int | None, cpu: float | None, memory: int | None) -> "Place | None":
+        # As many GPUs of a node as can be: between nodes a gang is slower.
         for per_node in range(min(world, self.widest), 0, -1):
             count, rest = divmod(world, per_node)
             if rest or (nodes and count != nodes):
@@ -139,6 +140,7 @@ def build_pools(
     for node in inventory.nodes:
         if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
             continue
+        # The node's own label first: a MIG slice has less memory than the product that it is named after.
         memory = node.gpu_memory_mib or lookup(node.gpu_product).memory_mib or _declared_mib(placement)
         if not memory:
             left_out.add(_unknown_memory(node))
@@ -158,7 +160,7 @@ def build_pools(
 
 
 def _pool(kind: Kind, rooms: dict[Room, int]) -> Pool:
-    """One pool; nodes that give the same are one entry with a count."""
+    """One pool; nodes that have the same to give are one entry with a count."""
     label, memory, bfloat16, resource, selector = kind
     hardware = replace(lookup(label), bfloat16=bfloat16)
     return Pool(

@@ -51,9 +51,9 @@ def table() -> dict[str, Product]:
 
 @cache
 def lookup(label: str) -> Product:
-    """The product with the longest name that the label begins with; UNKNOWN without one.
+    """The product whose name is the longest that the label begins with; UNKNOWN without one.
 
-    The match ends at a word: `NVIDIA-A10` is no beginning of `NVIDIA-A100-SXM4-40GB`.
+    The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`.
     """
     found = [name for name in table() if label == name or label.startswith(f"{name}-")]
     return table()[max(found, key=len)] if found else UNKNOWN

@@ -83,7 +83,7 @@ def from_config(config: Mapping[str, Any]) -> Shape:
     """The shape in a Hugging Face config.json; the language model's, where the file nests it in `text_config`.
 
     Raises:
-        SpecRejected: a width is missing, so it is no config of a decoder.
+        SpecRejected: a width is missing, so it is not the config of a decoder.
     """
     text: Mapping[str, Any] = config.get("text_config") or config
     kind = text.get("model_type", "")

@@ -55,8 +55,8 @@ class Search:
         Enough to choose from, and much less work than all options where little fits.
         """
         allowed = sorted(self._methods, key=lambda method: method.tier)
-        for _, alike in groupby(allowed, key=lambda method: method.tier):
-            found = [option for method in alike for pool in self._places for option in self._fitting(pool, method)]
+        for _, same_tier in groupby(allowed, key=lambda method: method.tier):
+            found = [option for method in same_tier for pool in self._places for option in self._fitting(pool, method)]
             if found:
                 return found
         return []
