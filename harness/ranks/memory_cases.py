@@ -6,12 +6,12 @@ Apart from the test because benchmarks/memory_truth.py puts the same questions t
 from dataclasses import replace
 from typing import Any
 
-from grpo_planner.memory import Prediction, Setup, predict
+from grpo_planner.memory import Precision, Prediction, Setup, predict
 from grpo_planner.model import catalogue
 from grpo_planner.model.shapes import Shape
 
 from .accounting import Account
-from .fake_models import Case, Precision
+from .fake_models import Case
 
 
 def shape(name: str, layers: int) -> Shape:

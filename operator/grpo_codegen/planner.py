@@ -134,7 +134,7 @@ def _difference(rule: str, result: PlanResult) -> str:
 
 
 def _short(result: PlanResult) -> str:
-    """The refusal's first clause."""
+    """The rejection's first clause."""
     return result.message.split("; would fit")[0].replace("|", "/")
 
 

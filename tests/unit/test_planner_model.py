@@ -46,9 +46,9 @@ def test_names_are_found_in_the_catalogue(name: str, known: str) -> None:
 
 @pytest.mark.parametrize("name", ["my/llama", "Qwen/Qwen2.5-0.75B", "qwen3-40b"])
 def test_other_names_are_not(name: str) -> None:
-    with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters") as refused:
+    with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters") as rejected:
         resolve(model(name))
-    assert refused.value.reason == PlanReason.UNKNOWN_MODEL
+    assert rejected.value.reason == PlanReason.UNKNOWN_MODEL
 
 
 def test_the_nearest_source_wins() -> None:
@@ -87,7 +87,7 @@ def test_configs_of_other_families() -> None:
     assert periodic.full_attention_layers == 4
 
 
-def test_a_config_of_something_else_is_refused() -> None:
+def test_a_config_of_something_else_is_rejected() -> None:
     with pytest.raises(SpecRejected, match="num_attention_heads"):
         resolve(model("x"), {"model_type": "resnet"})
 
