@@ -28,6 +28,16 @@ class Knobs(NamedTuple):
     checkpointing: tuple[bool, ...]
     micro_batch: tuple[int, ...]
 
+    @property
+    def fastest(self) -> Settings:
+        """Nothing that saves memory."""
+        return self.gather[0], self.generation_batch[0], self.checkpointing[0], self.micro_batch[0]
+
+    @property
+    def leanest(self) -> Settings:
+        """Everything that saves memory."""
+        return self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
@@ -56,8 +66,7 @@ class Variants:
     @cached_property
     def fastest(self) -> Footprint:
         """The variant that saves no memory."""
-        gather, generation_batch, checkpointing, micro_batch = self._knobs
-        return self._footprint((gather[0], generation_batch[0], checkpointing[0], micro_batch[0]))
+        return self._footprint(self._knobs.fastest)
 
     @cached_property
     def leanest(self) -> Footprint:
@@ -66,31 +75,29 @@ class Variants:
         The smallest micro-batch saves activations but leaves gradients waiting while the others are accumulated. Where
         the largest is a process's whole share of a step, nothing waits, and that may save more than it costs.
         """
-        gather, generation_batch, checkpointing, micro_batch = self._knobs
-        lean = gather[-1], generation_batch[-1], checkpointing[-1]
-        smallest = self._footprint((*lean, micro_batch[-1]))
-        if smallest.setup.accumulates and batch.accumulation(self._demand.spec, self._world, micro_batch[0]) == 1:
-            at_once = self._footprint((*lean, micro_batch[0]))
+        smallest, largest = self._footprint(self._knobs.leanest), self._knobs.micro_batch[0]
+        if smallest.setup.accumulates and batch.accumulation(self._demand.spec, self._world, largest) == 1:
+            at_once = self._footprint((*self._knobs.leanest[:3], largest))
             return min(smallest, at_once, key=lambda footprint: footprint.device)
         return smallest
 
     @property
     def floor(self) -> int:
         """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and nothing else."""
-        return device_bytes(self._predictor.floor(self._least), 1, self._demand.margin)
+        return device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1, self._demand.margin)
 
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of so many processes must have; the same for all variants."""
         if processes not in self._host:
-            self._host[processes] = host_bytes(self._demand.shape, self._least, processes)
+            self._host[processes] = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
         return self._host[processes]
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
         """For each choice of gathering and checkpointing, the largest generation batch and micro-batch that fit.
 
         Generation doesn't depend on how the update runs, so its batch is settled first, with the leanest update. Not
-        gathering is far slower than generating in parts, so it is only tried where gathering leaves no room for the
-        whole generation batch.
+        gathering sends the model over the links for every token, so it is only tried where gathering leaves no room for
+        the whole generation batch.
         """
         knobs, lean = self._knobs, self.leanest.setup
         for gather in knobs.gather:
@@ -135,12 +142,6 @@ class Variants:
                 calls=generations / demand.updates_per_generation,
             )
         return known
-
-    @property
-    def _least(self) -> Setup:
-        """The setup with every knob at its leanest."""
-        gather, generation_batch, checkpointing, micro_batch = self._knobs
-        return self._setup((gather[-1], generation_batch[-1], checkpointing[-1], micro_batch[-1]))
 
     def _setup(self, settings: Settings) -> Setup:
         spec, method = self._demand.spec, self._method
