@@ -144,7 +144,7 @@ def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecReject
     if demand.fewest_gpus > most:
         return SpecRejected(
             PlanReason.NOT_ENOUGH_GPUS,
-            f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; the largest group of alike GPUs has {most}: "
+            f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; there are at most {most} of one kind: "
             "lower spec.placement.gpus.min or spec.placement.nodes",
         )
     pods = spec.placement.nodes or 1
@@ -155,11 +155,12 @@ def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecReject
     if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
         return SpecRejected(
             PlanReason.INVALID_COMBINATION,
-            f"spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later; {pools[0].label} has none: "
-            "set it to Auto",
+            "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
+            f"{pools[0].label} is older: set it to Auto",
         )
+    where = plural(pods, "node") if spec.placement.nodes else "any number of nodes"
     return SpecRejected(
         PlanReason.NOT_ENOUGH_GPUS,
-        f"no {plural(spec.placement.nodes or 1, 'node')} with alike GPUs, and enough CPU for its pods, can "
-        "hold a gang of this job: change spec.placement.nodes, gpus or cpu",
+        f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
+        "change spec.placement.nodes, gpus or cpu",
     )

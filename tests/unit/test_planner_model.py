@@ -102,10 +102,10 @@ def test_configs_are_read_from_folders_and_the_cache(tmp_path: Path, monkeypatch
     snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("[]")
-    with pytest.raises(ConfigUnreadable, match="no JSON object"):
+    with pytest.raises(ConfigUnreadable, match="is not a JSON object"):
         local_config("a/b")
     (snapshot / "config.json").write_text("{")
-    with pytest.raises(ConfigUnreadable, match="no JSON"):
+    with pytest.raises(ConfigUnreadable, match="is not JSON"):
         local_config("a/b")
     with pytest.raises(ConfigUnreadable, match="No such file"):
         read_config(tmp_path / "nowhere")

@@ -68,7 +68,9 @@ def parse_gpus(text: str) -> Inventory:
     """
     match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,2})x(\S+)", text)
     if not match:
-        raise InventoryInvalid(f"{text!r} is no list of GPUs; write 8xNVIDIA-L4, or 4x8xNVIDIA-H200 for 4 nodes of 8")
+        raise InventoryInvalid(
+            f"{text!r} does not say which GPUs; write 8xNVIDIA-L4, or 4x8xNVIDIA-H200 for 4 nodes of 8"
+        )
     gpus = int(match[2])
     group = NodeGroup(
         count=int(match[1] or 1), gpu_product=match[3], gpus_per_node=gpus,

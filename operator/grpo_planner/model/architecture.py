@@ -110,7 +110,8 @@ def from_config(config: Mapping[str, Any]) -> Shape:
         )
     except KeyError as missing:
         raise SpecRejected(
-            PlanReason.UNKNOWN_MODEL, f"config.json has no {missing}: it is no config of a decoder-only language model"
+            PlanReason.UNKNOWN_MODEL,
+            f"config.json has no {missing}: it is not the config of a decoder-only language model",
         ) from None
 
 

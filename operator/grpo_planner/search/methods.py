@@ -73,7 +73,7 @@ def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,
         f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, NVMe needs "
-        "it, and an adapter's reference is its own frozen base; set one of them to its default",
+        "ZeRO-3, and an adapter's reference is its own frozen base; set one of them to its default",
     )
 
 
