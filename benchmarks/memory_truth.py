@@ -15,9 +15,11 @@ from accelerate.commands.estimate import estimate_training_usage
 from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
 from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
-from grpo_planner import catalogue
+from grpo_api.base import GIB
+from grpo_planner.memory import Precision
+from grpo_planner.model import catalogue
 from harness.ranks.accounting import account
-from harness.ranks.fake_models import Case, Precision
+from harness.ranks.fake_models import Case
 from harness.ranks.memory_cases import CASES, counted, predicted
 
 WHOLE = {
@@ -25,7 +27,6 @@ WHOLE = {
     "llama-3.2-1b": "llama", "gemma-3-1b": "gemma3_text", "smollm2-1.7b": "llama", "phi-4-mini": "phi3",
     "mistral-7b": "mistral",
 }  # fmt: skip
-GIB = 2**30
 
 
 def sweep(models: Iterable[str]) -> Iterator[Case]:
@@ -35,8 +36,11 @@ def sweep(models: Iterable[str]) -> Iterator[Case]:
         for precision in precisions:
             for rank in (0, 16):
                 for checkpointing in (True, False):
-                    shape = catalogue.shapes()[name]
-                    yield Case(name, WHOLE[name], shape, precision, 4, 256, 512, checkpointing, rank, False, 16)
+                    yield Case(
+                        model=name, family=WHOLE[name], shape=catalogue.shapes()[name], precision=precision,
+                        micro_batch=4, prompt=256, completion=512, checkpointing=checkpointing, lora_rank=rank,
+                        generation_batch=16,
+                    )  # fmt: skip
 
 
 def sixteen_bytes(case: Case) -> float:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.edit import with_value
-from grpo_planner.products import lookup
+from grpo_planner.hardware.products import lookup
 
 RUNS = 11
-GIB = 2**30
 PRODUCTS = [
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4", "NVIDIA-A10G", "NVIDIA-L40S",
     "NVIDIA-H200", "NVIDIA-B200", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A30", "AMD-Instinct-MI300X", "Tesla-V100-SXM2-16GB",
@@ -67,8 +67,9 @@ def nodes(kinds: int, seed: int = 1) -> Inventory:
         host, cpu = choose.randrange(64, 2048) * GIB, float(choose.randrange(16, 192))
         free = choose.randrange(9)
         found.append(
-            Node(f"n{index}", product, lookup(product).memory_mib, free, 8, "nvidia.com/gpu", None, host, 2048 * GIB,
-                 cpu, 192.0, (("nvidia.com/gpu.product", product),))
+            Node(name=f"n{index}", gpu_product=product, gpu_memory_mib=lookup(product).memory_mib, gpus_free=free,
+                 gpus_total=8, host_memory_free=host, host_memory_total=2048 * GIB, cpu_free=cpu, cpu_total=192.0,
+                 node_selector=(("nvidia.com/gpu.product", product),))
         )  # fmt: skip
     return Inventory(tuple(found))
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import STRATEGIES, replace_section, table
+from grpo_api.base import MIB
 from harness.ranks.gang import run_gang
 
-MIB = 1 << 20
 WORLD = 2
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc gives freed buffers back at once instead of keeping them: trainer_image sets the same."""

@@ -4,7 +4,7 @@ Exists to keep the building apart from the running of a step. Used by accounting
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import torch
@@ -12,12 +12,11 @@ import transformers
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from grpo_planner.shapes import Shape
+from grpo_planner.memory import Precision
+from grpo_planner.model.shapes import Shape
 
-Precision = Literal["bfloat16", "mixed", "float32"]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One configuration to account for."""
 

@@ -6,12 +6,12 @@ Apart from the test because benchmarks/memory_truth.py puts the same questions t
 from dataclasses import replace
 from typing import Any
 
-from grpo_planner import catalogue
-from grpo_planner.memory import Prediction, Setup, predict
-from grpo_planner.shapes import Shape
+from grpo_planner.memory import Precision, Prediction, Setup, predict
+from grpo_planner.model import catalogue
+from grpo_planner.model.shapes import Shape
 
 from .accounting import Account
-from .fake_models import Case, Precision
+from .fake_models import Case
 
 
 def shape(name: str, layers: int) -> Shape:
@@ -23,7 +23,7 @@ def shape(name: str, layers: int) -> Shape:
 def case(name: str, family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any) -> Case:
     """A case by its model's name; 8 sequences are generated and 4 trained on at a time unless it says otherwise."""
     defaults: dict[str, Any] = {"micro_batch": 4, "generation_batch": 8}
-    return Case(name, family, shape(name, layers), precision, **(defaults | settings))
+    return Case(model=name, family=family, shape=shape(name, layers), precision=precision, **(defaults | settings))
 
 
 CASES = [
@@ -61,8 +61,9 @@ CASES = [
 def predicted(case: Case, accumulation: int) -> Prediction:
     """The closed form for the same configuration; a reference that needs no weights of its own."""
     setup = Setup(
-        case.precision, case.prompt, case.completion, case.micro_batch, accumulation, case.generation_batch,
-        lora_rank=case.lora_rank, eight_bit=case.eight_bit, checkpointing=case.checkpointing, reference="Adapter",
+        precision=case.precision, prompt=case.prompt, completion=case.completion, micro_batch=case.micro_batch,
+        accumulation=accumulation, generation_batch=case.generation_batch, lora_rank=case.lora_rank,
+        eight_bit=case.eight_bit, checkpointing=case.checkpointing, reference="Adapter",
     )  # fmt: skip
     return predict(case.shape, setup)
 

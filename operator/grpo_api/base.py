@@ -11,9 +11,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+MIB, GIB = 2**20, 2**30
+"""Bytes of one MiB and of one GiB."""
+
 _PARAMETER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _BYTE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BYTE_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_BYTE_UNITS |= {"Ki": 2**10, "Mi": MIB, "Gi": GIB, "Ti": 2**40}
 
 
 class Rule(NamedTuple):

@@ -15,10 +15,10 @@ from grpo_operator.admission.capacity import Capacity
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_planner import Inventory, PlanResult, plan_job
-from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
-from grpo_planner.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
 from . import kubectl
+from .config_file import ConfigUnreadable, fetch_config, local_config, read_config
 from .errors import InventoryError
 
 

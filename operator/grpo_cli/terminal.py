@@ -4,8 +4,9 @@ import sys
 
 from rich.console import Console
 
+from grpo_api.base import GIB
+
 _PIPE_WIDTH = 240
-_GIB = 2**30
 
 
 def console() -> Console:
@@ -15,4 +16,4 @@ def console() -> Console:
 
 def gib(count: float) -> float:
     """A number of bytes in GiB."""
-    return count / _GIB
+    return count / GIB

@@ -1,19 +1,18 @@
 """The planner's generated documents: what it plans on sixteen clusters, and the JSON schema of its answer.
 
-Exists so that docs/planner-table.md shows real plans beside the rule of thumb, and goes stale loudly. Used by codegen;
-tests/unit/test_planner_table.py holds the table against what an expert would do.
+docs/planner-table.md shows real plans beside the rule of thumb that this planner replaces (over 20 B parameters shard,
+with ample memory clone, else train an adapter), and goes stale loudly when a plan changes.
 """
 
 import json
 from collections.abc import Iterator
 
+from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_planner import Inventory, PlanResult, plan_job
-from grpo_planner.catalogue import lookup
-from grpo_planner.inventory_file import parse_inventory
-from grpo_planner.seed_rule import seed_rule
+from grpo_planner.hardware.inventory_file import parse_inventory
+from grpo_planner.model.catalogue import lookup
 
-GIB = 2**30
 H100, H200, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-A100-SXM4-80GB"
 MODELS = ("meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct",
           "meta-llama/Llama-3.3-70B-Instruct")  # fmt: skip
@@ -41,6 +40,12 @@ CLUSTERS: dict[str, list[Group]] = {
     "empty": [],
 }
 """Clusters by the name in the table. Of a MIG node, a pod can use one slice."""
+
+SHARD_ABOVE = 20_000_000_000
+"""Parameters above which the rule of thumb shards."""
+AMPLE = 20
+"""Bytes per parameter that it calls ample: float32 weights, gradients and two Adam moments (16), a float32 reference
+(4)."""
 
 MIG_MIB = 9728
 """`nvidia.com/gpu.memory` of a 1g.10gb slice."""
@@ -111,7 +116,9 @@ def _rule(model: str, found: Inventory) -> str:
         return "–"
     plan = plan_job(spec(MODELS[0]), found).candidates[0]
     usable = plan.memory.usable_bytes if plan.memory else 0
-    return seed_rule(shape.parameters, usable)
+    if shape.parameters > SHARD_ABOVE:
+        return "Sharded"
+    return "Clone" if shape.parameters * AMPLE <= usable else "Adapter"
 
 
 def _difference(rule: str, result: PlanResult) -> str:
@@ -127,7 +134,7 @@ def _difference(rule: str, result: PlanResult) -> str:
 
 
 def _short(result: PlanResult) -> str:
-    """The refusal's first clause."""
+    """The rejection's first clause."""
     return result.message.split("; would fit")[0].replace("|", "/")
 
 

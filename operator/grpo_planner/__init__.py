@@ -1,9 +1,26 @@
 """The planner: from a GRPOJob's spec and a GPU inventory to an ExecutionPlan, with numbers and reasons.
 
-Pure: no cluster, no torch, no clock. Used by the operator before each attempt and by `grpo plan` on a laptop.
+Pure: no cluster, no torch, no clock; the same spec and inventory give the same plan. How one comes about:
+
+    GRPOJobSpec
+    └─ Demand            the job with the shapes of its models and the limits that its pins set
+       └─ Method         a way of training that the pins allow: what is trained, ZeRO stage, where the reference is
+          └─ Variants    the method on N processes in one precision, at every setting of its Knobs
+             └─ Footprint   one of these: its Setup, and its Prediction from the memory model
+
+    Inventory
+    └─ Pool              nodes with the same GPU
+       └─ Place          pods on so many of these nodes, with so many GPUs each
+
+    Footprint × Place
+    └─ Option            both with the time of a step: it fits, or what it lacks is known
+       └─ Candidate      an option as a plan: chosen, or rejected with a reason and a number
+          └─ PlanResult  the answer: the chosen plan and what it was compared with, or Fixes where nothing fits
+
+Rooms: model (shapes), hardware (pools), memory (predictions), search (everything from Demand to Option).
 """
 
-from .inventory import Inventory, Node
+from .hardware.inventory import Inventory, Node
 from .plan import plan_job
 from .result import Candidate, Fix, PlanReason, PlanResult, Rejection
 

@@ -1,66 +1,34 @@
 """Plans jobs with placement.accelerator CPU: small models and tests, one plan, no search.
 
-Exists because a CPU job has no device to fit: only the split of the batch and the pod's memory request are to be
-found. Called by plan.plan_job.
+A CPU job has no device to fit: only the split of the batch and the pod's memory request are to be found.
 """
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
-from .batch import micro_batches, refuse_split, save_every_steps, split
-from .demand import Demand, Method, methods, refuse_pins
-from .explain import plural
 from .memory import Setup, predict
-from .memory.device import CPU_PROCESS
-
-MAX_MICRO_BATCH = 16
-"""Larger micro-batches gain nothing on a few cores."""
-
-MEBIBYTE = 2**20
-
-
-def cpu_method(spec: GRPOJobSpec) -> Method:
-    """The simplest way of training that the pins allow; ZeRO-2 and an offloaded optimizer save nothing on CPUs.
-
-    Raises:
-        PlanRefused: the pins exclude one another.
-    """
-    found = [method for method in methods(spec) if method.zero != 2 and not method.offload]
-    if not found:
-        raise refuse_pins(spec)
-    return found[0]
-
-
-def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
-    """Memory of one process: the libraries and the model's peak, all of it in host memory."""
-    prediction = predict(demand.shape, setup, demand.reward_bytes)
-    reference = demand.shape.parameters * setup.weight_bytes if setup.reference == "Offload" else 0
-    return round(CPU_PROCESS + prediction.peak + reference)
+from .memory.device import CPU_PROCESS, whole_mib
+from .search.batch import accumulation, generation_share, indivisible, micro_batches, save_every_steps
+from .search.demand import Demand
+from .search.methods import Method, conflicting_pins, methods
+from .words import plural
 
 
 def plan_cpu(demand: Demand) -> ExecutionPlan:
     """The plan of a CPU job.
 
     Raises:
-        PlanRefused: the batch can't be split over the processes, or the pins exclude one another.
+        SpecRejected: the batch can't be split over the processes, or the pins exclude one another.
     """
     spec = demand.spec
     method = cpu_method(spec)
     nodes, processes = spec.placement.nodes or 1, spec.placement.processes_per_node or 1
     world = nodes * processes
-    sizes = micro_batches(spec, world, MAX_MICRO_BATCH)
+    sizes = micro_batches(spec, world)
     if not sizes:
-        raise refuse_split(spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each")
-    parts = split(spec, world, sizes[-1])
+        raise indivisible(spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each")
+    setup = cpu_setup(spec, method, world, sizes[-1])
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
-    bfloat16 = spec.training.dtype == "bfloat16"
-    setup = Setup(
-        "bfloat16" if bfloat16 else "float32", spec.training.max_prompt_length, spec.training.max_completion_length,
-        parts.micro_batch, parts.gradient_accumulation, parts.generation_batch, world, method.zero,
-        lora_rank=spec.adapter.rank if method.lora else 0, eight_bit=method.eight_bit,
-        checkpointing=spec.training.gradient_checkpointing == "Enabled", reference=method.reference,
-    )  # fmt: skip
-    host = demand.pod_memory or processes * cpu_process_bytes(demand, setup)
     return ExecutionPlan(
         strategy=method.strategy,
         method="LoRA" if method.lora else "Full",
@@ -68,15 +36,52 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         accelerator="CPU",
         nodes=nodes,
         processes_per_node=processes,
-        micro_batch=parts.micro_batch,
-        gradient_accumulation=parts.gradient_accumulation,
-        steps_per_generation=parts.steps_per_generation,
+        micro_batch=setup.micro_batch,
+        gradient_accumulation=setup.accumulation,
+        steps_per_generation=setup.generation_batch // setup.micro_batch,
         gradient_checkpointing=setup.checkpointing,
         optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
-        dtype="bfloat16" if bfloat16 else "float32",
-        parameters=demand.label,
-        architecture=demand.source,
-        host_memory_bytes=-(-host // MEBIBYTE) * MEBIBYTE,
+        dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
+        parameters=demand.model.label,
+        architecture=demand.model.source,
+        host_memory_bytes=whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup)),
         save_every_steps=save_every_steps(spec),
         reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
     )
+
+
+def cpu_method(spec: GRPOJobSpec) -> Method:
+    """The simplest way of training that the pins allow; ZeRO-2 and an offloaded optimizer save nothing on CPUs.
+
+    Raises:
+        SpecRejected: the pins exclude one another.
+    """
+    found = [method for method in methods(spec) if method.zero != 2 and not method.offload]
+    if not found:
+        raise conflicting_pins(spec)
+    return found[0]
+
+
+def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -> Setup:
+    """The settings of a CPU job: nothing is saved that isn't asked for, since host memory can be asked for."""
+    return Setup(
+        precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
+        prompt=spec.training.max_prompt_length,
+        completion=spec.training.max_completion_length,
+        micro_batch=micro_batch,
+        accumulation=accumulation(spec, world, micro_batch),
+        generation_batch=generation_share(spec, world),
+        world=world,
+        zero=method.zero,
+        lora_rank=spec.adapter.rank if method.lora else 0,
+        eight_bit=method.eight_bit,
+        checkpointing=spec.training.gradient_checkpointing == "Enabled",
+        reference=method.reference,
+    )
+
+
+def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
+    """Memory of one process: the libraries and the model's peak, all of it in host memory."""
+    prediction = predict(demand.shape, setup, demand.reward_bytes)
+    reference = demand.shape.parameters * setup.weight_bytes if setup.reference == "Offload" else 0
+    return round(CPU_PROCESS + prediction.peak + reference)

@@ -1,58 +1,36 @@
-"""Turns options into plans, and numbers into sentences.
-
-Exists so that the search stays free of text. Used by plan.py and fixes.py.
-"""
+"""Turns options into plans, and numbers into sentences, so that the search stays free of text."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
-from .batch import save_every_steps
-from .demand import Demand
-from .memory.device import checkpoint_bytes
+from .memory.device import checkpoint_bytes, whole_mib
 from .result import Candidate, Rejection
-from .search import Option
-
-GIB = 2**30
-MEBIBYTE = 2**20
-
-
-def gib(count: float) -> str:
-    """Bytes as `57.0 GiB`."""
-    return f"{count / GIB:.1f} GiB"
-
-
-def gpus(option: Option) -> str:
-    """`8 x NVIDIA-L4 on 2 nodes`."""
-    layout = option.layout
-    return f"{layout.world} x {option.pool.label or option.pool.resource} on {plural(layout.nodes, 'node')}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count} {noun}{ending}"
+from .search.batch import generation_share, save_every_steps
+from .search.demand import Demand
+from .search.option import Option
+from .words import gib, plural
 
 
 def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()) -> ExecutionPlan:
-    """The candidate as an ExecutionPlan."""
-    spec, setup, method, split = demand.spec, option.setup, option.method, option.split
-    sub_batch = setup.generation_batch if setup.generation_batch < split.generation_batch else 0
-    # A pod asks for whole MiB, so that the quantity reads well and the scheduler's sums are exact.
-    host = -(-option.host // MEBIBYTE) * MEBIBYTE
+    """The option as an ExecutionPlan."""
+    spec, place, setup, method = demand.spec, option.place, option.footprint.setup, option.footprint.method
+    whole = generation_share(spec, setup.world)
     return ExecutionPlan(
         strategy=method.strategy, method="LoRA" if method.lora else "Full", zero_stage=method.zero,
-        offload="CPU" if method.offload else "None", gpus=option.layout.world, nodes=option.layout.nodes,
-        gpus_per_node=option.layout.per_node, processes_per_node=option.layout.per_node,
-        gpu_product=option.pool.label, gpu_resource=option.pool.resource, node_selector=dict(option.pool.selector),
-        micro_batch=split.micro_batch, gradient_accumulation=split.gradient_accumulation,
-        steps_per_generation=split.steps_per_generation, generation_sub_batch=sub_batch,
+        offload="CPU" if method.offload else "None", gpus=place.world, nodes=place.nodes,
+        gpus_per_node=place.per_node, processes_per_node=place.per_node,
+        gpu_product=place.pool.label, gpu_resource=place.pool.resource, node_selector=dict(place.pool.selector),
+        micro_batch=setup.micro_batch, gradient_accumulation=setup.accumulation,
+        steps_per_generation=whole // setup.micro_batch,
+        generation_sub_batch=setup.generation_batch if setup.generation_batch < whole else 0,
         gradient_checkpointing=setup.checkpointing, gather_for_generation=setup.gather,
         optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
         dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
         autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
-        parameters=demand.label, architecture=demand.source, memory=_memory(demand, option),
-        host_memory_bytes=demand.pod_memory or host, estimated_step_seconds=round(option.seconds, 2),
+        parameters=demand.model.label, architecture=demand.model.source, memory=_memory(demand, option),
+        host_memory_bytes=demand.pod_memory or whole_mib(option.host), estimated_step_seconds=round(option.seconds, 2),
         save_every_steps=save_every_steps(spec), reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
     )  # fmt: skip
@@ -60,19 +38,20 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
 
 def _memory(demand: Demand, option: Option) -> MemoryPrediction:
     """The prediction as the plan publishes it."""
-    prediction = option.prediction
+    footprint = option.footprint
+    prediction, drifts = footprint.prediction, demand.spec.reference.sync is not None
     return MemoryPrediction(
         phases=MemoryPhases(**prediction.phases), peak_phase=prediction.peak_phase,
-        peak_allocated_bytes=prediction.peak, device_bytes=option.device, usable_bytes=option.pool.usable,
+        peak_allocated_bytes=prediction.peak, device_bytes=footprint.device, usable_bytes=option.place.pool.usable,
         host_bytes_per_node=option.host,
-        checkpoint_bytes=checkpoint_bytes(demand.shape, option.setup, demand.spec.reference.sync is not None),
+        checkpoint_bytes=checkpoint_bytes(demand.shape, footprint.setup, drifting_reference=drifts),
     )  # fmt: skip
 
 
 def changes(demand: Demand, option: Option) -> list[str]:
     """What a user who asked for neither an adapter nor 8 bits must be told."""
-    spec, told = demand.spec, []
-    if option.method.lora and spec.adapter.use != "Always" and spec.reference.strategy != "Adapter":
+    spec, method, told = demand.spec, option.footprint.method, []
+    if method.lora and not spec.adapter_requested:
         trained = demand.shape.adapter_parameters(spec.adapter.rank)
         told.append(
             f"trains a LoRA adapter of rank {spec.adapter.rank} on {', '.join(spec.adapter.target_modules)} only "
@@ -80,78 +59,84 @@ def changes(demand: Demand, option: Option) -> list[str]:
             f"learningRate {spec.training.learning_rate:g} is not rescaled (adapters usually want about ten times "
             "more); set spec.adapter.use to Never to refuse this, or to Always to ask for it"
         )
-    if option.setup.eight_bit and spec.training.optimizer == "Auto":
+    if method.eight_bit and spec.training.optimizer == "Auto":
         told.append("keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits")
     return told
 
 
 def warnings(demand: Demand, option: Option) -> list[str]:
     """What the planner could not know about the chosen option."""
-    told = list(demand.notes)
-    if not option.pool.hardware.known:
-        told.append(f"GPU product {option.pool.label!r} is unknown: its speed, and that it has bfloat16, are guesses")
-    if option.setup.precision == "bfloat16" and not option.method.lora and not option.method.zero:
+    pool, setup, told = option.place.pool, option.footprint.setup, demand.notes
+    if not pool.hardware.known:
+        told.append(f"GPU product {pool.label!r} is unknown: its speed, and that it has bfloat16, are guesses")
+    if setup.precision == "bfloat16" and not setup.lora and not setup.zero:
         told.append(
             "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round away; "
             "set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
-    if not option.pool.hardware.bfloat16:
-        told.append(f"{option.pool.label} has no bfloat16: everything runs in float32")
+    if not pool.hardware.bfloat16:
+        told.append(f"{pool.label} has no bfloat16: everything runs in float32")
     return told
 
 
 def reason(option: Option) -> str:
     """Why this plan, in a sentence with its numbers."""
+    place, footprint = option.place, option.footprint
     return (
-        f"{option.method.name} on {gpus(option)}: needs {gib(option.device)} of {gib(option.pool.usable)} per GPU "
-        f"at {option.prediction.peak_phase}, about {option.seconds:.1f} s per step"
+        f"{footprint.method.name} on {place.name}: needs {gib(footprint.device)} of {gib(place.pool.usable)} per GPU "
+        f"at {footprint.prediction.peak_phase}, about {option.seconds:.1f} s per step"
     )
 
 
 def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:
-    """Every family's best: the chosen one first, then what fits by time, then what does not by how much it lacks."""
-    ordered = sorted(
-        options,
-        key=lambda o: (
-            o is not chosen, o.shortage is not None, o.method.tier if not o.shortage else 0,
-            o.seconds if not o.shortage else o.device / max(1, o.pool.usable), o.preference,
-        ),
-    )  # fmt: skip
-    return [Candidate.of(as_plan(demand, o), _rejection(o, chosen)) for o in ordered]
+    """The options with their verdicts: the chosen one, then what fits by time, then what does not by what it lacks."""
+    ordered = sorted(options, key=lambda option: (option is not chosen, *_rank(option)))
+    return [Candidate.of(as_plan(demand, option), _rejection(option, chosen)) for option in ordered]
+
+
+def _rank(option: Option) -> tuple[object, ...]:
+    """Where an option stands among those that were not chosen."""
+    if option.shortage:
+        return True, 0, option.device_share, option.preference
+    return False, option.tier, option.seconds, option.preference
 
 
 def _rejection(option: Option, chosen: Option | None) -> Rejection | None:
-    """Why an option was not chosen."""
-    phase = option.prediction.peak_phase
-    need, have = option.device, option.pool.usable
+    """Why an option was not chosen; None for the chosen one."""
     if option is chosen:
         return None
-    if option.shortage == "DeviceMemory":
-        message = f"needs {gib(need)} at {phase}, has {gib(have)}"
-    elif option.shortage == "HostMemory":
-        need, have = option.host, option.host_room
+    phase = option.footprint.prediction.peak_phase
+    if option.shortage == "HostMemory":
+        need, have = option.host, option.place.host_memory
         message = f"needs {gib(need)} of host memory per node, has {gib(have)}"
-    elif chosen and option.method.tier > chosen.method.tier:
-        message = "not needed: all parameters fit" if option.method.lora else "not needed: 32-bit moments fit"
-        return Rejection(reason="NotNeeded", message=message, phase=phase, need_bytes=need, have_bytes=have)
-    elif chosen and option.seconds > chosen.seconds:
-        message = f"{option.seconds / chosen.seconds - 1:.1%} slower"
-        return Rejection(reason="Slower", message=message, phase=phase, need_bytes=need, have_bytes=have)
+        return Rejection(reason="HostMemory", message=message, phase=phase, need_bytes=need, have_bytes=have)
+    need, have = option.footprint.device, option.place.pool.usable
+    if option.shortage or chosen is None:
+        reason, message = "DeviceMemory", f"needs {gib(need)} at {phase}, has {gib(have)}"
     else:
-        message = _no_better(option, chosen) if chosen else ""
-        return Rejection(reason="NoBetter", message=message, phase=phase, need_bytes=need, have_bytes=have)
-    return Rejection(reason=option.shortage, message=message, phase=phase, need_bytes=need, have_bytes=have)
+        reason, message = _beaten(option, chosen)
+    return Rejection(reason=reason, message=message, phase=phase, need_bytes=need, have_bytes=have)
 
 
-def _no_better(option: Option, chosen: Option) -> str:
-    """What an option that is no slower would cost: `2.1% faster, but 4 GPUs instead of 1`."""
+def _beaten(option: Option, chosen: Option) -> tuple[Literal["NotNeeded", "Slower", "NoBetter"], str]:
+    """Why an option that fits was not chosen."""
+    if option.tier > chosen.tier:
+        lora = option.footprint.method.lora
+        return "NotNeeded", "not needed: all parameters fit" if lora else "not needed: 32-bit moments fit"
+    if option.seconds > chosen.seconds:
+        return "Slower", f"{option.seconds / chosen.seconds - 1:.1%} slower"
+    return "NoBetter", f"{1 - option.seconds / chosen.seconds:.1%} faster, but {_cost(option, chosen)}"
+
+
+def _cost(option: Option, chosen: Option) -> str:
+    """What an option that is no slower would cost, such as `4 GPUs instead of 1`."""
+    place, method = option.place, option.footprint.method
+    other, usual = chosen.place, chosen.footprint.method
     costs = {
-        f"{option.layout.world} GPUs instead of {chosen.layout.world}": option.layout.world > chosen.layout.world,
-        "optimizer offload": option.method.offload and not chosen.method.offload,
-        "its reference in host memory": option.method.reference == "Offload" and chosen.method.reference != "Offload",
-        f"ZeRO-{option.method.zero}": option.method.zero > chosen.method.zero,
-        plural(option.layout.nodes, "node"): option.layout.nodes > chosen.layout.nodes,
+        f"{place.world} GPUs instead of {other.world}": place.world > other.world,
+        "optimizer offload": method.offload and not usual.offload,
+        "its reference in host memory": method.reference == "Offload" and usual.reference != "Offload",
+        f"ZeRO-{method.zero}": method.zero > usual.zero,
+        plural(place.nodes, "node"): place.nodes > other.nodes,
     }
-    gain = 1 - option.seconds / chosen.seconds
-    cost = next((cost for cost, dearer in costs.items() if dearer), f"on {option.pool.label}")
-    return f"{gain:.1%} faster, but {cost}"
+    return next((cost for cost, dearer in costs.items() if dearer), f"on {place.pool.label}")

@@ -1,7 +1,7 @@
 """Finds changes that would make a job fit, and verifies each by planning it.
 
-Exists because a refusal is only useful with a way out. Ordered from what costs least: pins that don't change what is
-trained, more GPUs, the adapter, then shorter sequences. Used by plan.py when nothing fits.
+"Nothing fits" is only useful with a way out. The order is by what a change costs: pins that don't change what is
+trained, more GPUs, the adapter, then shorter sequences.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,63 +9,63 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid
 
-from .batch import divisors, step_completions
 from .edit import with_value
-from .explain import plural
-from .pools import Pool
+from .hardware.pools import Pool
 from .result import Fix
-from .search import Option
+from .search.batch import divisors, step_completions
+from .search.option import Option
+from .words import gib, plural
 
 MOST = 3
 """Fixes that are shown."""
 SHORTEST = 64
-"""Tokens below which a completion is no use."""
-Attempt = Callable[[GRPOJobSpec], Option | None]
-Change = tuple[str, Any, str]
+"""Tokens below which a completion is of no use."""
+
+Planner = Callable[[GRPOJobSpec], Option | None]
+"""What a changed spec would be planned as; None where nothing fits."""
 
 
-def find_fixes(spec: GRPOJobSpec, pools: Sequence[Pool], attempt: Attempt) -> list[Fix]:
-    """The cheapest single changes after which `attempt` finds a plan, at most MOST."""
+def find_fixes(spec: GRPOJobSpec, pools: Sequence[Pool], plan: Planner) -> list[Fix]:
+    """The cheapest single changes after which `plan` finds something that fits, at most MOST."""
     found: list[Fix] = []
     for path, values, cost in _changes(spec, pools):
-        fix = _mildest(spec, path, values, cost, attempt)
+        fix = _mildest(spec, path, values, cost, plan)
         found += [fix] if fix else []
         if len(found) == MOST:
             break
     return found
 
 
-def _mildest(spec: GRPOJobSpec, path: str, values: list[Any], cost: str, attempt: Attempt) -> Fix | None:
+def _mildest(spec: GRPOJobSpec, path: str, values: list[Any], cost: str, plan: Planner) -> Fix | None:
     """The first of `values`, which grow in effect, that leads to a plan; None when even the last doesn't."""
-    last = _planned(spec, path, values[-1], attempt) if values else None
+    # The strongest value first: where even that doesn't help, one plan has shown it instead of one per value.
+    last = _planned(spec, path, values[-1], plan) if values else None
     if last is None:
         return None
     for value in values[:-1]:
-        option = _planned(spec, path, value, attempt)
+        option = _planned(spec, path, value, plan)
         if option:
             return _fix(path, value, cost, option)
     return _fix(path, values[-1], cost, last)
 
 
-def _planned(spec: GRPOJobSpec, path: str, value: Any, attempt: Attempt) -> Option | None:
+def _planned(spec: GRPOJobSpec, path: str, value: Any, plan: Planner) -> Option | None:
     """What the changed spec would be planned as; None if the change is not allowed or doesn't help."""
     try:
         changed = with_value(spec, path, value)
     except SpecInvalid:
-        # A change may break another rule of the spec, such as divisibility; then it is no fix.
+        # A change may break another rule of the spec, such as divisibility; then it is not a fix.
         return None
-    return attempt(changed)
+    return plan(changed)
 
 
 def _fix(path: str, value: Any, cost: str, option: Option) -> Fix:
     """The fix with the plan that it leads to."""
     shown = "" if value is None else str(value)
     todo = f"remove {path}" if value is None else f"set {path} to {value}"
-    gib = option.device / 2**30
-    return Fix(
-        path=path, value=shown,
-        message=f"{todo} ({cost}): {option.method.name} on {plural(option.layout.world, 'GPU')}, {gib:.1f} GiB per GPU",
-    )  # fmt: skip
+    found = option.footprint
+    where = f"{found.method.name} on {plural(option.place.world, 'GPU')}, {gib(found.device)} per GPU"
+    return Fix(path=path, value=shown, message=f"{todo} ({cost}): {where}")
 
 
 def _changes(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, list[Any], str]]:

@@ -1,7 +1,4 @@
-"""PlanResult: the planner's whole answer, published by `grpo plan -o json` and read by the operator.
-
-Exists to name what the callers may rely on; docs/plan-schema.json is its JSON schema.
-"""
+"""PlanResult: the planner's whole answer, as `grpo plan -o json` prints it; docs/plan-schema.json is its schema."""
 
 from enum import StrEnum
 from typing import Literal
@@ -42,7 +39,7 @@ class Rejection(Model):
 
 
 class Candidate(ExecutionPlan):
-    """One way to run the job, the best of its family, as a plan with a verdict."""
+    """One way to run the job as a plan with a verdict."""
 
     rejected: Rejection | None = None
     """Why it was not chosen; null for the chosen one."""
@@ -78,7 +75,7 @@ class PlanResult(Model):
     chosen: ExecutionPlan | None = None
     """The plan; null when nothing fits."""
     candidates: list[Candidate] = []
-    """The best of each family: the chosen one first, then what fits, then what does not."""
+    """What is worth comparing: the chosen one first, then what fits, then what does not."""
     changes: list[str] = []
     """What differs from what the user might expect to be trained."""
     fixes: list[Fix] = []
@@ -87,7 +84,7 @@ class PlanResult(Model):
     """Where the model's shape came from; null when it is unknown."""
 
 
-class PlanRefused(ValueError):
+class SpecRejected(ValueError):
     """The spec can't be planned at all; `reason` and the message say why."""
 
     def __init__(self, reason: PlanReason, message: str) -> None:

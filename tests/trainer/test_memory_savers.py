@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_planner.architecture import from_config
 from grpo_planner.memory import Setup
 from grpo_planner.memory.states import optimizer_state
+from grpo_planner.model.architecture import from_config
 from harness.ranks import demo_model, runs
 from harness.ranks.saver_facts import STEPS, observed, resumed_states
 
@@ -60,7 +60,7 @@ def test_8_bit_moments_and_their_scales_survive_a_resume_to_the_digit(tmp_path: 
 
 def test_the_plan_counts_the_optimizers_bytes(facts: dict[str, dict[str, Any]]) -> None:
     shape = from_config(demo_model.config().to_dict())
-    plain = Setup("float32", 8, 8, 1)
+    plain = Setup(precision="float32", prompt=8, completion=8, micro_batch=1)
     eight_bit = replace(plain, eight_bit=True)
     for name, setup in {"off": plain, "on": eight_bit, "adapter": replace(eight_bit, lora_rank=RANK)}.items():
         assert facts[name]["state_bytes"] == optimizer_state(shape, setup)

@@ -9,8 +9,8 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo_planner.architecture import from_config
 from grpo_planner.memory import states
+from grpo_planner.model.architecture import from_config
 from grpo_trainer.weights import proof
 from harness.ranks.accounting import account
 from harness.ranks.fake_models import Case

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node, PlanResult, plan_job
 from tests.samples import changed
 
-GIB = 2**30
 H100, A100, L4, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4"
 A10G, H200 = "NVIDIA-A10G", "NVIDIA-H200"
 MEMORY_MIB = {H100: 81559, A100: 81920, L4: 23034, T4: 15360, A10G: 23028, H200: 143771}
@@ -27,7 +27,7 @@ def spec(model: str = QWEN_7B, **changes: Any) -> GRPOJobSpec:
 
 
 def nodes(count: int, gpus: int, product: str, host_gib: int = 1024, **facts: Any) -> Node:
-    """So many alike nodes with nothing on them."""
+    """So many nodes of one kind with nothing on them."""
     values: dict[str, Any] = {
         "gpu_product": product, "gpu_memory_mib": MEMORY_MIB.get(product, 0), "gpus_free": gpus, "gpus_total": gpus,
         "host_memory_free": host_gib * GIB, "host_memory_total": host_gib * GIB, "cpu_free": 128.0,

@@ -1,14 +1,13 @@
-"""What the planner chooses: strategies, pins, consent, objectives, busy nodes, refusals and fixes."""
+"""What the planner chooses: strategies, pins, consent, objectives, busy nodes, rejections and fixes."""
 
 import pytest
 
+from grpo_api.base import GIB
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import PlanReason, PlanResult, plan_job
-from grpo_planner.inventory import Inventory
+from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
 from tests.unit.planning import (
     A10G,
     A100,
-    GIB,
     H100,
     H200,
     L4,
@@ -74,7 +73,7 @@ def test_an_explicit_strategy_is_obeyed(strategy: str, stages: set[int]) -> None
     assert answer.feasible
 
 
-def test_an_explicit_strategy_that_cannot_fit_is_refused_with_numbers_and_never_replaced() -> None:
+def test_an_explicit_strategy_that_cannot_fit_is_rejected_with_numbers_and_never_replaced() -> None:
     answer = result(spec(QWEN_7B, reference__strategy="Clone"), nodes(1, 1, T4, host_gib=60))
     assert answer.reason == PlanReason.OUT_OF_DEVICE_MEMORY
     assert "Clone on 1 x Tesla-T4" in answer.message
@@ -103,7 +102,7 @@ def test_a_reference_on_nvme_needs_zero_3() -> None:
     assert {c.zero_stage for c in result(job, nodes(1, 8, H100)).candidates} == {3}
 
 
-def test_pins_that_exclude_one_another_are_refused() -> None:
+def test_pins_that_exclude_one_another_are_rejected() -> None:
     job = spec(QWEN_7B, reference__strategy="Sharded", training__optimizer="AdamW8bit")
     assert result(job, nodes(1, 8, H100)).reason == PlanReason.INVALID_COMBINATION
 
@@ -134,9 +133,9 @@ def test_cards_without_bfloat16_train_in_float32() -> None:
     chosen = plan(spec(LLAMA_1B), nodes(1, 4, T4))
     assert (chosen.dtype, chosen.autocast) == ("float32", False)
     assert any("no bfloat16" in text for text in chosen.warnings)
-    refused = result(spec(LLAMA_1B, training__dtype="bfloat16"), nodes(1, 4, T4))
-    assert refused.reason == PlanReason.INVALID_COMBINATION
-    assert "compute capability 8.0" in refused.message
+    rejected = result(spec(LLAMA_1B, training__dtype="bfloat16"), nodes(1, 4, T4))
+    assert rejected.reason == PlanReason.INVALID_COMBINATION
+    assert "compute capability 8.0" in rejected.message
 
 
 def test_an_old_compute_capability_beats_an_unknown_product() -> None:
@@ -230,10 +229,10 @@ def test_reward_models_take_their_share() -> None:
 
 def test_unknown_gpu_memory_asks_for_it() -> None:
     nameless = nodes(1, 2, "", name="gpu-1")
-    refused = result(spec(LLAMA_1B), nameless)
-    assert refused.reason == PlanReason.NO_GPUS
-    assert "node gpu-1" in refused.message
-    assert "spec.placement.gpuMemory" in refused.message
+    rejected = result(spec(LLAMA_1B), nameless)
+    assert rejected.reason == PlanReason.NO_GPUS
+    assert "node gpu-1" in rejected.message
+    assert "spec.placement.gpuMemory" in rejected.message
     assert plan(spec(LLAMA_1B, placement__gpuMemory="80Gi"), nameless).gpus >= 1
 
 
@@ -268,7 +267,7 @@ def test_a_declared_size_alone_is_an_estimate_with_a_wider_margin() -> None:
     assert any("shape estimated" in text for text in declared.warnings)
 
 
-def test_an_unknown_model_is_refused() -> None:
+def test_an_unknown_model_is_rejected() -> None:
     answer = result(spec("my/own"), nodes(1, 8, H100))
     assert answer.reason == PlanReason.UNKNOWN_MODEL
     assert "spec.model.parameters" in answer.message

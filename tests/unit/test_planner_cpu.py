@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from grpo_api.base import GIB
 from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
-from tests.unit.planning import GIB, spec
+from tests.unit.planning import spec
 
 
 def cpu(**changes: Any) -> PlanResult:
@@ -22,14 +23,14 @@ def test_two_nodes_of_two_processes_share_the_batch() -> None:
     assert GIB < chosen.host_memory_bytes < 8 * GIB
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
+def test_a_batch_that_does_not_divide_is_rejected() -> None:
     answer = cpu(placement__nodes=3)
     assert answer.reason == PlanReason.INVALID_BATCH_SPLIT
     assert "3 nodes" in answer.message
     assert "set spec.training.promptsPerStep to 9" in answer.message
 
 
-def test_a_pinned_micro_batch_that_does_not_divide_is_refused() -> None:
+def test_a_pinned_micro_batch_that_does_not_divide_is_rejected() -> None:
     answer = cpu(placement__nodes=4, training__perDeviceTrainBatchSize=32)
     assert "with perDeviceTrainBatchSize 32" in answer.message
 
@@ -60,7 +61,7 @@ def test_the_reference_follows_what_was_asked(changes: dict[str, Any], strategy:
         {"reference__offload": {"target": "NVMe", "path": "/disk"}, "training__optimizer": "AdamW8bit"},
     ],
 )
-def test_pins_that_exclude_one_another_are_refused_as_on_gpus(changes: dict[str, Any]) -> None:
+def test_pins_that_exclude_one_another_are_rejected_as_on_gpus(changes: dict[str, Any]) -> None:
     answer = cpu(**changes)
     assert answer.reason == PlanReason.INVALID_COMBINATION
     assert "set one of them to its default" in answer.message

@@ -1,6 +1,6 @@
-"""Ways out of a refusal: each suggested change, applied, is planned.
+"""Ways out of a rejection: each suggested change, applied, is planned.
 
-Exists because a fix that doesn't work is worse than none.
+A fix that doesn't work is worse than none.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from grpo_planner.edit import with_value
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result, spec
 
 ONE = {"min": 1, "max": 1}
-REFUSED = {
+REJECTED = {
     "spec.reference.strategy": spec(QWEN_32B, adapter__use="Never", reference__strategy="Clone"),
     "spec.training.gradientCheckpointing": spec(
         LLAMA_1B, training__gradientCheckpointing="Disabled", training__maxCompletionLength=65536
@@ -28,9 +28,9 @@ REFUSED = {
 THERE = inventory(nodes(1, 8, A100), nodes(1, 4, L4, host_gib=64))
 
 
-@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("path", REJECTED)
 def test_each_fix_when_applied_is_planned(path: str) -> None:
-    job: GRPOJobSpec = REFUSED[path]
+    job: GRPOJobSpec = REJECTED[path]
     answer = plan_job(job, THERE)
     assert not answer.feasible
     assert path in [fix.path for fix in answer.fixes], answer.message

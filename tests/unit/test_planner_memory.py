@@ -1,24 +1,30 @@
 """The memory model's terms against measured engines, published counts and hand-computed cases.
 
-Exists beside tests/trainer/test_memory_truth.py, which holds the whole against the real code: here each part of it that
-a single process can't show, such as ZeRO's partitions.
+tests/trainer/test_memory_truth.py compares the whole with the real code; here are the parts that a single process can't
+show, such as ZeRO's partitions.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from grpo_planner import catalogue
-from grpo_planner.memory import Setup, Strategy, predict, states
-from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, host_bytes, usable_bytes
+from grpo_api.base import GIB
+from grpo_planner.hardware.products import usable_bytes
+from grpo_planner.memory import Precision, Setup, Strategy, predict, states
+from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, host_bytes
 from grpo_planner.memory.generation import cache
-from grpo_planner.shapes import Shape
+from grpo_planner.model import catalogue
+from grpo_planner.model.shapes import Shape
 
-GIB = 2**30
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=1000)
 STRATEGIES: list[Strategy] = ["Clone", "Offload", "Sharded", "Adapter", "None"]
 BIG = catalogue.shapes()["qwen2.5-7b"]
+
+
+def of_length(precision: Precision, tokens: int, **settings: Any) -> Setup:
+    """One sequence at a time, with so many prompt tokens and as many of the completion."""
+    return Setup(precision=precision, prompt=tokens, completion=tokens, micro_batch=1, **settings)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +58,8 @@ def test_zero_rows_as_measured_on_two_ranks(
     zero: Literal[2, 3], accumulation: int, between: float, backward: float, step: float
 ) -> None:
     """Bytes per parameter of live storages of the real engine with world 2; no activations, 5 % for its buckets."""
-    shape = Shape(1024, 64, 8, 8, 128, 4096, 2000)
-    setup = Setup("bfloat16", 1, 1, 1, accumulation, 1, world=2, zero=zero)
+    shape = Shape(hidden=1024, layers=64, heads=8, kv_heads=8, head_dim=128, intermediate=4096, vocab=2000)
+    setup = of_length("bfloat16", 1, accumulation=accumulation, world=2, zero=zero)
     count = shape.parameters
     resting = states.weights(shape, setup) + states.optimizer_state(shape, setup)
     resting += states.permanent_gradients(shape, setup)
@@ -66,7 +72,7 @@ def test_zero_rows_as_measured_on_two_ranks(
 
 
 def test_an_offloaded_reference_visits_for_its_pass_only() -> None:
-    setup = Setup("mixed", 64, 64, 1, reference="Clone")
+    setup = of_length("mixed", 64, reference="Clone")
     clone, offloaded = predict(BIG, setup), predict(BIG, replace(setup, reference="Offload"))
     whole = 4 * BIG.parameters
     assert clone.phases["backward"] - offloaded.phases["backward"] == whole
@@ -77,12 +83,12 @@ def test_loading_holds_policy_and_reference_at_once() -> None:
     """An offloaded reference is on the GPU beside the policy until TRL has wrapped it: more than 8-bit moments take."""
     whole = 4 * BIG.parameters
     for strategy in STRATEGIES:
-        load = predict(BIG, Setup("mixed", 64, 64, 1, eight_bit=True, reference=strategy)).phases["load"]
+        load = predict(BIG, of_length("mixed", 64, eight_bit=True, reference=strategy)).phases["load"]
         assert load > whole * (2 if strategy in {"Clone", "Offload"} else 1)
 
 
 def test_loading_under_zero_3_holds_a_whole_module_or_the_optimizers_first_gradients() -> None:
-    setup = Setup("bfloat16", 64, 64, 1, world=64, zero=3, offload=True, reference="Sharded")
+    setup = of_length("bfloat16", 64, world=64, zero=3, offload=True, reference="Sharded")
     offloaded, kept = predict(BIG, setup), predict(BIG, replace(setup, offload=False))
     share = BIG.parameters / 64
     assert offloaded.phases["load"] > 2 * 2 * share + 2 * BIG.head
@@ -92,21 +98,21 @@ def test_loading_under_zero_3_holds_a_whole_module_or_the_optimizers_first_gradi
 
 
 def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:
-    setup = Setup("bfloat16", 64, 64, 1)
+    setup = of_length("bfloat16", 64)
     assert predict(BIG, setup).phases["reference"] == predict(BIG, setup).static
     scored = predict(BIG, replace(setup, scores_old_policy=True))
     assert scored.phases["reference"] > scored.static
 
 
 def test_the_cache_is_as_wide_as_the_weights_and_windows_bound_it() -> None:
-    setup = Setup("mixed", 1024, 1024, 1, generation_batch=3)
+    setup = of_length("mixed", 1024, generation_batch=3)
     assert cache(BIG, setup, 2048) == 2 * 28 * 2048 * 4 * 128 * 4 * 3
     gemma = catalogue.shapes()["gemma-3-1b"]
     assert cache(gemma, setup, 2048) == 2 * (4 * 2048 + 22 * 512) * 256 * 4 * 3
 
 
 def test_gathering_for_generation_costs_the_rest_of_the_model() -> None:
-    setup = Setup("bfloat16", 64, 64, 1, world=8, zero=3)
+    setup = of_length("bfloat16", 64, world=8, zero=3)
     gathered, kept = predict(BIG, setup), predict(BIG, replace(setup, gather=False))
     live = states.live_parameters(BIG, setup)
     assert gathered.phases["generate"] - kept.phases["generate"] == pytest.approx(
@@ -121,14 +127,14 @@ def test_usable_memory_is_what_torch_reports() -> None:
 
 
 def test_the_device_needs_margin_context_and_communicator() -> None:
-    prediction = predict(TINY, Setup("bfloat16", 8, 8, 1))
+    prediction = predict(TINY, of_length("bfloat16", 8))
     alone, together = device_bytes(prediction, 1, 0.05), device_bytes(prediction, 2, 0.05)
     assert alone > prediction.peak * 1.05 + CONTEXT - 1
     assert together - alone == round(0.4 * GIB)
 
 
 def test_host_memory_holds_loading_or_offloaded_state() -> None:
-    alone = Setup("bfloat16", 8, 8, 1, world=4, zero=2)
+    alone = of_length("bfloat16", 8, world=4, zero=2)
     offloaded = replace(alone, offload=True)
     one = host_bytes(BIG, alone, 1)
     assert host_bytes(BIG, alone, 4) == pytest.approx(4 * one, abs=4)
@@ -138,7 +144,7 @@ def test_host_memory_holds_loading_or_offloaded_state() -> None:
 
 
 def test_checkpoints_hold_weights_state_and_a_drifted_reference() -> None:
-    full = Setup("mixed", 8, 8, 1)
+    full = of_length("mixed", 8)
     assert checkpoint_bytes(BIG, full, False) == 12 * BIG.parameters
     assert checkpoint_bytes(BIG, full, True) == 16 * BIG.parameters
     lora = replace(full, lora_rank=16)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from grpo_api.model import ModelSpec
-from grpo_planner import catalogue, products
-from grpo_planner.architecture import resolve
-from grpo_planner.config_file import ConfigUnreadable, fetch_config, local_config, read_config
-from grpo_planner.result import PlanReason, PlanRefused
+from grpo_cli.config_file import ConfigUnreadable, fetch_config, local_config, read_config
+from grpo_planner.hardware import products
+from grpo_planner.model import catalogue
+from grpo_planner.model.architecture import resolve
+from grpo_planner.result import PlanReason, SpecRejected
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -45,9 +46,9 @@ def test_names_are_found_in_the_catalogue(name: str, known: str) -> None:
 
 @pytest.mark.parametrize("name", ["my/llama", "Qwen/Qwen2.5-0.75B", "qwen3-40b"])
 def test_other_names_are_not(name: str) -> None:
-    with pytest.raises(PlanRefused, match=r"set spec\.model\.parameters") as refused:
+    with pytest.raises(SpecRejected, match=r"set spec\.model\.parameters") as rejected:
         resolve(model(name))
-    assert refused.value.reason == PlanReason.UNKNOWN_MODEL
+    assert rejected.value.reason == PlanReason.UNKNOWN_MODEL
 
 
 def test_the_nearest_source_wins() -> None:
@@ -86,8 +87,8 @@ def test_configs_of_other_families() -> None:
     assert periodic.full_attention_layers == 4
 
 
-def test_a_config_of_something_else_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="num_attention_heads"):
+def test_a_config_of_something_else_is_rejected() -> None:
+    with pytest.raises(SpecRejected, match="num_attention_heads"):
         resolve(model("x"), {"model_type": "resnet"})
 
 
@@ -101,10 +102,10 @@ def test_configs_are_read_from_folders_and_the_cache(tmp_path: Path, monkeypatch
     snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("[]")
-    with pytest.raises(ConfigUnreadable, match="no JSON object"):
+    with pytest.raises(ConfigUnreadable, match="is not a JSON object"):
         local_config("a/b")
     (snapshot / "config.json").write_text("{")
-    with pytest.raises(ConfigUnreadable, match="no JSON"):
+    with pytest.raises(ConfigUnreadable, match="is not JSON"):
         local_config("a/b")
     with pytest.raises(ConfigUnreadable, match="No such file"):
         read_config(tmp_path / "nowhere")

@@ -1,18 +1,19 @@
 """Properties that every plan has, on random jobs and clusters.
 
-Exists because a planner has too many inputs to enumerate: more memory never hurts, more completions never save, order
-and repetition change nothing, and what is chosen fits.
+A planner has too many inputs to enumerate: more memory never hurts, more completions never save, order and repetition
+change nothing, and what is chosen fits.
 """
 
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import fields, replace
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
-from grpo_planner import Inventory, Node, catalogue, plan_job
-from grpo_planner.memory import Setup, predict
+from grpo_planner import Inventory, Node, plan_job
+from grpo_planner.memory import Predictor, Setup, ZeroStage, predict
+from grpo_planner.model import catalogue
 from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
 
 MODELS = st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"])
@@ -45,15 +46,25 @@ def jobs(draw: st.DrawFn) -> GRPOJobSpec:
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
     """Any combination that the memory model is asked about."""
-    stages: list[Literal[0, 2, 3]] = [0, 2, 3]
+    stages: list[ZeroStage] = [0, 2, 3]
     zero = draw(st.sampled_from(stages))
     return Setup(
-        draw(st.sampled_from(["bfloat16", "mixed", "float32"])), draw(st.integers(1, 4096)),
-        draw(st.integers(1, 4096)), draw(st.integers(1, 16)), draw(st.integers(1, 8)), draw(st.integers(1, 64)),
-        draw(st.sampled_from([2, 4, 8])), zero, draw(st.booleans()) and zero > 0, draw(st.sampled_from([0, 16])),
-        False, draw(st.booleans()), draw(st.booleans()),
-        draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])), draw(st.booleans()),
-    )  # fmt: skip
+        precision=draw(st.sampled_from(["bfloat16", "mixed", "float32"])),
+        prompt=draw(st.integers(1, 4096)),
+        completion=draw(st.integers(1, 4096)),
+        micro_batch=draw(st.integers(1, 16)),
+        accumulation=draw(st.sampled_from([1, 2, 8])),
+        generation_batch=draw(st.integers(1, 64)),
+        world=draw(st.sampled_from([2, 4, 8])),
+        zero=zero,
+        offload=draw(st.booleans()) and zero > 0,
+        lora_rank=draw(st.sampled_from([0, 16])),
+        eight_bit=draw(st.booleans()) and not zero,
+        checkpointing=draw(st.booleans()),
+        gather=draw(st.booleans()),
+        reference=draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])),
+        scores_old_policy=draw(st.booleans()),
+    )
 
 
 @QUICK
@@ -124,3 +135,14 @@ def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
     ):
         after = predict(shape, more).phases
         assert all(after[name] >= before[name] for name in before), (more, before, after)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(setups(), min_size=2, max_size=8), st.sampled_from(sorted(catalogue.shapes())))
+def test_terms_kept_for_one_setup_are_right_for_the_next(asked: list[Setup], name: str) -> None:
+    """Neighbours that differ in one setting are what a key without that setting would confuse."""
+    shape = catalogue.shapes()[name]
+    asked += [replace(asked[0], **{field.name: getattr(asked[1], field.name)}) for field in fields(Setup)]
+    predictor = Predictor(shape)
+    for setup in asked:
+        assert predictor.predict(setup) == predict(shape, setup)

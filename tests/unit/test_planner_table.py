@@ -1,6 +1,6 @@
 """The generated table against what an expert would do, and every example planned.
 
-Exists so that a change of the memory or time model that moves a plan is seen and argued for here.
+A change of the memory or time model that moves a plan is seen and argued for here.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ EXPERT = {
     ("8 × 8 × H200", "32B"): ("Full", "Sharded", 3, "None"),
     ("7 MIG slices of 10 GB", "7B"): ("LoRA", "Adapter", 3, "None"),
 }
-REFUSED = {
+REJECTED = {
     ("1 × T4", "7B"): PlanReason.OUT_OF_DEVICE_MEMORY,
     ("1 × H100", "70B"): PlanReason.OUT_OF_DEVICE_MEMORY,
     ("shared GPUs", "1B"): PlanReason.NO_GPUS,
@@ -50,8 +50,8 @@ def test_the_plan_is_an_experts(case: tuple[str, str], expected: tuple[str, str,
     assert (chosen.method, chosen.strategy, chosen.zero_stage, chosen.offload) == expected
 
 
-@pytest.mark.parametrize(("case", "reason"), REFUSED.items(), ids=lambda value: " ".join(map(str, value)))
-def test_what_cannot_run_is_refused(case: tuple[str, str], reason: PlanReason) -> None:
+@pytest.mark.parametrize(("case", "reason"), REJECTED.items(), ids=lambda value: " ".join(map(str, value)))
+def test_what_cannot_run_is_rejected(case: tuple[str, str], reason: PlanReason) -> None:
     answer = plan_job(spec(model(case[1])), cluster(case[0]))
     assert not answer.feasible
     assert answer.reason == reason

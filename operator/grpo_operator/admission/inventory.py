@@ -19,7 +19,6 @@ from .resources import Amounts, amounts, pod_requests, quantity
 
 NVIDIA, AMD = GPU_TAINTS
 MIG_PREFIX = "nvidia.com/mig-"
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ layers, torch's non-reentrant checkpointing; each coefficient was read off fake-
 changing one width at a time (docs/memory-model.md). All results are bytes on one GPU.
 """
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from .setup import Setup
 
 
@@ -50,6 +50,7 @@ def saved_adapters(shape: Shape, setup: Setup) -> float:
     """Per token: the adapters' inner values, and the attention output's cast for its adapter under autocast."""
     if not setup.lora:
         return 0
+    # One per linear map: query, key, value, output, gate, up and down, four where some are fused.
     inner_values = setup.compute_bytes * setup.lora_rank * (4 if shape.fused else 7)
     return inner_values + (2 * shape.query if setup.compute_bytes == 2 else 0)
 

@@ -3,12 +3,13 @@
 The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed, not measured").
 """
 
-from ..shapes import Shape
+from grpo_api.base import GIB, MIB
+
+from ..model.shapes import Shape
 from .phases import Prediction
 from .setup import Setup
 from .states import optimizer_state, trained_parameters
 
-GIB = 2**30
 CONTEXT = round(0.55 * GIB)
 """CUDA context with the kernels of torch and cuBLAS."""
 COMMUNICATOR = round(0.4 * GIB)
@@ -17,17 +18,10 @@ FRAGMENTATION = 0.04
 """Share of what comes and goes that the caching allocator can't reuse, with expandable segments."""
 MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
 """Share of the allocated bytes kept free, by where the shape came from."""
-TORCH_SHARE, TORCH_RESERVE = 0.996, round(0.4 * GIB)
-"""torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
 PROCESS = round(3 * GIB)
 """Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
 CPU_PROCESS = GIB
 """The same without CUDA."""
-
-
-def usable_bytes(memory_mib: int) -> int:
-    """Bytes that torch sees on a GPU whose label says `memory_mib`."""
-    return max(0, round(memory_mib * 2**20 * TORCH_SHARE) - TORCH_RESERVE)
 
 
 def device_bytes(prediction: Prediction, world: int, margin: float) -> int:
@@ -51,6 +45,11 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     if setup.reference == "Offload":
         reference = whole / setup.world if setup.zero == 3 else whole
     return round(processes * (PROCESS + max(loading, state) + reference))
+
+
+def whole_mib(count: int) -> int:
+    """Bytes rounded up to whole MiB: a pod's request then reads well, and the scheduler's sums of it are exact."""
+    return -(-count // MIB) * MIB
 
 
 def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> int:

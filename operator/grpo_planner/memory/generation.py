@@ -4,7 +4,7 @@ Sources: transformers 5.23 (DynamicCache, sliding-window layers), TRL 1.16 (unwr
 ZeRO-3). All results are bytes on one GPU.
 """
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from .activations import cast_cache, inner
 from .setup import Setup
 from .states import live_parameters

@@ -4,7 +4,7 @@ Source: trl.kernels.chunked_logprob (TRL 1.16): tiles of 4096 tokens by 32768 wo
 All results are bytes on one GPU.
 """
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from .setup import Setup
 
 TILE_TOKENS = 4096

@@ -1,12 +1,12 @@
 """Predictor: the peak of each phase of a GRPO step, from the terms of the memory model.
 
-Exists to say which terms are live together; the terms themselves are in the modules beside. Called for every
-candidate plan, thousands for one job, so what does not depend on the extent is kept.
+The terms are in the modules beside; here is which of them are live together. One plan asks for thousands of predictions
+that differ in a setting or two, so what settings share is worked out once.
 """
 
 from dataclasses import dataclass
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from . import activations as act
 from . import generation, head, states
 from .setup import Setup
@@ -37,9 +37,9 @@ class Prediction:
         return self.peak - self.static
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """States, in bytes; the same for all sizes of a micro-batch that are accumulated."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """What lives from step to step, and what comes of it during a step; the same for all sizes of a micro-batch."""
 
     static: float
     """What is live between phases."""
@@ -53,9 +53,9 @@ class Held:
     """What the optimizer's step adds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """What the passes over one micro-batch hold beside states and gradients, in bytes; the same for all extents."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassBytes:
+    """What the passes over one micro-batch add to states and gradients; the same for any number of processes."""
 
     forward: float
     """All saved activations beside the highest temporaries."""
@@ -79,47 +79,51 @@ class Predictor:
     def __init__(self, shape: Shape, resident: int = 0) -> None:
         """`resident` is what reward models take on the GPU, in bytes."""
         self._shape, self._resident = shape, resident
-        self._held: dict[tuple[object, ...], Held] = {}
-        self._passes: dict[tuple[object, ...], Passes] = {}
+        self._states: dict[tuple[object, ...], StateBytes] = {}
+        self._passes: dict[tuple[object, ...], PassBytes] = {}
         self._generation: dict[tuple[object, ...], float] = {}
 
     def floor(self, setup: Setup) -> Prediction:
-        """What the passes alone hold: less than any setup with the same sequences, precision and adapter needs."""
+        """What the passes alone take: less than any setup with the same sequences, precision and adapter."""
         passes = self._passes_of(setup)
         least = max(passes.forward, passes.at_head, passes.at_embedding, self._generation_of(setup))
         return Prediction({"backward": round(least)}, 0)
 
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
-        shape, passes, held = self._shape, self._passes_of(setup), self._held_of(setup)
-        live, waiting = held.live, held.gradients if setup.accumulates or setup.partitions else 0
-        static = held.static + self._resident
+        shape, passes, state = self._shape, self._passes_of(setup), self._states_of(setup)
+        # A first micro-batch without ZeRO finds no gradients; partitions and accumulated ones are there before it.
+        waiting = state.gradients if setup.accumulates or setup.partitions else 0
+        static = state.static + self._resident
         generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
         peaks = {
-            "load": held.loading,
+            "load": state.loading,
             "generate": max(generated, scoring),
-            "reference": live + reference_peak(shape, setup, passes),
-            "forward": live + waiting + passes.forward,
-            "backward": live + backward_peak(shape, setup, passes, waiting, held.gradients),
-            "step": held.step,
+            "reference": state.live + reference_peak(shape, setup, passes),
+            "forward": state.live + waiting + passes.forward,
+            "backward": state.live + backward_peak(shape, setup, passes, waiting, state.gradients),
+            "step": state.step,
         }
         return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
 
-    def _held_of(self, setup: Setup) -> Held:
+    # Each key has the settings that its terms depend on, and no others: with one too few another setup's number is
+    # taken, with one too many the same number is worked out again.
+
+    def _states_of(self, setup: Setup) -> StateBytes:
         key = (
             setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.eight_bit, setup.reference,
             setup.accumulates,
         )  # fmt: skip
-        if key not in self._held:
-            self._held[key] = held_by(self._shape, setup)
-        return self._held[key]
+        if key not in self._states:
+            self._states[key] = state_bytes(self._shape, setup)
+        return self._states[key]
 
-    def _passes_of(self, setup: Setup) -> Passes:
+    def _passes_of(self, setup: Setup) -> PassBytes:
         key = (
             setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.checkpointing,
         )  # fmt: skip
         if key not in self._passes:
-            self._passes[key] = passes_of(self._shape, setup)
+            self._passes[key] = pass_bytes(self._shape, setup)
         return self._passes[key]
 
     def _generation_of(self, setup: Setup) -> float:
@@ -134,49 +138,61 @@ def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> 
     return Predictor(shape, resident).predict(setup, scoring)
 
 
-def held_by(shape: Shape, setup: Setup) -> Held:
+def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
     """The states of a setup."""
     static, gradients = states.static(shape, setup), states.gradients(shape, setup)
-    return Held(
+    return StateBytes(
         static=static,
+        # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
         loading=max(states.loading(shape, setup) - static, states.first_gradients(shape, setup)),
         live=states.live_parameters(shape, setup),
         gradients=gradients,
+        # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all of them.
         step=states.step_buffers(shape, setup) if setup.zero else gradients,
     )
 
 
-def passes_of(shape: Shape, setup: Setup) -> Passes:
-    """The passes of one micro-batch."""
+def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
+    """The passes over one micro-batch."""
     mask, saved, stream = act.mask(setup), act.saved(shape, setup), act.checkpoint(shape, setup)
     layer, head_forward = act.layer_backward(shape, setup), head.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     cached = casts if setup.checkpointing else 0
+    # The first matrix whose gradient a layer's backward pass makes, while the layer's activations are still all there.
     down = 0 if setup.lora else shape.hidden * shape.intermediate * setup.weight_bytes
+    # A checkpointed layer is run again with all that it saves. Otherwise that is in `saved`, and only the temporaries
+    # and the gradient of the residual stream are new.
     top = layer if setup.checkpointing else act.backward_transient(shape, setup) + stream
-    return Passes(
+    return PassBytes(
         forward=saved + mask + max(head_forward, act.forward_transient(shape, setup)) + cached,
         scoring=mask + max(act.no_grad_transient(shape, setup), stream + head_forward),
         casts=casts,
         at_head=saved + mask + head.backward_peak(shape, setup),
         at_top=down + mask + saved + top,
+        # The layers above have given their activations back; a checkpoint of this one is still there while it runs.
         at_bottom=mask + layer + (stream if setup.checkpointing else 0),
         at_embedding=stream + mask,
     )
 
 
-def reference_peak(shape: Shape, setup: Setup, passes: Passes) -> float:
+def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
     """A pass without gradients, by the reference or by the policy itself; 0 when there is neither."""
     own_pass = setup.scores_old_policy
     if setup.reference == "None" and not own_pass:
         return 0
+    # A Sharded reference is an engine of its own: its gathered modules come beside the policy's.
     live = states.live_parameters(shape, setup) if setup.reference == "Sharded" else 0
     return live + states.visiting_reference(shape, setup) + passes.scoring + (passes.casts if own_pass else 0)
 
 
-def backward_peak(shape: Shape, setup: Setup, passes: Passes, waiting: float, all_gradients: float) -> float:
+def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float, all_gradients: float) -> float:
     """The highest of four moments: the head's backward, the top layer's, the bottom layer's, the embedding's.
+
+    From the top down activations go and gradients come, so the peak is at an end: at the top where activations weigh
+    more (many tokens), at the bottom where gradients do (a big model without ZeRO). Which gradients are there depends
+    on the micro-batch. In a first one without ZeRO ("fresh") each is made and stays. Later ones, and partitions, are
+    added to: a new gradient lives only until it is added, so there is one at a time beside those that wait.
 
     Args:
         shape: the policy's shape.
@@ -184,18 +200,25 @@ def backward_peak(shape: Shape, setup: Setup, passes: Passes, waiting: float, al
         passes: its passes.
         waiting: gradients that were there before this micro-batch.
         all_gradients: all gradients of this rank once the micro-batch is over.
+
+    Returns:
+        Bytes beside states and gathered parameters.
     """
     matrix = 0 if setup.lora else setup.weight_bytes
     fresh = not (setup.accumulates or setup.partitions)
     head_gradient = shape.head * matrix
+    # A tied matrix gets its gradient in two parts: the head's waits through all layers for the embedding's.
     tied = head_gradient if shape.tied else 0
     down = shape.hidden * shape.intermediate * matrix
     if fresh:
+        # At the bottom layer all but two are made: the input embedding's, unless it is the head's, and the rest of the
+        # layer's own after its down projection.
         later = 0 if shape.tied else head_gradient
         rest = shape.layer_matrices * matrix - down
         done = all_gradients - later - rest
     else:
         done = waiting + down + tied
+    # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the one it is added to.
     pending = tied + (0 if fresh else head_gradient)
     return max(
         waiting + passes.at_head,

@@ -4,7 +4,7 @@ Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16; the Z
 storages of the real DeepSpeed engine on two gloo ranks. All results are bytes on one GPU.
 """
 
-from ..shapes import Shape
+from ..model.shapes import Shape
 from .setup import Setup
 
 MAX_LIVE_PARAMETERS = 1_000_000_000
@@ -108,7 +108,7 @@ def permanent_gradients(shape: Shape, setup: Setup) -> float:
 def reduction_buckets(shape: Shape, setup: Setup) -> float:
     """ZeRO's reduce bucket of hidden**2 elements (transformers' `auto`), two of them in ZeRO-2; DDP's flat buckets.
 
-    DDP holds one more copy of all gradients, as gradient_as_bucket_view is off by default.
+    DDP keeps one more copy of all gradients, as gradient_as_bucket_view is off by default.
     """
     if setup.zero:
         return 0 if setup.lora else shape.hidden**2 * setup.weight_bytes * (2 if setup.zero == 2 else 1)
@@ -116,7 +116,10 @@ def reduction_buckets(shape: Shape, setup: Setup) -> float:
 
 
 def live_parameters(shape: Shape, setup: Setup) -> float:
-    """Parameters that ZeRO-3 holds gathered while it computes: at most all, else MAX_LIVE and one more module."""
+    """Parameters that ZeRO-3 keeps gathered while it computes: at most all, else MAX_LIVE_PARAMETERS and a module more.
+
+    The module that is computing comes on top of the limit: DeepSpeed checks before it gathers the next.
+    """
     if setup.zero != 3:
         return 0
     return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.largest_module)

@@ -1,6 +1,6 @@
 """The inventory as users write it: `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`.
 
-Exists so that `grpo plan` needs no cluster. Strict like the job itself: unknown fields are refused. Used by grpo_cli.
+With it a job is planned without a cluster. Strict like the job itself: an unknown field is an error.
 """
 
 import re
@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from grpo_api.base import Model, dotted
+from grpo_api.base import GIB, Model, dotted
 
 from .inventory import Inventory, Node
 
-GIB = 2**30
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that `--gpus` assumes."""
 DEFAULT_CPU = 16
@@ -20,7 +19,7 @@ DEFAULT_CPU = 16
 
 
 class NodeGroup(Model):
-    """So many alike nodes."""
+    """So many nodes of one kind."""
 
     count: Annotated[int, Field(ge=0, le=100_000)] = 1
     """Nodes of this kind."""
@@ -44,7 +43,7 @@ class InventoryFile(Model):
 
 
 class InventoryInvalid(ValueError):
-    """An inventory file that its types refuse; the message has one line per wrong field."""
+    """An inventory that is not written as it must be; the message names every wrong field."""
 
 
 def parse_inventory(document: Any) -> Inventory:
@@ -69,7 +68,9 @@ def parse_gpus(text: str) -> Inventory:
     """
     match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,2})x(\S+)", text)
     if not match:
-        raise InventoryInvalid(f"{text!r} is no list of GPUs; write 8xNVIDIA-L4, or 4x8xNVIDIA-H200 for 4 nodes of 8")
+        raise InventoryInvalid(
+            f"{text!r} does not say which GPUs; write 8xNVIDIA-L4, or 4x8xNVIDIA-H200 for 4 nodes of 8"
+        )
     gpus = int(match[2])
     group = NodeGroup(
         count=int(match[1] or 1), gpu_product=match[3], gpus_per_node=gpus,

@@ -1,6 +1,6 @@
 """Finds the shape of the job's model: from its config.json, the spec, the catalogue or its declared size.
 
-Exists to keep the order of trust in one place, and to say in the plan which of them was used. Called by plan.plan_job.
+That is also the order of trust: the nearest source wins, and the plan says which one it was.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from typing import Any, Literal
 from grpo_api.base import format_parameters, parameter_count
 from grpo_api.model import Architecture, ModelSpec
 
+from ..result import PlanReason, SpecRejected
 from . import catalogue
-from .result import PlanReason, PlanRefused
 from .shapes import Shape
 
 Source = Literal["Exact", "Catalogue", "Estimated"]
@@ -20,7 +20,7 @@ TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedModel:
     """A shape, where it came from, and what the user should know about that."""
 
     shape: Shape
@@ -33,49 +33,49 @@ class Resolved:
         return format_parameters(self.shape.parameters)
 
 
-def resolve(model: ModelSpec, config: Mapping[str, Any] | None = None) -> Resolved:
+def resolve(model: ModelSpec, config: Mapping[str, Any] | None = None) -> ResolvedModel:
     """The shape of spec.model; `config` is its config.json where the caller could read it.
 
     Raises:
-        PlanRefused: the model is unknown and no size is declared.
+        SpecRejected: the model is unknown and no size is declared.
     """
     if config is not None:
-        return Resolved(from_config(config), "Exact")
+        return ResolvedModel(from_config(config), "Exact")
     if model.architecture is not None:
-        return Resolved(from_architecture(model.architecture), "Exact")
+        return ResolvedModel(from_architecture(model.architecture), "Exact")
     return by_name_and_size(model.name, model.parameters, "spec.model")
 
 
-def by_name_and_size(name: str, parameters: str | None, path: str) -> Resolved:
+def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedModel:
     """The catalogue's shape of a name, unless a size is declared that contradicts it; else the nearest to that size.
 
     Raises:
-        PlanRefused: the catalogue has no such name and no size is declared; `path` names the field to set.
+        SpecRejected: the catalogue has no such name and no size is declared; `path` names the field to set.
     """
     known, count = catalogue.lookup(name), parameter_count(parameters) if parameters else 0
     if known and (not count or abs(known.parameters / count - 1) <= TOLERANCE):
-        return Resolved(known, "Catalogue")
+        return ResolvedModel(known, "Catalogue")
     if not count:
-        raise PlanRefused(
+        raise SpecRejected(
             PlanReason.UNKNOWN_MODEL,
             f"{path}.name {name!r} is not in the built-in catalogue and its config.json is not at hand: "
             f"set {path}.parameters, such as 494M or 1.24B",
         )
     near, shape = catalogue.nearest_dense(count)
-    return Resolved(shape, "Estimated", f"{name}: shape estimated from {parameters} parameters as that of {near}")
+    return ResolvedModel(shape, "Estimated", f"{name}: shape estimated from {parameters} parameters as that of {near}")
 
 
 def from_architecture(given: Architecture) -> Shape:
     """The shape of spec.model.architecture."""
     return Shape(
-        given.hidden_size,
-        given.layers,
-        given.attention_heads,
-        given.key_value_heads or given.attention_heads,
-        given.head_dim or given.hidden_size // given.attention_heads,
-        given.intermediate_size,
-        given.vocab_size,
-        given.tie_word_embeddings,
+        hidden=given.hidden_size,
+        layers=given.layers,
+        heads=given.attention_heads,
+        kv_heads=given.key_value_heads or given.attention_heads,
+        head_dim=given.head_dim or given.hidden_size // given.attention_heads,
+        intermediate=given.intermediate_size,
+        vocab=given.vocab_size,
+        tied=given.tie_word_embeddings,
     )
 
 
@@ -83,7 +83,7 @@ def from_config(config: Mapping[str, Any]) -> Shape:
     """The shape in a Hugging Face config.json; the language model's, where the file nests it in `text_config`.
 
     Raises:
-        PlanRefused: a width is missing, so it is no config of a decoder.
+        SpecRejected: a width is missing, so it is not the config of a decoder.
     """
     text: Mapping[str, Any] = config.get("text_config") or config
     kind = text.get("model_type", "")
@@ -91,16 +91,14 @@ def from_config(config: Mapping[str, Any]) -> Shape:
         heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
         experts = _experts(text)
         return Shape(
-            hidden,
-            int(text["num_hidden_layers"]),
-            heads,
-            int(text.get("num_key_value_heads") or heads),
-            int(text.get("head_dim") or hidden // heads),
-            int(text.get("moe_intermediate_size") or text["intermediate_size"])
-            if experts
-            else int(text["intermediate_size"]),
-            int(text["vocab_size"]),
-            bool(text.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
+            hidden=hidden,
+            layers=int(text["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(text.get("num_key_value_heads") or heads),
+            head_dim=int(text.get("head_dim") or hidden // heads),
+            intermediate=int((experts and text.get("moe_intermediate_size")) or text["intermediate_size"]),
+            vocab=int(text["vocab_size"]),
+            tied=bool(text.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
             qkv_bias=kind == "qwen2" or bool(text.get("attention_bias")),
             qk_norm=kind in QK_NORM,
             fused=kind in FUSED,
@@ -111,8 +109,9 @@ def from_config(config: Mapping[str, Any]) -> Shape:
             **_window(text),
         )
     except KeyError as missing:
-        raise PlanRefused(
-            PlanReason.UNKNOWN_MODEL, f"config.json has no {missing}: it is no config of a decoder-only language model"
+        raise SpecRejected(
+            PlanReason.UNKNOWN_MODEL,
+            f"config.json has no {missing}: it is not the config of a decoder-only language model",
         ) from None
 
 

@@ -4,11 +4,10 @@ Sources: FLOPs as 2 * parameters * tokens (Kaplan et al. 2020) and attention; ri
 bound by memory or by kernel launches. docs/memory-model.md lists the assumptions. All results are seconds.
 """
 
-from .memory.setup import Setup
-from .memory.states import trained_parameters
-from .pools import Layout
-from .products import NETWORK_GB_PER_S, Product
-from .shapes import Shape
+from ..hardware.products import NETWORK_GB_PER_S, Product
+from ..memory.setup import Setup
+from ..memory.states import trained_parameters
+from ..model.shapes import Shape
 
 UTILISATION = 0.40
 """Share of the peak FLOP/s that large matrix products reach."""
@@ -48,20 +47,20 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
     return calls * setup.completion * token
 
 
-def link_bytes_per_second(hardware: Product, layout: Layout) -> float:
+def link_bytes_per_second(hardware: Product, nodes: int) -> float:
     """Bandwidth of the slowest link of a ring over the gang."""
-    link = hardware.link if layout.nodes == 1 else min(hardware.link, NETWORK_GB_PER_S)
+    link = hardware.link if nodes == 1 else min(hardware.link, NETWORK_GB_PER_S)
     return link * GIGA * LINK_EFFICIENCY
 
 
-def communication_seconds(shape: Shape, setup: Setup, hardware: Product, layout: Layout) -> float:
+def communication_seconds(shape: Shape, setup: Setup, hardware: Product, nodes: int) -> float:
     """All-reduce of gradients once per step; ZeRO-3 also gathers weights twice per micro-batch and for the reference.
 
     Half of ZeRO-3's traffic overlaps with computing. Without gather, generation gathers the model for every token.
     """
     share = (setup.world - 1) / setup.world
     gradients = 2 * trained_parameters(shape, setup) * share
-    link = link_bytes_per_second(hardware, layout)
+    link = link_bytes_per_second(hardware, nodes)
     if setup.zero != 3:
         return 2 * gradients / link
     model = setup.weight_bytes * shape.parameters * share
@@ -81,19 +80,19 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
     return seconds
 
 
-def step_seconds(shape: Shape, setup: Setup, hardware: Product, layout: Layout, calls: float) -> float:
+def step_seconds(shape: Shape, setup: Setup, hardware: Product, nodes: int, calls: float) -> float:
     """Time of one optimizer step.
 
     Args:
         shape: the policy's shape.
         setup: the run's settings.
         hardware: the GPU.
-        layout: the gang's extent.
+        nodes: nodes that the gang runs on.
         calls: calls of generate per optimizer step; below 1 where one batch feeds several steps.
     """
     return (
         compute_seconds(shape, setup, hardware)
         + generation_seconds(shape, setup, hardware, calls)
-        + communication_seconds(shape, setup, hardware, layout)
+        + communication_seconds(shape, setup, hardware, nodes)
         + offload_seconds(shape, setup)
     )

@@ -1,6 +1,6 @@
 """Reads a model's config.json: from its folder, from the hub's cache on this machine, or, when allowed, from the hub.
 
-Exists as the planner's only edge to the world; everything else here is pure. Used by grpo_cli and the operator.
+The planner itself reads nothing: what a plan depends on is handed to it.
 """
 
 import json
@@ -26,7 +26,7 @@ def local_config(model: str) -> dict[str, Any] | None:
     """The config.json of a model folder, or of a hub id in this machine's cache; None if there is none.
 
     Raises:
-        ConfigUnreadable: the file is there and is no JSON object.
+        ConfigUnreadable: the file is there and is not a JSON object.
     """
     path = Path(model) / "config.json"
     if not path.is_file():
@@ -77,12 +77,12 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ConfigUnreadable: it is none.
+        ConfigUnreadable: the data is something else.
     """
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise ConfigUnreadable(f"{where} is no JSON: {error}") from error
+        raise ConfigUnreadable(f"{where} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigUnreadable(f"{where} holds no JSON object")
+        raise ConfigUnreadable(f"{where} is not a JSON object")
     return found

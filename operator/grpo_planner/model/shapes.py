@@ -1,14 +1,13 @@
 """The shape of a decoder-only transformer and the parameter counts that follow from it.
 
-Exists because every term of the memory model is a function of these few widths. Shapes come from config.json
-(architecture.py), from the catalogue or from a declared size.
+Every term of the memory model is a function of these few widths.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """Widths and switches of a dense (or mixture-of-experts) decoder; names follow Hugging Face's config.json."""
 

@@ -1,18 +1,18 @@
 """What the planner may use: nodes with their GPUs, host memory and CPUs, free and in all.
 
-Exists so that the planner needs no cluster: the operator reads Nodes and Pods into it, `grpo plan` reads a file into
-it (inventory_file.py). Node selector and tolerations of the job have been applied by whoever builds it.
+The operator reads Nodes and Pods into it, `grpo plan` a file; the planner sees no cluster. Whoever builds it has
+applied the job's node selector and tolerations.
 """
 
 from dataclasses import dataclass, replace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node, or `count` nodes that are alike in everything."""
+    """One node, or `count` nodes that are the same in everything."""
 
     name: str = ""
-    """Name for messages; empty for a group of alike nodes."""
+    """Name for messages; empty for a group of nodes."""
     gpu_product: str = ""
     """`nvidia.com/gpu.product` label (or AMD's product name); empty when unknown."""
     gpu_memory_mib: int = 0
@@ -59,5 +59,5 @@ class Inventory:
 
     @property
     def emptied(self) -> "Inventory":
-        """The same nodes with nothing running on them: what the cluster could hold at all."""
+        """The same nodes with nothing running on them: what the cluster has at all."""
         return replace(self, nodes=tuple(node.emptied for node in self.nodes))

@@ -1,7 +1,7 @@
 """GPU products: memory, speed and bfloat16 of the card that a label names.
 
-Exists because labels carry a name and at best MiB, while the plan needs to know how fast and how capable a card is.
-The data is products.yaml. Used by pools.py.
+A node's labels carry a name and at best MiB, while a plan must know how fast and how capable a card is. The data is
+products.yaml.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,16 @@ from importlib.resources import files
 
 import yaml
 
+from grpo_api.base import GIB, MIB
+
 NETWORK_GB_PER_S = 50.0
 """Bandwidth between nodes per GPU and direction, of a 400 Gbit/s network card; an assumption."""
 
+TORCH_SHARE, TORCH_RESERVE = 0.996, round(0.4 * GIB)
+"""torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """What is known of one kind of GPU."""
 
@@ -32,7 +37,7 @@ class Product:
     """False when the numbers are guesses for an unknown product."""
 
 
-UNKNOWN = Product(0, 100, 600, 25, True, known=False)
+UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, bfloat16=True, known=False)
 """A modest data-centre card, for labels that the table doesn't have."""
 
 
@@ -40,14 +45,20 @@ UNKNOWN = Product(0, 100, 600, 25, True, known=False)
 def table() -> dict[str, Product]:
     """All products by the beginning of their label."""
     rows = yaml.safe_load(files(__package__).joinpath("products.yaml").read_text(encoding="utf-8"))
-    return {name: Product(*row) for name, row in rows.items()}
+    columns = ("memory_mib", "teraflops", "bandwidth", "link", "bfloat16")
+    return {name: Product(**dict(zip(columns, row, strict=True))) for name, row in rows.items()}
 
 
 @cache
 def lookup(label: str) -> Product:
-    """The product with the longest name that the label begins with; UNKNOWN without one.
+    """The product whose name is the longest that the label begins with; UNKNOWN without one.
 
-    The match ends at a word: `NVIDIA-A10` is no beginning of `NVIDIA-A100-SXM4-40GB`.
+    The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`.
     """
     found = [name for name in table() if label == name or label.startswith(f"{name}-")]
     return table()[max(found, key=len)] if found else UNKNOWN
+
+
+def usable_bytes(memory_mib: int) -> int:
+    """Bytes that torch sees on a GPU whose label says `memory_mib`."""
+    return max(0, round(memory_mib * MIB * TORCH_SHARE) - TORCH_RESERVE)

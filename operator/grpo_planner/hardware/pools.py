@@ -1,7 +1,7 @@
-"""Pools: nodes with the same GPU, and which gangs they can hold.
+"""Pools: nodes with the same GPU, and the places that they have for gangs.
 
-Exists because a gang runs on one kind of GPU, and because a thousand nodes must be looked at once, not per candidate.
-Used by search.py.
+A gang runs on one kind of GPU, and a thousand nodes must be looked at once, not once per candidate: a pool sorts its
+nodes by what they give, and keeps every answer.
 """
 
 from bisect import bisect_left
@@ -10,31 +10,18 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from grpo_api.base import quantity_bytes
+from grpo_api.base import MIB, quantity_bytes
 from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
 
+from ..words import plural
 from .inventory import Inventory, Node
-from .memory.device import usable_bytes
-from .products import Product, lookup
+from .products import Product, lookup, usable_bytes
 
 BFLOAT16_CAPABILITY = (8, 0)
 """CUDA compute capability from which tensor cores multiply bfloat16."""
 
-Key = tuple[str, int, bool, str, tuple[tuple[str, str], ...]]
-"""What makes GPUs alike: product, MiB, bfloat16, resource and node selector."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A gang's extent: pods, one per node, and GPUs of each."""
-
-    nodes: int
-    per_node: int
-
-    @property
-    def world(self) -> int:
-        """Processes of the gang, one per GPU."""
-        return self.nodes * self.per_node
+Kind = tuple[str, int, bool, str, tuple[tuple[str, str], ...]]
+"""What makes two nodes' GPUs the same: product, MiB, bfloat16, resource and node selector."""
 
 
 class Room(NamedTuple):
@@ -47,7 +34,7 @@ class Room(NamedTuple):
     """Cores."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Pool:
     """Nodes with the same GPU."""
 
@@ -58,8 +45,10 @@ class Pool:
     resource: str
     selector: tuple[tuple[str, str], ...]
     rooms: tuple[tuple[Room, int], ...]
-    """What its nodes have to give, and how many nodes give just that."""
-    _layouts: dict[tuple[int, int | None, float | None], Layout | None] = field(default_factory=dict, repr=False)
+    """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a handful of rooms."""
+    _places: dict[tuple[int, int | None, float | None, int | None], "Place | None"] = field(
+        default_factory=dict, repr=False
+    )
     _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -72,40 +61,68 @@ class Pool:
         """GPUs of all nodes."""
         return sum(room.gpus * count for room, count in self.rooms)
 
-    def layout(self, world: int, nodes: int | None, cpu: float | None) -> Layout | None:
-        """The extent of `world` processes on as few nodes as can be, or on exactly `nodes`; None if they don't fit.
+    def place(self, world: int, nodes: int | None, cpu: float | None, memory: int | None) -> "Place | None":
+        """Where `world` processes run on as few nodes as can be, or on exactly `nodes`; None if there is no room.
 
         Args:
-            world: processes.
+            world: processes, one per GPU.
             nodes: exact number of nodes, None for the fewest.
             cpu: cores of one pod, None for the default.
+            memory: host memory that one pod asks for in bytes, None for all that its node has.
         """
-        key = (world, nodes, cpu)
-        if key not in self._layouts:
-            self._layouts[key] = self._layout(*key)
-        return self._layouts[key]
+        key = (world, nodes, cpu, memory)
+        if key not in self._places:
+            self._places[key] = self._place(*key)
+        return self._places[key]
 
-    def _layout(self, world: int, nodes: int | None, cpu: float | None) -> Layout | None:
+    def _place(self, world: int, nodes: int | None, cpu: float | None, memory: int | None) -> "Place | None":
+        # As many GPUs of a node as can be: between nodes a gang is slower.
         for per_node in range(min(world, self.widest), 0, -1):
             count, rest = divmod(world, per_node)
             if rest or (nodes and count != nodes):
                 continue
-            if self.host_room(Layout(count, per_node), cpu) is not None:
-                return Layout(count, per_node)
+            room = self._host_memory(count, per_node, cpu)
+            if room is not None:
+                return Place(self, count, per_node, min(room, memory or room))
         return None
 
-    def host_room(self, layout: Layout, cpu: float | None) -> int | None:
-        """Free host memory of the layout's worst node, taking the roomiest; None if there are too few nodes."""
-        key = (layout.per_node, layout.per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu)
+    def _host_memory(self, nodes: int, per_node: int, cpu: float | None) -> int | None:
+        """Host memory of the worst of the roomiest `nodes` nodes with enough GPUs and cores; None if there are fewer.
+
+        Nodes that qualify are sorted by memory, the roomiest first, with running totals of their number: the worst of
+        the first n is then found by bisection, for any n.
+        """
+        key = (per_node, per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu)
         if key not in self._memory:
             fitting = [
                 (room.memory, count) for room, count in self.rooms if room.gpus >= key[0] and room.cpu >= key[1]
             ]  # fmt: skip
             fitting.sort(reverse=True)
             self._memory[key] = ([size for size, _ in fitting], list(accumulate(count for _, count in fitting)))
-        memory, nodes = self._memory[key]
-        worst = bisect_left(nodes, layout.nodes)
-        return memory[worst] if worst < len(memory) else None
+        sizes, totals = self._memory[key]
+        worst = bisect_left(totals, nodes)
+        return sizes[worst] if worst < len(sizes) else None
+
+
+class Place(NamedTuple):
+    """Where a gang would run: pods, one per node of a pool, with so many GPUs each."""
+
+    pool: Pool
+    nodes: int
+    per_node: int
+    """GPUs, and so processes, of one pod."""
+    host_memory: int
+    """Bytes of host memory that one pod can have."""
+
+    @property
+    def world(self) -> int:
+        """Processes of the gang, one per GPU."""
+        return self.nodes * self.per_node
+
+    @property
+    def name(self) -> str:
+        """`8 x NVIDIA-L4 on 2 nodes`."""
+        return f"{self.world} x {self.pool.label or self.pool.resource} on {plural(self.nodes, 'node')}"
 
 
 def build_pools(
@@ -118,11 +135,12 @@ def build_pools(
         placement: the job's pins.
         emptied: as if nothing ran on the nodes, instead of what is free.
     """
-    groups: dict[Key, dict[Room, int]] = {}
+    groups: dict[Kind, dict[Room, int]] = {}
     left_out: set[str] = set()
     for node in inventory.nodes:
         if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
             continue
+        # The node's own label first: a MIG slice has less memory than the product that it is named after.
         memory = node.gpu_memory_mib or lookup(node.gpu_product).memory_mib or _declared_mib(placement)
         if not memory:
             left_out.add(_unknown_memory(node))
@@ -136,16 +154,19 @@ def build_pools(
             else Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         )
         rooms[room] = rooms.get(room, 0) + node.count
-    pools = [_pool(key, rooms) for key, rooms in groups.items()]
+    pools = [_pool(kind, rooms) for kind, rooms in groups.items()]
     pools.sort(key=lambda pool: (-pool.usable, pool.label, pool.resource, pool.selector))
     return [pool for pool in pools if pool.widest], sorted(left_out)
 
 
-def _pool(key: Key, rooms: dict[Room, int]) -> Pool:
-    """One pool of alike GPUs; nodes that are alike in everything are one entry with a count."""
-    label, memory, bfloat16, resource, selector = key
+def _pool(kind: Kind, rooms: dict[Room, int]) -> Pool:
+    """One pool; nodes that have the same to give are one entry with a count."""
+    label, memory, bfloat16, resource, selector = kind
     hardware = replace(lookup(label), bfloat16=bfloat16)
-    return Pool(label, hardware, usable_bytes(memory), resource, selector, tuple(sorted(rooms.items())))
+    return Pool(
+        label=label, hardware=hardware, usable=usable_bytes(memory), resource=resource, selector=selector,
+        rooms=tuple(sorted(rooms.items())),
+    )  # fmt: skip
 
 
 def _has_bfloat16(node: Node) -> bool:
@@ -157,7 +178,7 @@ def _has_bfloat16(node: Node) -> bool:
 
 def _declared_mib(placement: PlacementSpec) -> int:
     """placement.gpuMemory in MiB, 0 when unset."""
-    return quantity_bytes(placement.gpu_memory) // 2**20 if placement.gpu_memory else 0
+    return quantity_bytes(placement.gpu_memory) // MIB if placement.gpu_memory else 0
 
 
 def _unknown_memory(node: Node) -> str:

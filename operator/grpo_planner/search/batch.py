@@ -1,34 +1,15 @@
 """Splits the global batch of one step over processes, micro-batches and generation calls.
 
-Exists because TRL needs world * per_device_train_batch_size * gradient_accumulation_steps to be exactly one step's
-completions, and an exact resume needs checkpoints on generation boundaries. Used by every planning path.
+TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to be exactly one step's completions, and a
+resume is exact only where no generated batch is half used; both are arithmetic on whole numbers, done here.
 """
-
-from dataclasses import dataclass
 
 from grpo_api.job import GRPOJobSpec
 
-from .result import PlanReason, PlanRefused
+from ..result import PlanReason, SpecRejected
 
-
-@dataclass(frozen=True, slots=True)
-class BatchSplit:
-    """How one step's completions are cut up; all counts are per process except `world`."""
-
-    world: int
-    micro_batch: int
-    gradient_accumulation: int
-    steps_per_generation: int
-
-    @property
-    def once(self) -> bool:
-        """Whether one micro-batch is a process's whole share of a step."""
-        return self.gradient_accumulation == 1
-
-    @property
-    def generation_batch(self) -> int:
-        """Completions that one process generates at a time: TRL's per-device share of generation_batch_size."""
-        return self.micro_batch * self.steps_per_generation
+MOST_SEQUENCES = 16
+"""Largest micro-batch that is tried: beyond it nothing gets faster."""
 
 
 def step_completions(spec: GRPOJobSpec) -> int:
@@ -53,14 +34,18 @@ def divisors(number: int) -> list[int]:
     return small + [number // factor for factor in reversed(small) if factor * factor != number]
 
 
-def split(spec: GRPOJobSpec, world: int, micro_batch: int) -> BatchSplit:
-    """The split of one step over `world` processes with the given micro-batch, which must divide."""
-    accumulation = step_completions(spec) // (world * micro_batch)
-    return BatchSplit(world, micro_batch, accumulation, accumulation * generations_ahead(spec))
+def accumulation(spec: GRPOJobSpec, world: int, micro_batch: int) -> int:
+    """Micro-batches of one optimizer step on each of `world` processes; `world * micro_batch` must divide the step."""
+    return step_completions(spec) // (world * micro_batch)
 
 
-def micro_batches(spec: GRPOJobSpec, world: int, most: int) -> list[int]:
-    """Micro-batch sizes up to `most` that divide one process's share; only the pinned one when it is pinned.
+def generation_share(spec: GRPOJobSpec, world: int) -> int:
+    """Completions that each of `world` processes generates for one generation batch."""
+    return step_completions(spec) // world * generations_ahead(spec)
+
+
+def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:
+    """Micro-batch sizes up to MOST_SEQUENCES that divide one process's share; only the pinned one when it is pinned.
 
     Empty when one step can't be split over `world` processes at all.
     """
@@ -70,11 +55,11 @@ def micro_batches(spec: GRPOJobSpec, world: int, most: int) -> list[int]:
     pinned = spec.training.per_device_train_batch_size
     if pinned is not None:
         return [pinned] if share % pinned == 0 else []
-    return [size for size in range(1, min(share, most) + 1) if share % size == 0]
+    return [size for size in range(1, min(share, MOST_SEQUENCES) + 1) if share % size == 0]
 
 
-def refuse_split(spec: GRPOJobSpec, world: int, where: str) -> PlanRefused:
-    """The refusal of a batch that `world` processes can't share, with the nearest batch that they can."""
+def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
+    """Why `world` processes can't share the batch, with the next batch that they can; `where` names the processes."""
     training, step = spec.training, step_completions(spec)
     unit = world * (training.per_device_train_batch_size or 1)
     pinned = f" with perDeviceTrainBatchSize {unit // world}" if unit != world else ""
@@ -83,7 +68,7 @@ def refuse_split(spec: GRPOJobSpec, world: int, where: str) -> PlanRefused:
         for n in range(training.prompts_per_step, unit * 2 + training.prompts_per_step)
         if n * training.num_generations % unit == 0
     )
-    return PlanRefused(
+    return SpecRejected(
         PlanReason.INVALID_BATCH_SPLIT,
         f"spec.training.promptsPerStep {training.prompts_per_step} * numGenerations {training.num_generations} = "
         f"{step} completions per step can't be split over {where}{pinned}: it must be a multiple of {unit}; "

@@ -1,7 +1,6 @@
 """The built-in catalogue of model shapes: lookup by name, and the nearest dense shape of a declared size.
 
-Exists so that the usual models are planned from their name alone, without a hub or a config.json. The data is
-catalogue.yaml. Used by architecture.py.
+With it the usual models are planned from their name alone, without a hub or a config.json. The data is catalogue.yaml.
 """
 
 from dataclasses import replace
@@ -16,6 +15,8 @@ from .shapes import Shape
 
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
+COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "declared")
+"""Of a row; the last is left out where the shape has all parameters."""
 
 
 @cache
@@ -29,22 +30,11 @@ def shapes() -> dict[str, Shape]:
 
 def _shape(row: list[Any], traits: dict[str, Any]) -> Shape:
     """One row of the catalogue with its family's traits."""
-    hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, tied, *total = row
+    widths: dict[str, Any] = dict(zip(COLUMNS, row, strict=False))
     traits = dict(traits)
     period = traits.pop("window_period", 0)
-    return Shape(
-        hidden,
-        layers,
-        heads,
-        kv_heads,
-        head_dim,
-        intermediate,
-        vocab,
-        tied,
-        full_attention_layers=layers // period if period else 0,
-        declared=total[0] if total else 0,
-        **traits,
-    )
+    full = widths["layers"] // period if period else 0
+    return Shape(**widths, full_attention_layers=full, **traits)
 
 
 def lookup(model: str) -> Shape | None:
@@ -71,4 +61,7 @@ def _small(parameters: int) -> Shape:
     layers = max(1, round((parameters / (12 * 32**2)) ** (1 / 3)))
     hidden = 32 * layers
     vocab = min(32_768, max(32, parameters // (8 * hidden)))
-    return Shape(hidden, layers, max(1, hidden // 32), max(1, hidden // 64), 32, 4 * hidden, vocab, tied=True)
+    return Shape(
+        hidden=hidden, layers=layers, heads=max(1, hidden // 32), kv_heads=max(1, hidden // 64), head_dim=32,
+        intermediate=4 * hidden, vocab=vocab, tied=True,
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""Demand: what a job asks of the planner, worked out once before the search.
+
+The search then sees shapes, limits and bytes instead of a spec's optional fields.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from grpo_api.base import quantity_bytes
+from grpo_api.job import GRPOJobSpec
+from grpo_api.rewards import ModelReward
+
+from ..hardware.products import Product
+from ..memory import Precision, Setup
+from ..memory.activations import no_grad_transient
+from ..memory.device import MARGIN
+from ..model.architecture import ResolvedModel, by_name_and_size
+from ..model.shapes import Shape
+from . import batch
+from .methods import Method
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A job with the shapes of all its models."""
+
+    spec: GRPOJobSpec
+    model: ResolvedModel
+    """The policy."""
+    scorers: tuple[tuple[ModelReward, ResolvedModel], ...]
+    """Reward models as the spec declares them, each with its shape."""
+
+    @property
+    def shape(self) -> Shape:
+        """The policy's shape."""
+        return self.model.shape
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about where the shapes came from."""
+        return [model.note for model in (self.model, *(model for _, model in self.scorers)) if model.note]
+
+    @property
+    def margin(self) -> float:
+        """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose routing varies."""
+        return MARGIN["Estimated" if self.shape.experts else self.model.source]
+
+    @property
+    def most_gpus(self) -> int | None:
+        """placement.gpus.max, None when open."""
+        return self.spec.placement.gpus.max if self.spec.placement.gpus else None
+
+    @property
+    def fewest_gpus(self) -> int:
+        """placement.gpus.min, and at least one per node."""
+        return max(self.spec.placement.gpus.min if self.spec.placement.gpus else 1, self.spec.placement.nodes or 1)
+
+    @property
+    def pod_cpu(self) -> float | None:
+        """CPU cores of one pod where they are pinned."""
+        text = self.spec.placement.cpu
+        if text is None:
+            return None
+        return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+    @property
+    def pod_memory(self) -> int | None:
+        """Host memory of one pod where it is pinned, in bytes."""
+        return quantity_bytes(self.spec.placement.memory) if self.spec.placement.memory else None
+
+    @cached_property
+    def updates_per_generation(self) -> int:
+        """Optimizer steps taken on one generation batch."""
+        return batch.updates_per_generation(self.spec)
+
+    @cached_property
+    def reward_bytes(self) -> int:
+        """Weights of all reward models: every process has them whole, in their own dtype."""
+        return sum(model.shape.parameters * (2 if reward.dtype == "bfloat16" else 4) for reward, model in self.scorers)
+
+    @cached_property
+    def scoring_bytes(self) -> int:
+        """Temporaries of the largest reward model's pass over one of its batches."""
+        training = self.spec.training
+        passes = (
+            no_grad_transient(
+                model.shape,
+                Setup(
+                    precision="bfloat16" if reward.dtype == "bfloat16" else "float32",
+                    prompt=training.max_prompt_length,
+                    completion=training.max_completion_length,
+                    micro_batch=reward.batch_size,
+                ),
+            )
+            for reward, model in self.scorers
+        )
+        return max(map(round, passes), default=0)
+
+    def precision(self, method: Method, hardware: Product) -> Precision | None:
+        """Dtypes of a method on a GPU; None when a pinned bfloat16 is not to be had.
+
+        Full training without ZeRO keeps float32 weights under autocast: in bfloat16 weights, small updates round away.
+        """
+        pinned = self.spec.training.dtype
+        if not hardware.bfloat16:
+            return None if pinned == "bfloat16" else "float32"
+        if pinned == "float32":
+            return "float32" if method.zero else "mixed"
+        narrow = method.zero or method.lora or pinned == "bfloat16"
+        return "bfloat16" if narrow else "mixed"
+
+
+def build_demand(spec: GRPOJobSpec, model: ResolvedModel) -> Demand:
+    """The demand of a job whose policy has been resolved.
+
+    Raises:
+        SpecRejected: a reward model's size is unknown.
+    """
+    scorers = (
+        (reward.model, by_name_and_size(reward.model.name, reward.model.parameters, f"spec.rewards[{index}].model"))
+        for index, reward in enumerate(spec.rewards)
+        if reward.model
+    )
+    return Demand(spec, model, tuple(scorers))

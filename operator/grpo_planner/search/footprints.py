@@ -1,0 +1,221 @@
+"""Footprints: what each way of running a job takes, whichever GPUs it would run on.
+
+Memory depends on the number of processes and the settings alone. So pools of many products share these numbers, and so
+do all the searches of one plan: on free nodes, on emptied nodes and for each fix.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import NamedTuple
+
+from ..memory import Precision, Prediction, Predictor, Setup
+from ..memory.device import device_bytes, host_bytes
+from . import batch
+from .demand import Demand
+from .methods import Method
+
+Settings = tuple[bool, int, bool, int]
+"""One value of each of Knobs, in its order."""
+
+
+class Knobs(NamedTuple):
+    """What may be tried for each setting that trades memory for time, from fastest to leanest."""
+
+    gather: tuple[bool, ...]
+    generation_batch: tuple[int, ...]
+    checkpointing: tuple[bool, ...]
+    micro_batch: tuple[int, ...]
+
+    @property
+    def fastest(self) -> Settings:
+        """Nothing that saves memory."""
+        return self.gather[0], self.generation_batch[0], self.checkpointing[0], self.micro_batch[0]
+
+    @property
+    def leanest(self) -> Settings:
+        """Everything that saves memory."""
+        return self.gather[-1], self.generation_batch[-1], self.checkpointing[-1], self.micro_batch[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """One way of running the job and what it takes of each GPU."""
+
+    method: Method
+    setup: Setup
+    prediction: Prediction
+    device: int
+    """Bytes that one GPU must have."""
+    calls: float
+    """Calls of generate per optimizer step; below 1 where one batch feeds several steps."""
+
+
+class Variants:
+    """One method on so many processes in one precision, at every setting of its knobs."""
+
+    def __init__(self, of: "Footprints", world: int, method: Method, precision: Precision) -> None:
+        """Works nothing out yet."""
+        self._demand, self._predictor = of.demand, of.predictor
+        self._world, self._method, self._precision = world, method, precision
+        self._knobs = of.knobs(world, gathers=method.zero == 3)
+        self._footprints: dict[Settings, Footprint] = {}
+        self._host: dict[int, int] = {}
+
+    @cached_property
+    def fastest(self) -> Footprint:
+        """The variant that saves no memory."""
+        return self._footprint(self._knobs.fastest)
+
+    @cached_property
+    def leanest(self) -> Footprint:
+        """The variant that takes least of a GPU.
+
+        The smallest micro-batch saves activations but leaves gradients waiting while the others are accumulated. Where
+        the largest is a process's whole share of a step, nothing waits, and that may save more than it costs.
+        """
+        smallest, largest = self._footprint(self._knobs.leanest), self._knobs.micro_batch[0]
+        if smallest.setup.accumulates and batch.accumulation(self._demand.spec, self._world, largest) == 1:
+            at_once = self._footprint((*self._knobs.leanest[:3], largest))
+            return min(smallest, at_once, key=lambda footprint: footprint.device)
+        return smallest
+
+    @property
+    def floor(self) -> int:
+        """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and nothing else."""
+        return device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1, self._demand.margin)
+
+    def host(self, processes: int) -> int:
+        """Bytes of host memory that a pod of so many processes must have; the same for all variants."""
+        if processes not in self._host:
+            self._host[processes] = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
+        return self._host[processes]
+
+    def fitting(self, usable: int) -> Iterator[Footprint]:
+        """For each choice of gathering and checkpointing, the largest generation batch and micro-batch that fit.
+
+        Generation doesn't depend on how the update runs, so its batch is settled first, with the leanest update. Not
+        gathering sends the model over the links for every token, so it is only tried where gathering leaves no room for
+        the whole generation batch.
+        """
+        knobs, lean = self._knobs, self.leanest.setup
+        for gather in knobs.gather:
+            generated = self._first_fit(
+                [(gather, size, lean.checkpointing, lean.micro_batch) for size in knobs.generation_batch], usable
+            )
+            if generated is None:
+                continue
+            size = generated.setup.generation_batch
+            for checkpointing in knobs.checkpointing:
+                found = self._first_fit([(gather, size, checkpointing, micro) for micro in knobs.micro_batch], usable)
+                if found:
+                    yield found
+            if size == knobs.generation_batch[0]:
+                return
+
+    def _first_fit(self, ordered: Sequence[Settings], usable: int) -> Footprint | None:
+        """The first that fits of settings ordered by falling memory; bisection predicts few of them."""
+        best, low, high = None, 0, len(ordered)
+        middle = 0  # The fastest settings first: where memory is ample, nothing else is looked at.
+        while low < high:
+            footprint = self._footprint(ordered[middle])
+            if footprint.device <= usable:
+                best, high = footprint, middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return best
+
+    def _footprint(self, settings: Settings) -> Footprint:
+        """One variant with its numbers."""
+        known = self._footprints.get(settings)
+        if known is None:
+            demand, setup = self._demand, self._setup(settings)
+            prediction = self._predictor.predict(setup, demand.scoring_bytes)
+            generations = ceil(batch.generation_share(demand.spec, self._world) / setup.generation_batch)
+            known = self._footprints[settings] = Footprint(
+                method=self._method,
+                setup=setup,
+                prediction=prediction,
+                device=device_bytes(prediction, self._world, demand.margin),
+                calls=generations / demand.updates_per_generation,
+            )
+        return known
+
+    def _setup(self, settings: Settings) -> Setup:
+        spec, method = self._demand.spec, self._method
+        gather, generation_batch, checkpointing, micro_batch = settings
+        return Setup(
+            precision=self._precision,
+            prompt=spec.training.max_prompt_length,
+            completion=spec.training.max_completion_length,
+            micro_batch=micro_batch,
+            accumulation=batch.accumulation(spec, self._world, micro_batch),
+            generation_batch=generation_batch,
+            world=self._world,
+            zero=method.zero,
+            offload=method.offload,
+            lora_rank=spec.adapter.rank if method.lora else 0,
+            eight_bit=method.eight_bit,
+            checkpointing=checkpointing,
+            gather=gather,
+            reference=method.reference,
+            scores_old_policy=self._demand.updates_per_generation > 1,
+        )
+
+
+class Footprints:
+    """The variants of one demand, kept for every pool and search that asks for them."""
+
+    def __init__(self, demand: Demand, predictor: Predictor) -> None:
+        """Works nothing out yet; `predictor` is the model's, shared with the demands of the fixes."""
+        self.demand, self.predictor = demand, predictor
+        self._variants: dict[tuple[int, Method, Precision], Variants] = {}
+        self._knobs: dict[tuple[int, bool], Knobs] = {}
+        self._floors: dict[tuple[bool, Precision], int] = {}
+
+    @cached_property
+    def worlds(self) -> list[int]:
+        """All numbers of processes that split the batch evenly and that the job asks for, ascending."""
+        spec, fewest = self.demand.spec, self.demand.fewest_gpus
+        sizes = batch.divisors(batch.step_completions(spec))
+        return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
+
+    def of(self, world: int, method: Method, precision: Precision) -> Variants:
+        """The variants of a method on so many processes."""
+        key = (world, method, precision)
+        variants = self._variants.get(key)
+        if variants is None:
+            variants = self._variants[key] = Variants(self, world, method, precision)
+        return variants
+
+    def floor(self, method: Method, precision: Precision) -> int:
+        """Bytes that a GPU must have at the least for a method, however many there are.
+
+        A bound that costs one prediction rules out whole methods on whole pools: what passes take doesn't shrink with
+        more processes, and of a method they depend on whether it trains an adapter only.
+        """
+        key = (method.lora, precision)
+        if key not in self._floors:
+            self._floors[key] = self.of(self.worlds[0], method, precision).floor
+        return self._floors[key]
+
+    def knobs(self, world: int, *, gathers: bool) -> Knobs:
+        """What the spec's pins leave open; `gathers` under ZeRO-3, the only stage that has parameters to gather."""
+        key = (world, gathers)
+        if key not in self._knobs:
+            self._knobs[key] = self._open_knobs(world, gathers)
+        return self._knobs[key]
+
+    def _open_knobs(self, world: int, gathers: bool) -> Knobs:
+        spec = self.demand.spec
+        pinned = {"Auto": (False, True), "Enabled": (True,), "Disabled": (False,)}
+        gather = tuple(reversed(pinned[spec.training.ds3_gather_for_generation])) if gathers else (True,)
+        whole = batch.generation_share(spec, world)
+        return Knobs(
+            gather=gather,
+            generation_batch=tuple(whole >> bits for bits in range(whole.bit_length())),
+            checkpointing=pinned[spec.training.gradient_checkpointing],
+            micro_batch=tuple(reversed(batch.micro_batches(spec, world))),
+        )

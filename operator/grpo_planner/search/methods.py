@@ -1,0 +1,114 @@
+"""Methods: the ways of training that a job's pins allow, before any size or GPU is looked at.
+
+What is trained, how it is sharded and where the reference stays decide each other to a degree (an adapter has its own
+reference, a Sharded one needs ZeRO-3, 8-bit AdamW excludes it); all such rules are here, so that the search can take
+every method that it is given.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_api.job import GRPOJobSpec
+
+from ..memory import Strategy, ZeroStage
+from ..result import PlanReason, SpecRejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way of training: what is trained, how it is sharded and where the reference is."""
+
+    lora: bool = False
+    """An adapter is trained instead of all parameters."""
+    zero: ZeroStage = 0
+    offload: bool = False
+    """Optimizer state and gradients live in host memory (ZeRO only)."""
+    strategy: Strategy
+    """The reference strategy as the user and the trainer know it."""
+    reference: Strategy
+    """The same as the memory model sees it: a Sharded reference with offload is `Offload`."""
+    eight_bit: bool = False
+    """AdamW's moments in 8 bits."""
+
+    @property
+    def tier(self) -> Literal[0, 1, 2]:
+        """How far it departs from training all parameters with AdamW: 0 not, 1 in 8 bits, 2 an adapter only."""
+        if self.lora:
+            return 2
+        return 1 if self.eight_bit else 0
+
+    @property
+    def name(self) -> str:
+        """For tables: `full ZeRO-2+offload, Clone`."""
+        parts = "LoRA" if self.lora else "full 8-bit" if self.eight_bit else "full"
+        sharding = f"ZeRO-{self.zero}" if self.zero else "DDP"
+        return f"{parts} {sharding}{'+offload' if self.offload else ''}, {self.strategy}"
+
+
+def methods(spec: GRPOJobSpec) -> list[Method]:
+    """All methods that the spec's pins allow, simplest first; empty where the pins exclude one another."""
+    found = [] if spec.adapter_requested else _full_methods(spec)
+    if _adapter_allowed(spec):
+        strategy: Strategy = "None" if spec.training.beta == 0 else "Adapter"
+        eight_bit = spec.training.optimizer == "AdamW8bit"
+        found.append(Method(lora=True, strategy=strategy, reference=strategy, eight_bit=eight_bit))
+        if not eight_bit:
+            found.append(Method(lora=True, zero=3, strategy=strategy, reference=strategy))
+    return found
+
+
+def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
+    """Why pins that exclude one another are rejected, with all of them named."""
+    pins = [f"reference.strategy {spec.reference.strategy}", f"adapter.use {spec.adapter.use}"]
+    pins.append(f"training.optimizer {spec.training.optimizer}")
+    if spec.reference.offload:
+        pins.append(f"reference.offload.target {spec.reference.offload.target}")
+    if spec.reference.sync:
+        pins.append("reference.sync")
+    return SpecRejected(
+        PlanReason.INVALID_COMBINATION,
+        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, NVMe needs "
+        "ZeRO-3, and an adapter's reference is its own frozen base; set one of them to its default",
+    )
+
+
+def _adapter_allowed(spec: GRPOJobSpec) -> bool:
+    """Whether an adapter is consented to and its reference, the frozen base, is what was asked for."""
+    if spec.adapter.use == "Never" or spec.reference.sync or spec.reference.offload:
+        return False
+    return spec.reference.strategy in ("Auto", "Adapter", "None")
+
+
+def _full_methods(spec: GRPOJobSpec) -> list[Method]:
+    """Methods that train all parameters."""
+    stages: list[tuple[ZeroStage, bool]] = [(0, False), (2, False), (2, True), (3, False), (3, True)]
+    return [
+        Method(zero=zero, offload=offload, strategy=strategy, reference=reference, eight_bit=eight_bit)
+        for zero, offload in stages
+        for strategy, reference in _references(spec, zero)
+        for eight_bit in _eight_bit(spec, zero)
+    ]
+
+
+def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Strategy]]:
+    """(strategy, its place in memory) that a stage can have: none without beta, no copy under ZeRO-3."""
+    if spec.training.beta == 0:
+        return [("None", "None")]
+    wanted, offload = spec.reference.strategy, spec.reference.offload
+    choices: list[tuple[Strategy, Strategy]] = []
+    if zero == 3:
+        choices.append(("Sharded", "Offload" if offload else "Sharded"))
+        if wanted == "Offload":
+            choices.append(("Offload", "Offload"))
+    elif not offload:
+        choices += [("Clone", "Clone"), ("Offload", "Offload")]
+    elif offload.target == "CPU":
+        choices.append(("Offload", "Offload"))
+    return [choice for choice in choices if wanted in ("Auto", choice[0])]
+
+
+def _eight_bit(spec: GRPOJobSpec, zero: ZeroStage) -> list[bool]:
+    """Optimizers to try: 8-bit AdamW is bitsandbytes' own and doesn't combine with ZeRO's partitions."""
+    if spec.training.optimizer == "AdamW8bit":
+        return [] if zero else [True]
+    return [False, True] if spec.training.optimizer == "Auto" and not zero else [False]
