@@ -15,9 +15,9 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from grpo_trainer.errors import TrainingError
 from grpo_trainer.gang import ranks
-from grpo_trainer.reference.base import unwrapped
 from grpo_trainer.weights import partition
 from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.partition import unwrapped
 
 from . import demo_model, runs
 

@@ -20,9 +20,9 @@ from trl.trainer.utils import use_adapter
 
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.gang import ranks
-from grpo_trainer.reference.base import unwrapped
 from grpo_trainer.weights import partition, sync
 from grpo_trainer.weights.fingerprint import combined, fingerprint
+from grpo_trainer.weights.partition import unwrapped
 
 from . import demo_model, runs
 

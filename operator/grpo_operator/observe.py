@@ -8,12 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from grpo_api.causes import Tier
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import ConditionType
 
 from .errors import Reason
 from .records import GRPOJobRecord, JobRecord, PodRecord, seconds
-from .terminations import PodEnd, Tier, root_cause
+from .terminations import PodEnd, root_cause
 
 NO_PODS: tuple[PodRecord, ...] = ()
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from grpo_api.causes import PERMANENT
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Result
@@ -16,7 +17,6 @@ from grpo_api.status import ConditionType
 from .errors import Reason
 from .observe import Observation, queued_by_kueue
 from .records import GRPOJobRecord, seconds
-from .terminations import PERMANENT
 
 
 class Action(StrEnum):

@@ -10,30 +10,15 @@ container's and pod's state as the kubelet wrote it, the exit code. Only an Outc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import IntEnum
 from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.causes import Tier, tier
+from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 _SIGTERM = EXIT_CODES[Result.PREEMPTED]
-MAX_MESSAGE = 3072
-PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED_KL})
-"""Results that the same input would give again: no restart."""
-
-
-class Tier(IntEnum):
-    """How likely an end is the cause of its peers' ends; the lowest is blamed."""
-
-    PERMANENT = 1
-    SPECIFIC = 2
-    DISRUPTION = 3
-    HANG = 4
-    ERROR = 5
-    RENDEZVOUS = 6
-    TERMINATED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +40,7 @@ class PodEnd:
     @property
     def tier(self) -> Tier:
         """Where the end stands in the search for the cause."""
-        result = self.outcome.result
-        if self.reported and result in PERMANENT:
-            return Tier.PERMANENT
-        if result in (Result.OUT_OF_MEMORY, Result.REWARD_ERROR):
-            return Tier.SPECIFIC
-        if self.disrupted:
-            return Tier.DISRUPTION
-        return _TIERS.get(result, Tier.ERROR)
+        return tier(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
 
     @property
     def certain(self) -> bool:
@@ -72,13 +50,6 @@ class PodEnd:
         Preempted; a process that died without a report died of itself.
         """
         return self.tier <= Tier.DISRUPTION or not (self.reported or self.tier is Tier.TERMINATED)
-
-
-_TIERS = {
-    Result.HANG: Tier.HANG,
-    Result.RENDEZVOUS_TIMEOUT: Tier.RENDEZVOUS,
-    Result.PREEMPTED: Tier.TERMINATED,
-}
 
 
 def root_cause(ends: Iterable[PodEnd]) -> PodEnd | None:
@@ -98,7 +69,8 @@ def pod_end(status: Mapping[str, Any]) -> PodEnd | None:
     if status.get("phase") != "Failed":
         return None
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
-    return PodEnd(Outcome(result=Result.PREEMPTED, message=_cut(why or "the pod failed")), None, False, disrupted=True)
+    outcome = with_message(Outcome(result=Result.PREEMPTED), why or "the pod failed")
+    return PodEnd(outcome, None, False, disrupted=True)
 
 
 def _container_end(terminated: Mapping[str, Any], disrupted: bool, why: str) -> PodEnd:
@@ -116,9 +88,8 @@ def _container_end(terminated: Mapping[str, Any], disrupted: bool, why: str) -> 
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
     detail = "; ".join(part for part in (why, (terminated.get("message") or "").strip()) if part)
-    return PodEnd(
-        Outcome(result=result, message=_cut(f"{message}: {detail}" if detail else message)), at, False, disrupted, code
-    )
+    outcome = with_message(Outcome(result=result), f"{message}: {detail}" if detail else message)
+    return PodEnd(outcome, at, False, disrupted, code)
 
 
 def _reported(message: str) -> Outcome | None:
@@ -127,7 +98,3 @@ def _reported(message: str) -> Outcome | None:
         return Outcome.model_validate_json(message, extra="ignore")
     except ValidationError:
         return None
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"

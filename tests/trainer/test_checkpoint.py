@@ -14,9 +14,9 @@ import pytest
 from grpo_api.plan import TrainingPlan
 from grpo_trainer.checkpoints import volume as checkpoints
 from grpo_trainer.checkpoints.identity import identity, require_same_run
+from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
 from grpo_trainer.checkpoints.resume import choose
 from grpo_trainer.checkpoints.volume import (
-    Manifest,
     claim,
     commit,
     complete,
@@ -108,7 +108,7 @@ def test_nothing_undamaged_left_is_refused(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     (save(plan, 10) / "model.safetensors").unlink()
-    (save(plan, 20) / checkpoints.MANIFEST).write_text("{")
+    (save(plan, 20) / MANIFEST).write_text("{")
     with pytest.raises(BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"):
         choose(plan, {})
 
@@ -145,7 +145,7 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> 
     plan = make_plan(tmp_path)
     claim(plan)
     good = save(plan, 10)
-    manifest_bytes = (good / checkpoints.MANIFEST).stat().st_size
+    manifest_bytes = (good / MANIFEST).stat().st_size
     for limit in (1, 49, 699, manifest_bytes // 2):
         with largest_file(limit), pytest.raises(OSError, match="File too large"):
             save(plan, 20, weights=b"w" * (700 if limit < 700 else 7))

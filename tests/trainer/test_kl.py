@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from grpo_trainer import kl, overflow
+from grpo_trainer import overflow
 from grpo_trainer.errors import DivergedKL
 from harness.ranks import runs, step_facts
+from tests.trainer import kl
 
 
 def test_k3_by_hand() -> None:

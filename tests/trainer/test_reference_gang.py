@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_trainer import kl, overflow
+from grpo_trainer import overflow
 from harness.ranks import reference_facts, runs, step_facts
 from harness.ranks.gang import run_gang
 from harness.ranks.gang_facts import PARALLELISMS
+from tests.trainer import kl
 
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]

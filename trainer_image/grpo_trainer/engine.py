@@ -29,8 +29,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from . import overflow
+from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
-from .reference.callback import Bootstrap
+from .reference.callback import ReferenceCallback
 from .telemetry.observer import StepObserver
 from .weights.files import open_weights
 from .weights.models import LoadedModel, Source
@@ -73,7 +74,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             strategy.attach(self)
         if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
             self.prove("policy", self.model)
-        self.add_callback(Bootstrap(self))
+        self.add_callback(ReferenceCallback(self, strategy))
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Trains; `resume_from_checkpoint` is the folder of a complete checkpoint.
@@ -174,7 +175,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             WeightsDiffer: the ranks have drifted apart; such a checkpoint is worth nothing and isn't written.
         """
         prove_equal(self.model, "policy")
-        self.strategy.save(self, Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        self.strategy.save(self, checkpoint_folder(Path(self.args.output_dir), self.state.global_step))
         super()._save_checkpoint(model, trial)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_api.contract import SCRATCH
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 
-from .process.outcome import attempt_folder
+from .paths import attempt_folder
 
 SAME_NAME = (
     "learning_rate",

@@ -16,8 +16,8 @@ from .checkpoints.resume import claim_folder
 from .gang import rendezvous
 from .gang.placement import Placement
 from .process.outcome import announce, finished_attempt, keep
+from .process.recorder import Recorder
 from .process.watchdog import Watchdog
-from .telemetry.recorder import Recorder
 from .telemetry.server import serve
 
 
@@ -35,6 +35,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     claim_folder(plan)
     earlier = finished_attempt(plan)
     if earlier is not None:
+        recorder.adopt(earlier)
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
     from .training import run
 

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput
-from .volume import Manifest, identity_text
+from .manifest import Manifest, identity_text
 
 EXECUTION = (
     "strategy",

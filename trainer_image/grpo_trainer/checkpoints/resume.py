@@ -11,7 +11,8 @@ from grpo_api.plan import TrainingPlan
 from ..errors import BadInput
 from ..gang import ranks
 from .identity import require_same_run
-from .volume import OWNER, claim, complete, damage, read_manifest
+from .manifest import OWNER
+from .volume import claim, complete, damage, read_manifest
 
 
 def claim_folder(plan: TrainingPlan) -> None:

@@ -14,9 +14,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo_api.plan import TrainingPlan
 
 from ..gang import ranks
+from ..paths import checkpoint_folder
 from ..process.preemption import Preemption
-from ..telemetry.recorder import Recorder
-from .volume import PREFIX, Manifest, commit, list_files, record, rotate
+from ..process.recorder import Recorder
+from .manifest import Manifest
+from .volume import commit, list_files, record, rotate
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -39,7 +41,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         """
         self._recorder.stage("Saving")
         begin = time.perf_counter()
-        checkpoint = Path(args.output_dir) / f"{PREFIX}{state.global_step}"
+        checkpoint = checkpoint_folder(Path(args.output_dir), state.global_step)
         seal(self._plan, checkpoint, state.global_step, self._identity)
         self._preemption.save_seconds = time.perf_counter() - begin
         self._recorder.stage("Training")

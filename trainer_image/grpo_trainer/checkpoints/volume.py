@@ -9,56 +9,19 @@ access without collectives; saving.py and resuming.py say when and on which rank
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from grpo_api.base import Model
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput, Preempted
 from ..files import write_atomically
-
-MANIFEST = "manifest.json"
-OWNER = "owner.json"
-PREFIX = "checkpoint-"
-"""Folder name that transformers gives a checkpoint (PREFIX_CHECKPOINT_DIR)."""
-
-
-class Owner(Model):
-    """Whose checkpoints a folder holds."""
-
-    uid: str
-    """uid of the GRPOJob."""
-    attempt: Annotated[int, Field(ge=1)]
-    """The newest attempt that claimed the folder; it alone may commit and delete."""
-
-
-class FileRecord(Model):
-    """One file of a complete checkpoint."""
-
-    bytes: Annotated[int, Field(ge=0)]
-    """Its size."""
-    sha256: str
-    """Its hash, in hex."""
-
-
-class Manifest(Model):
-    """Proof that a checkpoint is complete: every rank's files were on disk when it was written."""
-
-    attempt: int
-    """The attempt that wrote it."""
-    step: int
-    """Finished optimizer steps."""
-    identity: dict[str, str]
-    """What the run is, by field path: a resumed run must agree (see identity.py)."""
-    files: dict[str, FileRecord]
-    """Every file by its path inside the checkpoint."""
+from ..paths import ATTEMPTS, CHECKPOINTS, number
+from .manifest import MANIFEST, OWNER, FileRecord, Manifest, Owner
 
 
 def claim(plan: TrainingPlan) -> None:
@@ -99,12 +62,8 @@ def require_owner(plan: TrainingPlan) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
-    found = [path.parent for path in folder.glob(f"attempt-*/{PREFIX}*/{MANIFEST}")]
-    return sorted(found, key=lambda path: (_number(path), _number(path.parent)), reverse=True)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+    found = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
+    return sorted(found, key=lambda path: (number(path), number(path.parent)), reverse=True)
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -173,12 +132,7 @@ def rotate(plan: TrainingPlan) -> None:
     kept = complete(folder)
     for old in kept[plan.checkpoint.keep :]:
         (old / MANIFEST).unlink(missing_ok=True)
-    for attempt in folder.glob("attempt-*"):
-        for checkpoint in attempt.glob(f"{PREFIX}*"):
-            if not (checkpoint / MANIFEST).exists() and _number(attempt) <= plan.job.attempt:
+    for attempt in folder.glob(ATTEMPTS):
+        for checkpoint in attempt.glob(CHECKPOINTS):
+            if not (checkpoint / MANIFEST).exists() and number(attempt) <= plan.job.attempt:
                 shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def identity_text(value: object) -> str:
-    """A value as it stands in a manifest: compact JSON."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

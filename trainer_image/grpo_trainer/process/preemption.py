@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from grpo_api.plan import TrainingPlan
 
-from .watchdog import GRACE_MARGIN_SECONDS
-
+GRACE_MARGIN_SECONDS = 5.0
+"""Time kept free before the kubelet's SIGKILL, to write the outcome."""
 SAVE_STEPS = 3.0
 """A checkpoint is taken to last as long as this many steps, until one was measured."""
 

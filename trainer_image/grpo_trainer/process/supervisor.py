@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from grpo_api.causes import tier
 from grpo_api.contract import TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Result
+from grpo_api.report import Outcome, Progress, Result
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
 from .outcome import announce, make_outcome
@@ -117,12 +118,12 @@ def _outcome_of(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome
     said = worker.outcome()
     if said is not None:
         return said
-    code = worker.process.wait()
+    code, unknown = worker.process.wait(), Progress(attempt=plan.job.attempt)
     if code == -signal.SIGKILL and oom_killed:
         text = f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit is too low for it"
-        return make_outcome(plan, worker.rank, Result.OUT_OF_MEMORY, text)
+        return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown)
     end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return make_outcome(plan, worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome")
+    return make_outcome(worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown)
 
 
 def oom_kills() -> int:
@@ -136,8 +137,7 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    A named failure explains more than Error, which may be the symptom of a lost peer; a failure more than Preempted;
-    success stands only where all succeeded.
+    Success stands only where all succeeded; of equals the first to end is blamed.
     """
-    order = {Result.ERROR: 1, Result.PREEMPTED: 2, Result.SUCCEEDED: 3}
-    return min(outcomes, key=lambda outcome: (order.get(outcome.result, 0), outcomes.index(outcome)))
+    failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
+    return min(failed or outcomes, key=lambda outcome: tier(outcome.result))

@@ -5,13 +5,11 @@ Exists so that the engine needs no special case. Called by engine.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from ..errors import TrainingError
 from .base import ReferenceStrategy
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .policy_trainer import PolicyTrainer
 
 
 class NoReference(ReferenceStrategy):
@@ -25,6 +23,6 @@ class NoReference(ReferenceStrategy):
         """Only beta 0 fits."""
         super().check(zero_stage, False, beta)
 
-    def build(self, trainer: ReferenceGRPOTrainer) -> NoReturn:
+    def build(self, trainer: PolicyTrainer) -> NoReturn:
         """Never reached with beta 0; TRL asking for a reference means that it changed."""
         raise TrainingError(f"TRL asked for a reference although beta is {trainer.args.beta}")

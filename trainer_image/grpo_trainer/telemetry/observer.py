@@ -4,6 +4,7 @@ Exists so that the engine, which touches TRL's private names, knows nothing of t
 engine.py, read by the callbacks.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ class StepObserver:
     """The live view of a step."""
 
     def __init__(self) -> None:
-        self.clock = PhaseClock()
+        self.clock = PhaseClock(time.perf_counter)
         self.samples: list[dict[str, str | float]] = []
         """The last generation's samples: prompt, completion and one number per reward function."""
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_api.plan import TrainingPlan
 
-from ..process.outcome import attempt_folder
+from ..paths import attempt_folder
 from .observer import StepObserver
 
 EVERY_STEPS = 10

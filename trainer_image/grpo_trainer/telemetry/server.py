@@ -18,7 +18,7 @@ from grpo_api import metrics as catalogue
 from grpo_api.contract import PROGRESS_BIND_ENV, PROGRESS_PORT
 from grpo_api.report import Progress
 
-from .recorder import Recorder
+from ..process.recorder import Recorder
 
 
 class ProgressCollector:

@@ -38,12 +38,10 @@ class WeightFiles:
         self._open.clear()
         self._stack.close()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.paths
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of a tensor, from its file's header."""
-        return tuple(self._file(self.paths[key]).get_slice(key).get_shape())
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor by its key, from the files' headers."""
+        return {key: tuple(self._file(path).get_slice(key).get_shape()) for key, path in self.paths.items()}
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of the flattened tensor, in the file's dtype, on the CPU; shape (stop - start,).

@@ -98,6 +98,13 @@ def shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(managed.ds_shape if is_partitioned(parameter) else parameter.shape)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DDP or a DeepSpeed engine."""
+    inner = getattr(model, "module", model)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
 def _all(parameter: nn.Parameter) -> Share:
     return Share(parameter.detach().view(-1), 0, tuple(parameter.shape))
 

@@ -28,7 +28,7 @@ from ..gang import ranks
 from . import partition
 from .files import WeightFiles
 from .fingerprint import combined, fingerprint, same_bits
-from .keys import Key, keys_of
+from .keys import TensorKey, keys_of
 
 CHUNK = 1 << 24
 """Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
@@ -77,7 +77,7 @@ class _Parameter:
     model: nn.Module
     name: str
     tensor: nn.Parameter
-    key: Key
+    key: TensorKey
 
 
 def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
@@ -87,7 +87,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
         WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the ranks and fingerprints.
     """
     start = time.perf_counter()
-    keys = keys_of(model, files)
+    keys = keys_of(model, files.shapes)
     _same_keys(keys, what)
     finding = _Finding()
     for name, parameter in partition.parameters_by_name(model).items():
@@ -121,7 +121,7 @@ def prove_equal(model: nn.Module, what: str) -> None:
     _judge(ranks.gather(finding), what)
 
 
-def _same_keys(keys: dict[str, Key], what: str) -> None:
+def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
     """All ranks must gather the same parameters, or they wait for each other for ever."""
     everyone = ranks.gather(list(keys.items()))
     for number, theirs in enumerate(everyone):
@@ -133,7 +133,7 @@ def _same_keys(keys: dict[str, Key], what: str) -> None:
             )
 
 
-def _described(item: tuple[str, Key] | None) -> str:
+def _described(item: tuple[str, TensorKey] | None) -> str:
     return f"parameter {item[0]} ({item[1].form})" if item else "no further parameter"
 
 
@@ -179,7 +179,7 @@ def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return same_bits(mine, theirs.to(device=mine.device, dtype=mine.dtype))
 
 
-def _expected(key: Key, share: partition.Share, files: WeightFiles) -> str:
+def _expected(key: TensorKey, share: partition.Share, files: WeightFiles) -> str:
     if key.form == "converted":
         return "has others in its own form"
     return f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"

@@ -8,18 +8,28 @@ there is nothing of that kind to check. Called by engine.py at the start, after 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from ..errors import TrainingError
-from ..reference.base import unwrapped
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .partition import unwrapped
 
 
-def check_states(trainer: ReferenceGRPOTrainer) -> None:
+class TrainerModels(Protocol):
+    """The models of a GRPO trainer."""
+
+    model: Any
+    """The policy."""
+    ref_model: Any
+    """The reference, as wrapped for several ranks; None without one."""
+    reward_funcs: list[Any]
+    """Reward functions, some of which may be models."""
+    optimizer: Any
+    """The policy's optimizer; None before training."""
+
+
+def check_states(trainer: TrainerModels) -> None:
     """Policy: trained parameters, all in the optimizer. Reference and reward models: frozen, eval, not in it.
 
     Raises:
@@ -36,7 +46,7 @@ def check_states(trainer: ReferenceGRPOTrainer) -> None:
         _check_frozen(kind, model, optimized)
 
 
-def frozen_models(trainer: ReferenceGRPOTrainer) -> Iterator[tuple[str, nn.Module]]:
+def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
     """The reference and the reward models, with a name for messages; without a DeepSpeed engine's own, unused, mode."""
     if trainer.ref_model is not None:
         yield "reference", unwrapped(trainer.ref_model)
