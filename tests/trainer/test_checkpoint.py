@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from grpo_api.plan import TrainingPlan
-from grpo_trainer.checkpoints import volume as checkpoints
 from grpo_trainer.checkpoints.identity import identity, require_same_run
 from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
 from grpo_trainer.checkpoints.resume import choose
