@@ -18,7 +18,6 @@ from grpo_api.causes import Tier, tier
 from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
-_SIGTERM = EXIT_CODES[Result.PREEMPTED]
 
 
 @dataclass(frozen=True, slots=True)
