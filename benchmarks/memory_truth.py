@@ -36,7 +36,10 @@ def sweep(models: Iterable[str]) -> Iterator[Case]:
             for rank in (0, 16):
                 for checkpointing in (True, False):
                     shape = catalogue.shapes()[name]
-                    yield Case(name, WHOLE[name], shape, precision, 4, 256, 512, checkpointing, rank, False, 16)
+                    yield Case(
+                        model=name, family=WHOLE[name], shape=shape, precision=precision, micro_batch=4, prompt=256,
+                        completion=512, checkpointing=checkpointing, lora_rank=rank, generation_batch=16,
+                    )  # fmt: skip
 
 
 def sixteen_bytes(case: Case) -> float:

@@ -1,7 +1,6 @@
 """Injects wrong weights into a gang and reports how each rank answers.
 
-Exists because wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs on
-every rank of a gang (tests/trainer/gang.py), called by test_proof_gang.py and benchmarks/strategy_matrix.py.
+Wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs on every rank.
 """
 
 import shutil

@@ -1,6 +1,6 @@
-"""Cases on which the memory model is held against accounts of the real code: what is predicted, what is counted.
+"""Cases on which the memory model is checked against accounts of the real code: what is predicted, what is counted.
 
-Apart from the test because benchmarks/memory_truth.py puts the same questions to whole models.
+Apart from the test, because benchmarks/memory_truth.py puts the same questions to whole models.
 """
 
 from dataclasses import replace
@@ -22,8 +22,8 @@ def shape(name: str, layers: int) -> Shape:
 
 def case(name: str, family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any) -> Case:
     """A case by its model's name; 8 sequences are generated and 4 trained on at a time unless it says otherwise."""
-    defaults: dict[str, Any] = {"micro_batch": 4, "generation_batch": 8}
-    return Case(name, family, shape(name, layers), precision, **(defaults | settings))
+    given: dict[str, Any] = {"micro_batch": 4, "generation_batch": 8} | settings
+    return Case(model=name, family=family, shape=shape(name, layers), precision=precision, **given)
 
 
 CASES = [

@@ -1,7 +1,6 @@
 """Checkpoints on disk: fencing, completeness, damage, rotation, and a crash or a full disk at every write.
 
-Exists because these decide whether a run can lose work. The disk errors are real: a limit on file size set by the
-kernel.
+These decide whether a run can lose work. The disk errors are real: a limit on file size set by the kernel.
 """
 
 import resource
@@ -67,7 +66,7 @@ def test_superseded_attempt_can_neither_commit_nor_claim(tmp_path: Path) -> None
         claim(old)
 
 
-def test_another_job_is_refused_with_both_uids(tmp_path: Path) -> None:
+def test_another_job_is_rejected_with_both_uids(tmp_path: Path) -> None:
     claim(make_plan(tmp_path, uid="mine"))
     with pytest.raises(BadInput, match=r"uid mine, this one is yours.*subPath"):
         claim(make_plan(tmp_path, uid="yours"))
@@ -103,7 +102,7 @@ def test_every_damage_is_named_and_the_checkpoint_before_is_chosen(tmp_path: Pat
     assert choose(plan, run) == good
 
 
-def test_nothing_undamaged_left_is_refused(tmp_path: Path) -> None:
+def test_nothing_undamaged_left_is_rejected(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     (save(plan, 10) / "model.safetensors").unlink()
@@ -112,7 +111,7 @@ def test_nothing_undamaged_left_is_refused(tmp_path: Path) -> None:
         choose(plan, {})
 
 
-def test_another_runs_checkpoint_is_refused_with_every_difference(tmp_path: Path) -> None:
+def test_another_runs_checkpoint_is_rejected_with_every_difference(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     folder = save(plan, 10, identity(plan, "rows"))
@@ -122,10 +121,10 @@ def test_another_runs_checkpoint_is_refused_with_every_difference(tmp_path: Path
             "execution": plan.execution.model_copy(update={"nodes": 4, "strategy": "Offload"}),
         }
     )
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as rejected:
         require_same_run(folder, read_manifest(folder), identity(other, "other rows"))
     for part in ("model.name", "dataset: checkpoint", "plan.world_size: checkpoint 1, now 4", "plan.strategy"):
-        assert part in str(refused.value)
+        assert part in str(rejected.value)
     require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
 
 

@@ -1,7 +1,6 @@
-"""The three KL divergences against values worked out by hand, and how they relate.
+"""The three KL divergences against values worked out by hand, how they relate, and the arithmetic of an overflow.
 
-Exists because a wrong direction or normalisation looks plausible. Covers grpo_trainer/kl.py and overflow.py's
-arithmetic.
+A wrong direction or normalisation looks plausible.
 """
 
 import math

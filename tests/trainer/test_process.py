@@ -1,6 +1,6 @@
 """The trainer around the training: placement, outcomes, supervisor, watchdog, preemption, telemetry and settings.
 
-Exists for the rules that need no training run to be seen.
+These rules need no training run to be seen.
 """
 
 import importlib.util
@@ -55,7 +55,7 @@ def test_rank_follows_from_pod_index_and_local_rank() -> None:
 
 
 @pytest.mark.parametrize("index", ["", "3", "-1", "x"])
-def test_wrong_pod_index_is_refused(index: str) -> None:
+def test_wrong_pod_index_is_rejected(index: str) -> None:
     with pytest.raises(BadInput, match=r"JOB_COMPLETION_INDEX is .*allows 0 to 2"):
         placement(changed(nodes=3), {INDEX_ENV: index})
 
@@ -67,9 +67,9 @@ def test_plan_errors_come_all_at_once_with_their_paths(tmp_path: Path) -> None:
     raw["surprise"] = 1
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(raw))
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as rejected:
         read_plan({PLAN_ENV: str(path)})
-    assert all(part in str(refused.value) for part in ("schemaVersion", "execution.microBatch", "surprise"))
+    assert all(part in str(rejected.value) for part in ("schemaVersion", "execution.microBatch", "surprise"))
 
 
 def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> None:
@@ -266,12 +266,12 @@ def test_plan_fields_reach_the_configurations() -> None:
     assert (apart["stage3_prefetch_bucket_size"], apart["stage3_max_reuse_distance"]) == (0, 0)
 
 
-def test_what_no_planner_plans_is_refused_all_at_once(tmp_path: Path) -> None:
+def test_what_no_planner_plans_is_rejected_all_at_once(tmp_path: Path) -> None:
     three_per_two = {"steps_per_generation": 6, "gradient_accumulation": 4}
     plan = changed(**three_per_two, save_every_steps=4, zero_stage=2, optimizer="AdamW8bit", offload="NVMe")
     plan = plan.model_copy(update={"checkpoint_directory": str(tmp_path)})
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as rejected:
         require_supported(plan)
     for part in ("saveEverySteps is 4, but a generation serves 3 optimizer steps", "set it to 6", "ZeRO-2", "async_io"):
-        assert part in str(refused.value)
+        assert part in str(rejected.value)
     require_supported(changed(**three_per_two, save_every_steps=4))

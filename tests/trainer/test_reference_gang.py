@@ -1,8 +1,8 @@
 """References on two ranks under DDP, ZeRO-2 and ZeRO-3, against one process: the same KL, proven weights, exact resume,
 TRL's sync, an overflow that stays harmless, averaged gradients, and every injected fault answered.
 
-Exists to show that the parallelism changes nothing but where things live. One launch of two ranks measures a reduced
-set of cells; benchmarks/strategy_matrix.py measures all of them for docs/strategies.md.
+The parallelism changes nothing but where things live. One launch of two ranks measures a reduced set of cells;
+benchmarks/strategy_matrix.py measures all of them for docs/strategies.md.
 """
 
 from collections.abc import Iterator

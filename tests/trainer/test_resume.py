@@ -1,8 +1,8 @@
 """Exact resume of what is partitioned or adapted, through the real entry point: ZeRO-3 and LoRA, on two processes.
 
-Exists because their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard of
-the moved reference per rank, or an adapter. The first attempt stands still after step 5, where the whole gang is
-killed; what it logged after its checkpoint of step 3 is what the second attempt must log again.
+Their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard of the moved
+reference per rank, or an adapter. The first attempt stands still after step 5, where the whole gang is killed; what it
+logged after its checkpoint of step 3 is what the second attempt must log again.
 """
 
 import json
@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Story:
     """What was seen of both attempts."""
 
@@ -69,7 +69,8 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     last = make_plan(request.param, model, folder / "runs", 2)
     with Gang(last, folder, folder / "pods-2", fresh=last.execution.zero_stage > 0) as gang:
         gang.wait()
-        return Story(killed, gang.steps(), gang.outcome().result, model, folder / "runs")
+        steps, result = gang.steps(), gang.outcome().result
+        return Story(killed=killed, resumed=steps, result=result, model=model, runs=folder / "runs")
 
 
 def test_the_second_attempt_continues_with_the_first_one_s_numbers(story: Story) -> None:

@@ -1,6 +1,6 @@
 """RewardSet: names, weights, mounts and tokens by position, checks before training, and reward models.
 
-Exists because TRL takes rewards as parallel lists, where one that is out of step is wrong without an error.
+TRL takes rewards as parallel lists, where one that is out of step is wrong without an error.
 """
 
 from pathlib import Path
@@ -131,7 +131,7 @@ def test_a_reward_model_must_be_able_to_read_the_prompts(tmp_path: Path) -> None
         rewards.check(Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}]))
 
 
-def test_a_reward_model_is_refused_where_it_would_load_partitioned(tmp_path: Path) -> None:
+def test_a_reward_model_is_rejected_where_it_would_load_partitioned(tmp_path: Path) -> None:
     folder = demo_model.save_reward_model(tmp_path / "judge")
     zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})
     try:

@@ -1,7 +1,7 @@
 """`python -m grpo_trainer`: the entry point of a training pod.
 
 Reads and validates the plan before anything heavy is imported, runs one worker in this process or several under a
-supervisor, and turns every end into an Outcome and its exit code. Exists so that no end goes without words.
+supervisor, and turns every end into an Outcome and its exit code: no process ends without words.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Builds a run from its plan, up to the first step: rewards, configuration, policy, data, trainer and callbacks.
 
-Exists to keep the order of construction, on which much depends, readable in one place: reward models before
-GRPOConfig (inside ZeRO-3 they would be partitioned), GRPOConfig before the policy (which must be). Called by worker.py.
+Much depends on the order, which is why it can be read in one place: reward models before GRPOConfig (inside ZeRO-3
+they would be partitioned), GRPOConfig before the policy (which must be).
 """
 
 import os

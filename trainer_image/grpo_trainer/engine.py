@@ -1,17 +1,22 @@
 """TRL's GRPOTrainer with a reference of our choice, proven weights, a KL that can't poison the run, exact references.
 
-Exists because TRL 1.16 has no hook for any of these. This is the only file that uses TRL's private names; there are
-eight, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
-`grpo_trainer.create_model_from_path`, `grpo_trainer.prepare_deepspeed`, `_get_per_token_logps_and_entropies`,
-`_compute_loss`, `_save_checkpoint`, `_metrics`, `_generate_single_turn`, `_calculate_rewards`.
-Called by the worker, after GRPOConfig and models.load_policy:
+TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are eight, TRL is
+pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+
+- `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
+  put in their place while the constructor runs;
+- `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
+- `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
+- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved;
+- `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
+- `_calculate_rewards` is what is timed as rewards, and where samples are taken.
 
     trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
                                    train_dataset=..., callbacks=...)
     trainer.train(resume_from_checkpoint=folder_or_none)
 
-It proves policy and reference while building (trainer.proofs), proves again and restores the reference after a resume,
-checks states, syncs, and saves a moved reference into every checkpoint.
+It proves policy and reference while it is built (trainer.proofs), proves again and restores the reference after a
+resume, checks states, syncs, and saves a moved reference into every checkpoint.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     ├── DivergedKL          guard.maxKL was exceeded
     └── Preempted           SIGTERM
 
-Exists so that whoever finds a problem names its class where it is found. Raised all over the trainer; only
-`__main__` turns it into an Outcome and an exit code.
+Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
+hang raises nothing: the watchdog ends the process.
 """
 
 from grpo_api.report import Result

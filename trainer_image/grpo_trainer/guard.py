@@ -1,6 +1,6 @@
 """Stops a run whose KL diverges: spec.guard.maxKL.
 
-A policy that has run away from its reference keeps training without an error, and spends GPUs on a model that nobody
+A policy that has run away from its reference trains on without an error, and the GPUs work for a model that nobody
 wants.
 """
 

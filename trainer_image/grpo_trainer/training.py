@@ -1,7 +1,6 @@
 """A run from its plan to its last step: build, prove, train, export.
 
-Exists as the place where the parts meet; each part is a module of its own. Called by worker.py once the ranks have met;
-importing this module imports torch, TRL and all that they need.
+The parts meet here; each is a module of its own. Importing this module imports torch, TRL and all that they need.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """One training process: joins the other ranks while the libraries load, then trains.
 
-Exists so that SIGTERM, /progress and the wait for late peers don't have to wait for imports: all of that needs torch at
-most, while TRL and what it pulls in take four times as long to load. Called by `__main__`, which imports it late.
+SIGTERM, /progress and the wait for late peers don't wait for imports: all of that needs torch at most, while TRL and
+what it pulls in take four times as long to load.
 """
 
 import gc

@@ -1,7 +1,6 @@
 """Exports a finished run as a plain Hugging Face folder that `from_pretrained` loads: the model, or the adapter.
 
-Exists because a training checkpoint holds optimizer state and partitions that no one but the trainer reads. Called by
-worker.py after the last step.
+A training checkpoint won't do: it has optimizer state and partitions that only the trainer reads.
 """
 
 import shutil

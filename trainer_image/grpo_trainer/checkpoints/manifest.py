@@ -12,7 +12,7 @@ OWNER = "owner.json"
 
 
 class Owner(Model):
-    """Whose checkpoints a folder holds."""
+    """Whose checkpoints a folder has."""
 
     uid: str
     """uid of the GRPOJob."""

@@ -1,7 +1,6 @@
 """Chooses the checkpoint that an attempt continues from, the same on all ranks, and checks it before it is loaded.
 
-Exists so that a damaged checkpoint is passed over for the one before it, and another run's is refused. Called by
-worker.py after the rendezvous.
+A damaged checkpoint is passed over for the one before it; another run's is rejected.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Seals each checkpoint after transformers has written it: all ranks' files, then hashes, then the manifest, then the
 rotation of old ones.
 
-Exists because transformers writes checkpoints in place and deletes old ones without waiting for the other ranks. A
-TrainerCallback of the trainer that worker.py builds.
+transformers alone writes checkpoints in place and deletes old ones without waiting for the other ranks: a crash then
+leaves a folder that looks like a checkpoint and isn't one.
 """
 
 import time

@@ -1,11 +1,10 @@
 """Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete, which one to resume.
 
-    <checkpoint_directory>/owner.json                      job uid and the newest attempt that claimed the folder
-    <checkpoint_directory>/attempt-N/checkpoint-S/…        what transformers, DeepSpeed and the reference wrote
-    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json   written last: the checkpoint is complete and whole
+Neither a crash in the middle of a write nor an old pod that lives on can damage a run, by two rules. A checkpoint
+counts only with its manifest, which is written last and disappears first. And an attempt must own the folder to commit:
+owner.json names the newest attempt that claimed it, and its number only grows.
 
-Exists so that neither a crash in the middle of a write nor an old pod that lives on can damage a run. Pure file
-access without collectives; saving.py and resuming.py say when and on which rank.
+Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Which process of the gang this is, and the environment variables that say so to torch, accelerate and DeepSpeed.
 
-Exists because the pods are started by a Job, not by torchrun: the node rank is the pod's index, the rest is in the
-plan. Made by `__main__`; exported before torch is imported.
+The pods are started by a Job, not by torchrun: the node rank is the pod's index, everything else is in the plan. The
+variables must be set before torch is imported.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Who am I among the ranks, and what do the others say.
 
-Exists so that code that proves or agrees on something reads the same in one process and in a gang. Called by
-models.py, proof.py, reference/ and states.py.
+With this, code that proves or agrees on something reads the same in one process and in a gang.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Stops training on SIGTERM: all ranks agree at the end of a step, and save at the next generation boundary if the
 grace period allows it.
 
-Exists because the ranks of a gang get SIGTERM at different times, or only some of them, while a checkpoint and a stop
-need all of them at the same step. A TrainerCallback; fed by pulse.py.
+The ranks of a gang get SIGTERM at different times, or only some of them get it, while a checkpoint and a stop need all
+of them at the same step. This is the rule alone; the step's exchange brings it what the ranks say.
 """
 
 import math

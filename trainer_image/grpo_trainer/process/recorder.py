@@ -1,7 +1,7 @@
 """What a run knows about itself: stage, step, start-up times, metrics, memory and samples, behind one lock.
 
-Exists so that the trainer's callbacks write and the HTTP server, the watchdog and the outcome read without knowing
-each other. One per process, made by `__main__` before torch is imported.
+The trainer's callbacks write it; the HTTP server, the watchdog and the outcome read it, and none of them knows the
+others. There is one per process, made before torch is imported.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Runs several training processes in one pod and speaks for them with one Outcome.
 
-Exists because a pod with M GPUs needs M processes, while the kubelet signals and hears only one. Forwards SIGTERM,
-ends the survivors when one process fails, and finds the words for a process that died without any (SIGKILL, the
-kernel's OOM killer). Called by `__main__`.
+A pod with M GPUs needs M processes, while the kubelet signals and hears only one. This one passes SIGTERM on, ends the
+survivors when one process fails, and finds the words for a process that died without any (SIGKILL, the kernel's OOM
+killer).
 """
 
 import os

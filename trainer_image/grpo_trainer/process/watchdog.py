@@ -1,7 +1,7 @@
 """Ends a process that makes no progress, and one that was told to stop and can't.
 
-Exists because a stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception
-nor a Python signal handler can reach it. A daemon thread; started by worker.py, it ends the process itself.
+A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception nor a Python
+signal handler can reach it. So a daemon thread watches, and ends the process from there.
 """
 
 import faulthandler

@@ -1,8 +1,8 @@
 """Strategy Adapter: the policy is base + LoRA, the reference is the base with the adapter disabled.
 
-Exists because it needs no second model: TRL disables the adapter under no_grad (trl/trainer/utils.py, `use_adapter`).
-What TRL leaves out is done here: while the adapter is off, the model is in eval mode, so that dropout inside the base
-can't make the reference random. Called by engine.py.
+It needs no second model: TRL disables the adapter under no_grad (trl/trainer/utils.py, `use_adapter`). What TRL leaves
+out is done here: while the adapter is off, the model is in eval mode, so that dropout inside the base can't make the
+reference random.
 """
 
 from __future__ import annotations

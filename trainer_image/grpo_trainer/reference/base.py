@@ -1,9 +1,9 @@
 """The interface of a reference strategy.
 
-Exists so that the engine can hold any strategy without knowing which. Subclassed by the other modules of this
-package; called by engine.py in this order: `check` (before anything is built), `build` (inside GRPOTrainer's
-constructor, before TRL wraps the result), `prepare` (TRL wraps it for DeepSpeed), `attach` (constructor is done),
-`scoring` (around every forward pass), `move` (sync), `save` and `restore` (checkpoints).
+The engine works with any strategy without knowing which. It calls them in this order: `check` (before anything is
+built), `build` (inside GRPOTrainer's constructor, before TRL wraps the result), `prepare` (TRL wraps it for DeepSpeed),
+`attach` (the constructor is done), `scoring` (around every forward pass), `move` (sync), `save` and `restore`
+(checkpoints).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ReferenceStrategy(ABC):
         self.sync = sync
 
     def check(self, zero_stage: int, adapter: bool, beta: float) -> None:
-        """Refuses what can't work before anything is loaded or wrapped.
+        """Rejects what can't work before anything is loaded or wrapped.
 
         Raises:
             BadInput: the strategy doesn't fit the parallelism, the method or beta.

@@ -1,7 +1,6 @@
 """Keeps the reference right while TRL trains: after a resume, at every sync and at the end.
 
-Exists as the callback of PolicyTrainer, so that the engine itself only holds what touches TRL's private names.
-Registered by engine.py; nobody else calls it.
+These are TRL's public moments, and so no business of the engine, which has only what touches TRL's private names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Strategy Clone: a deep copy of the policy at step 0, a full one on every GPU.
 
-Exists because a copy needs no second read of the checkpoint and can't differ from the policy it is copied from.
-Chosen by the planner where memory allows; called by engine.py.
+The copy needs no second read of the checkpoint and can't differ from the policy it is copied from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Strategy None: no reference, for beta 0.
-
-Exists so that the engine needs no special case. Called by engine.py.
-"""
+"""Strategy None: no reference, for beta 0; with it the engine needs no special case."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Strategy Offload: a frozen copy in host memory, on the GPU only for the reference pass.
 
-Exists for a GPU that has room for the copy during that pass, when gradients and activations are gone, but not
-throughout the step. Called by engine.py. Without ZeRO-3 only; there it is Sharded with spec.reference.offload.
+For a GPU that has room for the copy during that pass, when gradients and activations are gone, but not throughout the
+step. Without ZeRO-3 only; there it is Sharded with spec.reference.offload.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Strategy Sharded: under ZeRO-3, the checkpoint loaded a second time and partitioned over all ranks.
 
-Exists because a partitioned policy can't be copied: between passes its parameters have shape (0,). Rank 0 reads, the
-others receive their partitions. With spec.reference.offload the partitions live in host memory or on a disk and
-DeepSpeed streams them in (zero_optimization.offload_param). Called by engine.py.
+A partitioned policy can't be copied: between passes its parameters have shape (0,). Rank 0 reads, the others receive
+their partitions. With spec.reference.offload the partitions live in host memory or on a disk and DeepSpeed streams
+them in (zero_optimization.offload_param).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Sharded(ReferenceStrategy):
     def _config(self, trainer: PolicyTrainer) -> Iterator[None]:
         """transformers' global DeepSpeed config is the reference's inside, the policy's afterwards."""
         policy = trainer.args.hf_deepspeed_config
-        reference = HfDeepSpeedConfig(self.config(policy.config))  # held by name: transformers keeps a weak reference
+        reference = HfDeepSpeedConfig(self.config(policy.config))  # kept by name: transformers has but a weak reference
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
 """The `accuracy` reward: does the completion's answer equal the dataset's?
 
-Exists for datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer like
-`9^{9^{9^9}}` would else keep the training busy for ever. Built by reward_set.
+For datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer like
+`9^{9^{9^9}}` would else keep the training busy for ever.
 """
 
 from collections.abc import Callable, Sequence

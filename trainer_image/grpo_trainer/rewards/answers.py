@@ -1,7 +1,4 @@
-"""Finding the answer in a text and comparing two answers: pure functions, linear in the length of the text.
-
-Exists apart from the reward so that each rule can be tested by hand-computed cases. Used by accuracy.py.
-"""
+"""Finding the answer in a text and comparing two answers: pure functions, linear in the length of the text."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation

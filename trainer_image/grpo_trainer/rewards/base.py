@@ -1,6 +1,6 @@
 """What all reward functions share: the text of a completion, counters, time budgets and errors that name the sample.
 
-Exists so that every kind of reward fails, times out and reports in one way. Imported by the modules of this package.
+Every kind of reward thus fails, times out and reports in one way.
 """
 
 import time

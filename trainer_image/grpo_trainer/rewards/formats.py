@@ -1,8 +1,8 @@
 """The `format` reward: does the whole completion match a regular expression?
 
-Exists because a pattern and a completion together can take exponential time: matching runs in the `regex` package,
-which can be timed out and releases the GIL, so a bad pattern costs its budget and freezes nobody. `regex` measures its
-time-outs in CPU seconds of the process, all threads together (C's clock()). Built by reward_set.
+A pattern and a completion together can take exponential time. Matching therefore runs in the `regex` package, which can
+be timed out and releases the GIL: a bad pattern costs its budget and freezes nobody. `regex` measures its time-outs in
+CPU seconds of the process, all threads together (C's clock()).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """RewardSet: `spec.rewards` as the functions, weights and names that TRL's trainer takes.
 
-Exists as the one place where a declared reward becomes a callable. Built by the worker before the trainer. Torch and
-transformers are imported where a reward is a model, and only then.
+The one place where a declared reward becomes a callable. Torch and transformers are imported where a reward is a model,
+and only then.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RewardSet:
         """Whether the dataset has what the rewards need, before anything is trained.
 
         Raises:
-            BadInput: an answer column is missing, or one of its cells holds no answer (names the row); or a reward
+            BadInput: an answer column is missing, or one of its cells has no answer (names the row); or a reward
                 model can't read chats.
         """
         for spec, name, tokenizer in zip(self.specs, self.names, self.processing_classes, strict=True):
@@ -148,7 +148,7 @@ def _build(
         return python_function(name, reward.python, counters, root / str(position))
     if reward.http:
         return HTTPFunction(name, reward.http, counters, os.environ.get(reward_token_env(position)))
-    assert reward.model is not None, "the API refuses a reward without a kind"
+    assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model
 
     return reward_model(name, reward.model, device)

@@ -1,7 +1,7 @@
-"""Feeds TRL's logs and completions into the recorder, and stops a run whose KL diverges.
+"""Feeds TRL's logs and completions into the recorder, and writes each step as one JSON line.
 
-Exists because TRL writes its numbers to experiment trackers only. TrainerCallbacks of the trainer that worker.py
-builds; keys that a step did not log are left as they were, never set to zero.
+TRL writes its numbers to experiment trackers only. A key that a step did not log keeps its last value; it is never set
+to zero.
 """
 
 import json

@@ -1,7 +1,6 @@
 """What the engine shows of a step while it runs: the phase clock, and a few completions with their rewards.
 
-Exists so that the engine, which touches TRL's private names, knows nothing of telemetry. Made by building.py, called by
-engine.py, read by the callbacks.
+The engine, which touches TRL's private names, writes here and knows nothing else of telemetry.
 """
 
 import time

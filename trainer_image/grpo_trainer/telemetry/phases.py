@@ -1,9 +1,7 @@
-"""Measures the parts of a step: seconds, and the peak of device memory, of generate, reward, reference, forward,
-backward and step.
+"""Measures the phases of a step: seconds, and the peak of device memory.
 
-Exists so that a slow or hungry part has a name, and so that the plan's memory prediction can be compared phase by
-phase; everything before the first of them is the phase `load`. Switched by engine.py and the callbacks, read once per
-step by pulse.py.
+A slow or hungry phase thus has a name, and the plan's memory prediction is compared phase by phase. Everything before
+the first of them is the phase `load`.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Rank 0's HTTP server: /progress (JSON), /metrics (Prometheus) and /healthz.
 
-Exists because the operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no
-part in training; started by worker.py.
+The operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no part in
+training.
 """
 
 import os

@@ -1,7 +1,6 @@
-"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times and memory peaks.
+"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times, memory peaks, reward failures.
 
-Exists so that agreeing on a stop and showing the slowest rank cost one small collective together, and none of them
-a synchronisation of the GPU. A TrainerCallback of the trainer that worker.py builds.
+Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it synchronises the GPU.
 """
 
 import time

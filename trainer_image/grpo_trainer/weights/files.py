@@ -1,8 +1,7 @@
 """The safetensors files of a checkpoint, read slice by slice.
 
-Exists so that a rank can compare its own part of a model with its own copy of the file, without reading or holding
-more than that. Only safetensors: a pickle runs code when it is read, and can't be read in slices.
-Called by models.py (are the files whole?) and proof.py (are the weights these?).
+A rank compares its own part of a model with its own copy of the file, and never needs memory for more than that. Only
+safetensors: a pickle runs code when it is read, and can't be read in slices.
 """
 
 import json
@@ -27,7 +26,7 @@ class WeightFiles:
     """Tensors of one or more safetensors files by their key. A context manager: files are open only inside it."""
 
     paths: dict[str, Path]
-    """Key of every tensor, and the file that holds it."""
+    """Key of every tensor, and the file that has it."""
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
 
@@ -74,7 +73,7 @@ def open_weights(folder: Path) -> WeightFiles:
     if not files:
         raise BadInput(
             f"model folder {folder} has neither {WHOLE} nor {INDEX} nor {ADAPTER}; save the model with "
-            "save_pretrained (pickled weights are refused: reading them runs code)"
+            "save_pretrained (pickled weights are never read: that runs code)"
         )
     return WeightFiles({key: path for path in files for key in _keys(path)})
 

@@ -1,7 +1,7 @@
 """Finds the tensor of a checkpoint that belongs to a parameter of a model.
 
-Exists because names differ: tied parameters are saved under one of their names, PEFT prefixes and wraps, and some
-architectures are saved in another form than they run in. Called by proof.py.
+Names differ: tied parameters are saved under one of their names, PEFT prefixes and wraps, and some architectures are
+saved in another form than they run in.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The part of a parameter that this rank holds, with and without ZeRO-3.
 
-Exists because ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`: the
-proof, the reference's sync and its checkpoint all work on that share, so that none of them needs a gather.
+ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`: the proof, the
+reference's sync and its checkpoint all work on that share, so that none of them needs a gather.
 Facts of DeepSpeed 0.19: shares are equal ranges of the flattened parameter, the last one padded
 (deepspeed/runtime/zero/partition_parameters.py, `_partition_param`).
 """

@@ -1,14 +1,14 @@
 """Proves on every rank that a model holds exactly the weights of its checkpoint.
 
-Exists because wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the policies
-of the other ranks and leaves their references as they were. Each rank compares its own elements (all, or its ZeRO-3
-partition) with the same slice of its own file, bit for bit, and the ranks exchange fingerprints of what they hold
-whole. That needs no network beyond those, and costs one read of the rank's share.
+Wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the policies of the other
+ranks and leaves their references as they were. Each rank compares its own elements (all, or its ZeRO-3 partition) with
+the same slice of its own file, bit for bit, and the ranks exchange fingerprints of what they hold whole. That needs no
+network beyond those, and costs one read of the rank's share. It must come before TRL wraps anything, since wrapping
+overwrites what differs.
 
 A parameter whose key in the file has another name or form (transformers merges the experts of a mixture, for example)
 is gathered alone and compared in the file's form, converted by transformers itself. A fresh adapter is in no file: it
-must be the same on all ranks. Called by engine.py before TRL wraps anything, since wrapping overwrites what differs,
-by models.py for reward models and by bootstrap.py after a resume.
+must be the same on all ranks.
 """
 
 import time
@@ -34,7 +34,7 @@ CHUNK = 1 << 24
 """Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """What was proven, and what it cost."""
 
@@ -54,7 +54,7 @@ class Proof:
     """One name for the weights; the same for the same weights, parallelism and world size."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Finding:
     """What one rank found."""
 

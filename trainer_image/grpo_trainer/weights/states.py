@@ -1,8 +1,8 @@
 """The policy trains, everything else stands still: checked, not assumed.
 
-Exists because a reference that trains, or a reward model in train mode, changes results without any error (TRL 1.16
-leaves requires_grad on in its reference). GRPO has no value model: the mean reward of a group is the baseline, so
-there is nothing of that kind to check. Called by engine.py at the start, after a resume and after every sync.
+A reference that trains, or a reward model in train mode, changes results without any error (TRL 1.16 leaves
+requires_grad on in its reference). GRPO has no value model: the mean reward of a group is the baseline, so there is
+nothing of that kind to check.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
 def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
     """The model's parameters that an optimizer steps, also through accelerate's and DeepSpeed's wrappers.
 
-    DeepSpeed's ZeRO optimizers hold flat copies in `param_groups` and the model's own in `fp16_groups` (stage 3) or
+    DeepSpeed's ZeRO optimizers have flat copies in `param_groups` and the model's own in `fp16_groups` (stage 3) or
     `bit16_groups` (stages 1 and 2), whatever the dtype.
     """
     while optimizer is not None:
