@@ -67,6 +67,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         strategy.check(zero_stage(args), adapter, args.beta)
         if not adapter:
             self.prove("policy", loaded.model)
+        # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's weights.
         with _own_reference(self):
             super().__init__(
                 model=loaded.model,
@@ -145,6 +146,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
 
     def _finite_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         metrics = self._metrics["train" if self.model.training else "eval"]
+        # TRL appends to its metrics within the pass: where the pass is done again, the first one's are taken back.
         before = {key: len(values) for key, values in metrics.items()}
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         if self.beta == 0.0:
@@ -195,7 +197,7 @@ def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
 
     The policy is an instance, so that the loader is called for the reference alone.
     """
-    wrap = grpo_trainer.prepare_deepspeed
+    wrap = grpo_trainer.prepare_deepspeed  # TRL's own, with which a strategy may wrap
 
     def build(*_: Any, **__: Any) -> nn.Module:
         reference = trainer.strategy.build(trainer)

@@ -34,7 +34,7 @@ def export_model(plan: TrainingPlan, source: Source, save: Callable[[str], None]
     folder = root / EXPORT
     temporary = folder.with_name(f".{EXPORT}-{ATTEMPT_PREFIX}{plan.job.attempt}")
     save(str(temporary))
-    ranks.together(lambda: _publish(plan, source, temporary, folder) if ranks.rank() == 0 else None)
+    ranks.on_main(lambda: _publish(plan, source, temporary, folder))
     return folder
 
 

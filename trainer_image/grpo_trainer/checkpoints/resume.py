@@ -23,7 +23,7 @@ def claim_folder(plan: TrainingPlan) -> None:
     """
     if plan.checkpoint_directory is None:
         return
-    ranks.together(lambda: claim(plan) if ranks.rank() == 0 else None)
+    ranks.on_main(lambda: claim(plan))
     path = Path(plan.checkpoint_directory) / OWNER
     ranks.together(lambda: _require_visible(path))
 
@@ -44,6 +44,7 @@ def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
     """
     if plan.checkpoint_directory is None:
         return None
+    # rank 0's list for all: a volume may show its folders to one node later than to another
     own = complete(Path(plan.checkpoint_directory)) if ranks.rank() == 0 else []
     found = ranks.gather(own)[0]
     damaged = []

@@ -49,20 +49,15 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 def seal(plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, str]) -> None:
     """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0."""
-    ranks.gather(None)  # every rank has written its files
+    ranks.gather(None)  # a barrier: transformers returns on each rank when that rank's own files are written
+    # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
     names = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else [])[0]
     share = record(checkpoint, names[ranks.rank() :: ranks.world_size()])
     files = {name: entry for part in ranks.gather(share) for name, entry in part.items()}
-    ranks.together(
-        lambda: _commit_on_main(
-            plan,
-            checkpoint,
-            Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items()))),
-        )
-    )
+    manifest = Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items())))
+    ranks.on_main(lambda: _commit(plan, checkpoint, manifest))
 
 
-def _commit_on_main(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
-    if ranks.rank() == 0:
-        commit(plan, checkpoint, manifest)
-        rotate(plan)
+def _commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
+    commit(plan, checkpoint, manifest)
+    rotate(plan)  # only now: until its manifest stands, the new checkpoint replaces no old one

@@ -1,8 +1,8 @@
 """Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete, which one to resume.
 
 Neither a crash in the middle of a write nor an old pod that lives on can damage a run, by two rules. A checkpoint
-counts only with its manifest, which is written last and disappears first. And an attempt must own the folder to commit:
-owner.json names the newest attempt that claimed it, and its number only grows.
+counts only with its manifest, which is written last and disappears first. And an attempt commits only
+while it owns the folder: owner.json names the newest attempt that claimed it.
 
 Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
 """
@@ -34,6 +34,8 @@ def claim(plan: TrainingPlan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
         require_owner(plan)
+    # Check and write are two steps, so of two attempts that claim at once both may pass. Each writes below its own
+    # folder: that costs time and damages nothing.
     owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
     write_atomically(folder / OWNER, owner.model_dump_json())
     (folder / f"attempt-{plan.job.attempt}").mkdir(exist_ok=True)
@@ -92,6 +94,7 @@ def record(checkpoint: Path, names: Iterable[str]) -> dict[str, FileRecord]:
 
 def _record_one(path: Path) -> FileRecord:
     with path.open("rb") as file:
+        # a manifest that outlives a power cut must not vouch for bytes that were in the page cache only
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileRecord(bytes=file.tell(), sha256=digest)
@@ -131,6 +134,7 @@ def rotate(plan: TrainingPlan) -> None:
     kept = complete(folder)
     for old in kept[plan.checkpoint.keep :]:
         (old / MANIFEST).unlink(missing_ok=True)
+    # an incomplete folder of a newer attempt stays: that attempt is writing it just now
     for attempt in folder.glob(ATTEMPTS):
         for checkpoint in attempt.glob(CHECKPOINTS):
             if not (checkpoint / MANIFEST).exists() and number(attempt) <= plan.job.attempt:

@@ -40,6 +40,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     outcome_file: Path
     descriptor: int = field(init=False)
+    """A pidfd: readable once the process has ended, so that one selector waits for all of them, and with a time-out."""
 
     def __post_init__(self) -> None:
         self.descriptor = os.pidfd_open(self.process.pid)
@@ -99,6 +100,8 @@ def _wait(workers: list[Worker]) -> list[Worker]:
             for key, _ in selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 selector.unregister(key.fileobj)
                 ended.append(key.data)
+            # no hurry after the first failure: a peer that finds out by itself says what it lost and how far it was and
+            # keeps its outcome; one that is stuck is told, and then made, to end
             failed = any(worker.process.poll() not in (None, 0) for worker in ended)
             if failed and deadline is None:
                 deadline = time.monotonic() + SURVIVOR_SECONDS
@@ -119,6 +122,7 @@ def _outcome_of(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome
     if said is not None:
         return said
     code, unknown = worker.process.wait(), Progress(attempt=plan.job.attempt)
+    # the counter is the container's: only together with this process's SIGKILL does it mean this process
     if code == -signal.SIGKILL and oom_killed:
         text = f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit is too low for it"
         return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown)

@@ -110,6 +110,8 @@ def _all(parameter: nn.Parameter) -> Share:
 
 
 def _partition(parameter: Any) -> Share:
+    # All shares have one length; where it does not divide the parameter, the last ranks' shares end in padding, and a
+    # parameter smaller than the world leaves some with nothing but padding: start is then the end.
     padded = parameter.ds_tensor.detach().view(-1)
     start = min(parameter.ds_zero_partition_rank * padded.numel(), parameter.ds_numel)
     return Share(padded[: max(0, min(padded.numel(), parameter.ds_numel - start))], start, shape(parameter))

@@ -102,6 +102,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
         across_ranks=forms["absent"],
         bytes=finding.bytes,
         seconds=time.perf_counter() - start,
+        # whole on every rank: one rank's say is all; partitioned: the ranks' shares in order
         fingerprint=combined(combined(item.held.values()) for item in findings[: 1 if finding.whole else None]),
     )
 
@@ -140,6 +141,8 @@ def _described(item: tuple[str, TensorKey] | None) -> str:
 def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> None:
     """Adds one parameter to the finding. After the first difference only fingerprints are taken."""
     converted = parameter.key.form == "converted"
+    # Gathering is a collective: whether a parameter is gathered follows from its key alone, on which all ranks have
+    # agreed (_same_keys), and never from what this rank has found so far.
     with (partition.gathered if converted else partition.held)(parameter.tensor) as share:
         name, held = parameter.name, fingerprint(share.tensor)
         finding.held[name] = held
@@ -187,6 +190,7 @@ def _expected(key: TensorKey, share: partition.Share, files: WeightFiles) -> str
 
 def _judge(findings: list[_Finding], what: str) -> None:
     """Raises for the first parameter, in the model's order, that is wrong anywhere."""
+    # the files first: that a rank differs from its own file names the fault better than that it differs from its peers
     wrong = [number for number, finding in enumerate(findings) if finding.different]
     if wrong:
         first = findings[wrong[0]]
