@@ -18,7 +18,7 @@ MESSAGE_CHARACTERS = 3072
 MAX_METRICS = 16
 """Most metrics that an Outcome carries."""
 LOAD = "load"
-"""What comes before the first step, as a phase of memory; it takes its time once, so it is no phase of a step."""
+"""What comes before the first step, as a phase of memory; it takes its time once, so it is not a phase of a step."""
 STEP_PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
 """The phases of a step, in its order; keys of `Progress.memory` and values of the metrics' label `step_phase`."""
 

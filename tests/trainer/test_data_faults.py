@@ -33,8 +33,8 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
     [
         (b"", r"a.jsonl is empty"),
         (b"\n\n", r"a.jsonl has no rows"),
-        (GOOD.encode() + b"\n{oops}\n", r"a.jsonl line 2 is no JSON object: Expecting property name"),
-        (b'["a"]\n', r"a.jsonl line 1 is no JSON object but '\[\"a\"\]'; write one per line"),
+        (GOOD.encode() + b"\n{oops}\n", r"a.jsonl line 2 is not a JSON object: Expecting property name"),
+        (b'["a"]\n', r"a.jsonl line 1 is not a JSON object but '\[\"a\"\]'; write one per line"),
         (b'{"prompt": "x", "prompt": "y"}\n', r"a.jsonl line 1: column 'prompt' occurs twice"),
         (
             GOOD.encode() + b'\n\n{"prompt": "x", "answer": "\xe4"}\n',
@@ -58,7 +58,7 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
         ),
         (b'{"prompt": "x", "n": 123456789012345678901234567890}', r"a.jsonl line 1, column 'n'"),
         (b'{"prompt": "x", "completions": "y"}', r"column 'completions' has a name .* such as my_completions"),
-        (b"[" * 100_000, r"a.jsonl line 1 is no JSON object"),
+        (b"[" * 100_000, r"a.jsonl line 1 is not a JSON object"),
     ],
 )
 def test_jsonl_faults(tmp_path: Path, content: bytes, message: str) -> None:
@@ -75,8 +75,8 @@ def test_jsonl_faults(tmp_path: Path, content: bytes, message: str) -> None:
         (b"prompt,prompt\nx,y\n", r"a.csv line 1: column 'prompt' occurs twice"),
         (b"prompt,answer\nx,y\nx,y,z\n", r"a.csv line 3: 3 cells under a header of 2; quote cells with commas"),
         (b'prompt,answer\n"two\nlines",y\nx,\xff\n', r"a.csv line 4, column 'answer' is not UTF-8 \(b'\\xff'\)"),
-        (b'prompt,answer\n"x"y,z\n', r"a.csv line 2 is no CSV"),
-        (b'prompt,answer\n"open,y\n', r"a.csv line 2 is no CSV: unexpected end of data"),
+        (b'prompt,answer\n"x"y,z\n', r"a.csv line 2 is not CSV"),
+        (b'prompt,answer\n"open,y\n', r"a.csv line 2 is not CSV: unexpected end of data"),
         (b"prompt,answer\n,y\n", r"a.csv line 2, column 'prompt': the prompt is empty"),
     ],
 )
@@ -103,7 +103,7 @@ def test_parquet_faults(tmp_path: Path) -> None:
     ("chat", "message"),
     [
         ([], r"line 1, column 'prompt': \[\] is neither text nor"),
-        (["hi"], r"line 1, column 'prompt', message 1: 'hi' is no message"),
+        (["hi"], r"line 1, column 'prompt', message 1: 'hi' is not a message"),
         ([CHAT, {"role": "user"}], r"message 2 has the keys \['role'\]; both role and content are needed"),
         ([{**CHAT, "name": "x"}], r"message 1 has the keys \['content', 'name', 'role'\]"),
         ([{"role": "robot", "content": "x"}], r"message 1: role 'robot' is none of system, user, assistant, tool"),

@@ -71,8 +71,14 @@ def test_files_and_tokens_are_found_by_position(tmp_path: Path, monkeypatch: pyt
             {"answerColumn": "result"},
             r"'accuracy': column 'result' is not in the dataset; set accuracy.answerColumn to one",
         ),
-        ({"answerColumn": "none"}, r"column 'none', row 1 of those that are trained on: None is no text or number"),
-        ({"answerColumn": "word", "compare": "Numeric"}, r"row 1 .*'two' is no number; set accuracy.compare to Exact"),
+        (
+            {"answerColumn": "none"},
+            r"column 'none', row 1 of those that are trained on: None is neither text nor a number",
+        ),
+        (
+            {"answerColumn": "word", "compare": "Numeric"},
+            r"row 1 .*'two' is not a number; set accuracy.compare to Exact",
+        ),
     ],
 )
 def test_answers_are_checked_before_training(accuracy: dict[str, Any], message: str) -> None:

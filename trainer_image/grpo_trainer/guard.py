@@ -14,7 +14,7 @@ from .errors import DivergedKL
 
 
 class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run when the KL stays above guard.maxKL; a KL that is no finite number counts as above."""
+    """Ends the run when the KL stays above guard.maxKL; a KL that is not a finite number counts as above."""
 
     def __init__(self, guard: GuardSpec) -> None:
         self._guard = guard

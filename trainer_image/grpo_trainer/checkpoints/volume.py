@@ -78,7 +78,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     except OSError as error:
         raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
     except ValidationError as error:
-        raise BadInput(f"{checkpoint / MANIFEST} is no manifest: {error.errors()[0]['msg']}") from error
+        raise BadInput(f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
 
 
 def list_files(checkpoint: Path) -> list[str]:

@@ -175,9 +175,11 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
             try:
                 row = json.loads(line, object_pairs_hook=unique)
             except (json.JSONDecodeError, RecursionError) as error:
-                raise BadInput(f"{name} line {number} is no JSON object: {error}") from error
+                raise BadInput(f"{name} line {number} is not a JSON object: {error}") from error
             if not isinstance(row, dict):
-                raise BadInput(f"{name} line {number} is no JSON object but {line.strip()!r:.60}; write one per line")
+                raise BadInput(
+                    f"{name} line {number} is not a JSON object but {line.strip()!r:.60}; write one per line"
+                )
             _check_text(name, number, row)
             yield number, row
 
@@ -199,7 +201,7 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
                 _check_text(name, reader.line_num, row)
                 yield reader.line_num, row
         except csv.Error as error:
-            raise BadInput(f"{name} line {reader.line_num} is no CSV: {error}") from error
+            raise BadInput(f"{name} line {reader.line_num} is not CSV: {error}") from error
 
 
 def _first_repeated(names: list[str]) -> str | None:

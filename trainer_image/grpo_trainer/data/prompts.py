@@ -34,7 +34,7 @@ def build_prompt(value: Any, system_prompt: str | None, place: str) -> Prompt:
 
 def _message(message: Any, place: str) -> Message:
     if not isinstance(message, dict):
-        raise BadInput(f"{place}: {message!r:.80} is no message; write {{role, content}}")
+        raise BadInput(f"{place}: {message!r:.80} is not a message; write {{role, content}}")
     # a table fills keys that other rows have with None
     given = {key: value for key, value in message.items() if value is not None}
     if given.keys() != {"role", "content"}:

@@ -1,4 +1,4 @@
-"""Brings the ranks together: one TCP store on rank 0, one process group, one control group for small messages.
+"""Brings the ranks together: one TCP store on rank 0, and one process group.
 
 torch's own rendezvous says only that a time is up; here the message names the ranks that did not come.
 """

@@ -64,7 +64,7 @@ def checked_scores(scores: Sequence[object], *, name: str, step: int, expected: 
     """The scores as floats and Nones.
 
     Raises:
-        RewardError: there are more or fewer than `expected`, or one is no finite number.
+        RewardError: there are more or fewer than `expected`, or one is not a finite number.
     """
     if len(scores) != expected:
         raise reward_error(

@@ -23,7 +23,7 @@ class FormatFunction:
         """Compiles the pattern.
 
         Raises:
-            BadInput: the pattern is no regular expression.
+            BadInput: the pattern is not a regular expression.
         """
         self.__name__ = name
         self._spec = spec
@@ -31,7 +31,7 @@ class FormatFunction:
         try:
             self._pattern = regex.compile(spec.pattern)
         except regex.error as error:
-            problem = f"format.pattern {spec.pattern!r:.200} is no regular expression: {error}"
+            problem = f"format.pattern {spec.pattern!r:.200} is not a regular expression: {error}"
             raise BadInput(f"reward {name!r}: {problem}; correct the pattern") from error
 
     @property

@@ -130,7 +130,7 @@ class HTTPFunction:
         try:
             rewards = json.loads(answer)["rewards"]
         except (ValueError, LookupError, TypeError) as error:
-            raise _Failed(f'the answer is no {{"rewards": [...]}}: {answer[:80]!r}') from error
+            raise _Failed(f'the answer is not {{"rewards": [...]}}: {answer[:80]!r}') from error
         if not isinstance(rewards, list):
             raise _Failed(f"the answer's rewards are {rewards!r:.80}, no list")
         try:

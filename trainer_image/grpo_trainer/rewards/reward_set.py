@@ -104,13 +104,14 @@ def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: 
     if column not in rows.column_names:
         raise BadInput(f"{where} is not in the dataset; set accuracy.answerColumn to one of {rows.column_names}")
     for index, cell in enumerate(rows[column]):
+        row = f"{where}, row {index + 1} of those that are trained on"
         if not isinstance(cell, str | int | float):
-            raise BadInput(f"{where}, row {index + 1} of those that are trained on: {cell!r:.80} is no text or number")
+            raise BadInput(f"{row}: {cell!r:.80} is neither text nor a number")
         if not expected_answer(cell):
-            raise BadInput(f"{where}, row {index + 1} of those that are trained on: the answer is empty")
+            raise BadInput(f"{row}: the answer is empty")
         if numeric and number(expected_answer(cell)) is None:
-            problem = f"{expected_answer(cell)!r:.80} is no number; set accuracy.compare to Exact or Math"
-            raise BadInput(f"{where}, row {index + 1} of those that are trained on: {problem}")
+            problem = f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to Exact or Math"
+            raise BadInput(f"{row}: {problem}")
 
 
 def build_rewards(

@@ -79,6 +79,6 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
 
 
 def _by_key(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that are no finite numbers, by the catalogue's keys: a log must show a NaN."""
+    """Values that are not finite numbers, by the catalogue's keys: a log must show a NaN."""
     named = {_BY_TRL_KEY[name]: value for name, value in logs.items() if name in _BY_TRL_KEY}
     return {key: value for key, value in named.items() if isinstance(value, float) and not math.isfinite(value)}

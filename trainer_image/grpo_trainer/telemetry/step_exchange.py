@@ -65,7 +65,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._clock.enter("step")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """It ended."""
+        """The optimizer step ended."""
         self._clock.enter(None)
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
