@@ -7,8 +7,8 @@ slows one down slows the other down too. Run by hand (three minutes):
     python -m benchmarks.trainer_overhead [--pairs 5] [--steps 20] [--write]
 
 Bare TRL is trl.GRPOTrainer with the same GRPOConfig and an equal reward function; ours is everything that a pod runs,
-but for the rendezvous: server, watchdog, pulse, telemetry, samples, seals. Both must log the same rewards. Prints every
-pair of `steps` steps each and the medians; exits 1 above the limits.
+but for the rendezvous: server, watchdog, step exchange, telemetry, samples, seals. Both must log the same rewards.
+Prints every pair of `steps` steps each and the medians; exits 1 above the limits.
 """
 
 import argparse

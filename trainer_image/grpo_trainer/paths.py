@@ -28,7 +28,12 @@ def run_folder(plan: TrainingPlan) -> Path | None:
 def attempt_folder(plan: TrainingPlan) -> Path | None:
     """Folder of this attempt's checkpoints, samples and outcomes; None without a shared volume."""
     folder = run_folder(plan)
-    return folder and folder / f"{ATTEMPT_PREFIX}{plan.job.attempt}"
+    return folder and folder / attempt_name(plan)
+
+
+def attempt_name(plan: TrainingPlan) -> str:
+    """Name of this attempt's folder."""
+    return f"{ATTEMPT_PREFIX}{plan.job.attempt}"
 
 
 def checkpoint_folder(attempt: Path, step: int) -> Path:

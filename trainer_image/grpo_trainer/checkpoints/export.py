@@ -11,12 +11,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from grpo_api.contract import ATTEMPT_PREFIX
 from grpo_api.plan import TrainingPlan
 
 from ..files import sync_folder
 from ..gang import ranks
-from ..paths import run_folder
+from ..paths import attempt_name, run_folder
 from ..weights.models import Source
 from .volume import require_owner
 
@@ -32,7 +31,7 @@ def export_model(plan: TrainingPlan, source: Source, save: Callable[[str], None]
     if root is None:
         return None
     folder = root / EXPORT
-    temporary = folder.with_name(f".{EXPORT}-{ATTEMPT_PREFIX}{plan.job.attempt}")
+    temporary = folder.with_name(f".{EXPORT}-{attempt_name(plan)}")
     save(str(temporary))
     ranks.on_main(lambda: _publish(plan, source, temporary, folder))
     return folder

@@ -9,6 +9,7 @@ from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput
 from ..gang import ranks
+from ..paths import run_folder
 from .identity import require_same_run
 from .manifest import OWNER
 from .volume import claim, complete, damage, read_manifest
@@ -21,11 +22,11 @@ def claim_folder(plan: TrainingPlan) -> None:
         BadInput: the folder belongs to another job, or isn't shared by all nodes.
         Preempted: a newer attempt owns it.
     """
-    if plan.checkpoint_directory is None:
+    folder = run_folder(plan)
+    if folder is None:
         return
     ranks.on_main(lambda: claim(plan))
-    path = Path(plan.checkpoint_directory) / OWNER
-    ranks.together(lambda: _require_visible(path))
+    ranks.together(lambda: _require_visible(folder / OWNER))
 
 
 def _require_visible(path: Path) -> None:
@@ -42,10 +43,11 @@ def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
     Raises:
         BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
-    if plan.checkpoint_directory is None:
+    folder = run_folder(plan)
+    if folder is None:
         return None
     # rank 0's list for all: a volume may show its folders to one node later than to another
-    own = complete(Path(plan.checkpoint_directory)) if ranks.rank() == 0 else []
+    own = complete(folder) if ranks.rank() == 0 else []
     found = ranks.gather(own)[0]
     damaged = []
     for checkpoint in found:

@@ -1,8 +1,8 @@
 """Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete, which one to resume.
 
 Neither a crash in the middle of a write nor an old pod that lives on can damage a run, by two rules. A checkpoint
-counts only with its manifest, which is written last and disappears first. And an attempt commits only
-while it owns the folder: owner.json names the newest attempt that claimed it.
+counts only with its manifest, which is written last and disappears first. And an attempt commits only while it owns the
+folder: owner.json names the newest attempt that claimed it.
 
 Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
 """
@@ -19,7 +19,7 @@ from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput, Preempted
 from ..files import write_atomically
-from ..paths import ATTEMPTS, CHECKPOINTS, number
+from ..paths import ATTEMPTS, CHECKPOINTS, attempt_name, number, run_folder
 from .manifest import MANIFEST, OWNER, FileRecord, Manifest, Owner
 
 
@@ -30,7 +30,7 @@ def claim(plan: TrainingPlan) -> None:
         BadInput: another job owns the folder.
         Preempted: a newer attempt has claimed it already.
     """
-    folder = Path(plan.checkpoint_directory or "")
+    folder = _folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
         require_owner(plan)
@@ -38,7 +38,7 @@ def claim(plan: TrainingPlan) -> None:
     # folder: that costs time and damages nothing.
     owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
     write_atomically(folder / OWNER, owner.model_dump_json())
-    (folder / f"attempt-{plan.job.attempt}").mkdir(exist_ok=True)
+    (folder / attempt_name(plan)).mkdir(exist_ok=True)
 
 
 def require_owner(plan: TrainingPlan) -> None:
@@ -48,7 +48,7 @@ def require_owner(plan: TrainingPlan) -> None:
         BadInput: another job owns it.
         Preempted: a newer attempt owns it.
     """
-    path = Path(plan.checkpoint_directory or "") / OWNER
+    path = _folder(plan) / OWNER
     owner = Owner.model_validate_json(path.read_text(encoding="utf-8"))
     if owner.uid != plan.job.uid:
         raise BadInput(
@@ -59,6 +59,12 @@ def require_owner(plan: TrainingPlan) -> None:
         raise Preempted(
             f"attempt {plan.job.attempt} is superseded by attempt {owner.attempt}, which owns {path.parent}"
         )
+
+
+def _folder(plan: TrainingPlan) -> Path:
+    folder = run_folder(plan)
+    assert folder is not None, "without a volume there is nothing to own"
+    return folder
 
 
 def complete(folder: Path) -> list[Path]:
@@ -130,7 +136,7 @@ def rotate(plan: TrainingPlan) -> None:
 
     A checkpoint loses its manifest first, so that an interrupted deletion can't leave one that looks complete.
     """
-    folder = Path(plan.checkpoint_directory or "")
+    folder = _folder(plan)
     kept = complete(folder)
     for old in kept[plan.checkpoint.keep :]:
         (old / MANIFEST).unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""An Outcome survives the kubelet, which keeps 4096 bytes of it, whatever its message is made of."""
+"""What a trainer says back: an Outcome survives the kubelet, which keeps 4096 bytes of it, whatever its message is made
+of; causes come before symptoms; a phase of a step is not a phase of a job.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import TERMINATION_BYTES
-from grpo_api.metrics import OUTCOME_KEYS
+from grpo_api.metrics import JOB_PHASE, OPERATOR, OUTCOME_KEYS, TRAINER
 from grpo_api.plan import MemoryPhases
 from grpo_api.report import LOAD, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
 
@@ -58,3 +60,7 @@ def test_what_a_lost_peer_says_is_never_blamed_before_what_can_have_caused_it() 
     assert max(causes) < tier(Result.PREEMPTED, disrupted=True) < min(symptoms)
     assert tier(Result.OUT_OF_MEMORY, disrupted=True) is Tier.SPECIFIC
     assert tier(Result.BAD_INPUT, reported=False) is Tier.ERROR
+
+
+def test_the_label_phase_is_the_job_s_alone() -> None:
+    assert [metric.name for metric in (*TRAINER, *OPERATOR) if "phase" in metric.labels] == [JOB_PHASE.name]
