@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m harness
 # not among the installed packages
-CODEGEN := PYTHONPATH=operator $(BIN)/python -m grpo_codegen
+CODEGEN := PYTHONPATH=operator:trainer_image $(BIN)/python -m grpo_codegen
 # Two cores: one thread for each of two training processes. No hub here, and nothing may try to reach one.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -58,7 +58,7 @@ lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	PYTHONPATH=operator $(BIN)/lint-imports --no-logo
+	PYTHONPATH=operator:trainer_image $(BIN)/lint-imports --no-logo
 	$(CODEGEN) --check
 
 codegen: venv ## write the generated files: CRD, chart copy, dashboards, alert rules, documents

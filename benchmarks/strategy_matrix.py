@@ -24,7 +24,7 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 
 def cell_rows(facts: Facts) -> list[list[str]]:
-    """One row per strategy and parallelism: measured differences, or why the combination is refused."""
+    """One row per strategy and parallelism: measured differences, or why the combination is rejected."""
     from harness.ranks.reference_facts import CELLS, HALF
 
     names = list(dict.fromkeys(name for strategies in CELLS.values() for name in strategies))
@@ -35,7 +35,7 @@ def cell_rows(facts: Facts) -> list[list[str]]:
             measured = facts[parallelism].get(strategy)
             if measured is None and " " in strategy:
                 continue  # a variant: its strategy's own row says why
-            checks = [refusal(strategy, parallelism), "", "", ""] if measured is None else checked(measured, baseline)
+            checks = [rejection(strategy, parallelism), "", "", ""] if measured is None else checked(measured, baseline)
             rows.append([strategy, parallelism, *checks])
     return rows
 
@@ -47,7 +47,7 @@ def checked(cell: dict[str, Any], baseline: dict[str, Any]) -> list[str]:
         kl = number(max(abs(a - b) for a, b in zip(cell["reference"], baseline["reference"], strict=True)))
     proofs = ", ".join(f"{what} {parameters}" for what, parameters, _, _ in cell["proofs"])
     synced = (
-        "refused" if "synced" not in cell else "same bits" if cell["synced"] == cell["synced_by_trl"] else "DIFFERENT"
+        "rejected" if "synced" not in cell else "same bits" if cell["synced"] == cell["synced_by_trl"] else "DIFFERENT"
     )
     return [kl, proofs, number(largest_difference(cell)), synced]
 
@@ -64,17 +64,17 @@ def number(difference: float) -> str:
     return "0" if difference == 0 else f"{difference:.1e}"
 
 
-def refusal(strategy: str, parallelism: str) -> str:
+def rejection(strategy: str, parallelism: str) -> str:
     """What the trainer answers where a combination can't exist."""
     from harness.ranks.reference_facts import STAGES
 
     name = strategy.split(maxsplit=1)[0]
     check = kinds()[name]().check
-    return refused(lambda: check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04))
+    return rejected(lambda: check(STAGES[parallelism], name == "Adapter", 0.0 if name == "None" else 0.04))
 
 
-def refused(action: Callable[[], object]) -> str:
-    """The words of a refusal.
+def rejected(action: Callable[[], object]) -> str:
+    """The words of a rejection.
 
     Raises:
         LookupError: it wasn't one.
@@ -84,8 +84,8 @@ def refused(action: Callable[[], object]) -> str:
     try:
         action()
     except BadInput as error:
-        return f"refused: {error}"
-    raise LookupError("a combination is neither measured nor refused")
+        return f"rejected: {error}"
+    raise LookupError("a combination is neither measured nor rejected")
 
 
 def kinds() -> dict[str, Any]:
@@ -95,11 +95,11 @@ def kinds() -> dict[str, Any]:
     return {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
 
 
-def sync_refusals() -> str:
+def sync_rejections() -> str:
     """Sentences on the strategies that can't be synced."""
     from grpo_api.training import ReferenceSync
 
-    answers = {name: refused(partial(kinds()[name], ReferenceSync(every_steps=1))) for name in ("Adapter", "None")}
+    answers = {name: rejected(partial(kinds()[name], ReferenceSync(every_steps=1))) for name in ("Adapter", "None")}
     return "".join(f"\n`{name}` with `sync` is {answer}." for name, answer in answers.items())
 
 
@@ -144,7 +144,7 @@ def main() -> int:
         "resume: largest difference",
         "sync",
     ]
-    replace_section(STRATEGIES, "matrix", table(header, cell_rows(facts)) + sync_refusals())
+    replace_section(STRATEGIES, "matrix", table(header, cell_rows(facts)) + sync_rejections())
     header = [
         "parallelism",
         "tokens limited",

@@ -7,8 +7,8 @@ slows one down slows the other down too. Run by hand (three minutes):
     python -m benchmarks.trainer_overhead [--pairs 5] [--steps 20] [--write]
 
 Bare TRL is trl.GRPOTrainer with the same GRPOConfig and an equal reward function; ours is everything that a pod runs,
-but for the rendezvous: server, watchdog, pulse, telemetry, samples, seals. Both must log the same rewards. Prints every
-pair of `steps` steps each and the medians; exits 1 above the limits.
+but for the rendezvous: server, watchdog, step exchange, telemetry, samples, seals. Both must log the same rewards.
+Prints every pair of `steps` steps each and the medians; exits 1 above the limits.
 """
 
 import argparse
@@ -158,12 +158,12 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     """Everything that a pod runs, served and watched; the meter runs in telemetry."""
     from grpo_trainer.building import build
     from grpo_trainer.gang.placement import Placement
+    from grpo_trainer.process.recorder import Recorder
     from grpo_trainer.process.watchdog import Watchdog
-    from grpo_trainer.telemetry.logs import Telemetry
-    from grpo_trainer.telemetry.recorder import Recorder
+    from grpo_trainer.telemetry.logs import PublishLogs
     from grpo_trainer.telemetry.samples import KeepSamples
     from grpo_trainer.telemetry.server import serve
-    from grpo_trainer.telemetry.step_exchange import Pulse
+    from grpo_trainer.telemetry.step_exchange import StepExchange
 
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
@@ -172,7 +172,7 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     watchdog.start()
     trainer = build(plan, recorder, watchdog).trainer
     for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, Pulse | Telemetry | KeepSamples):
+        if isinstance(callback, StepExchange | PublishLogs | KeepSamples):
             meter.watch(callback, "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log")
     meter.watch(trainer.observer, "completed")
     meter.watch(trainer.observer.clock, "enter")

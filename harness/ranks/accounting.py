@@ -1,8 +1,7 @@
 """Runs one GRPO step's phases of the real code on fake tensors and reports each phase's peak in bytes.
 
-Exists as the truth that the planner's closed form is held against, in tests/trainer/test_memory_truth.py and, with
-more configurations, in benchmarks/memory_truth.py. Real: transformers' model classes, PEFT's layers, checkpointing,
-autocast, TRL's chunked log-probabilities. Fake: the tensors, and the CUDA kernels (kernels.py).
+This is the truth against which the planner's closed form is checked. Real: transformers' model classes, PEFT's layers,
+checkpointing, autocast, TRL's chunked log-probabilities. Fake: the tensors, and the CUDA kernels (kernels.py).
 """
 
 import contextlib
@@ -171,7 +170,7 @@ def _grow(cache: Any, tokens: int) -> None:
                 setattr(layer, name, torch.cat([old, old.new_empty(*old.shape[:2], room, old.shape[3])], -2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Account:
     """What one case needs, in bytes, as torch.cuda.max_memory_allocated would read it."""
 
@@ -221,5 +220,9 @@ def _account(case: Case) -> Account:
         del states
     unique = {id(parameter): parameter.numel() for parameter in run.model.parameters()}
     return Account(
-        sum(unique.values()), sum(parameter.numel() for parameter in run.trained), static, phases, dict(run.ops)
+        parameters=sum(unique.values()),
+        trained=sum(parameter.numel() for parameter in run.trained),
+        static=static,
+        phases=phases,
+        ops=dict(run.ops),
     )

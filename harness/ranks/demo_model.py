@@ -1,7 +1,6 @@
 """Tiny random models with a character tokenizer, saved as Hugging Face folders.
 
-Exists because there is no model hub where the tests run, and because bit-for-bit facts need full control of the
-weights. Used by the tests of references, proofs and KL, and by benchmarks/strategy_matrix.py.
+There is no model hub where the tests run, and bit-for-bit facts need full control of the weights.
 """
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Cases of the memory truth and their models: real transformers classes and PEFT layers with fake weights.
-
-Exists to keep the building apart from the running of a step. Used by accounting.py.
-"""
+"""Cases of the memory truth and their models: real transformers classes and PEFT layers with fake weights."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,6 @@
 """Injects wrong weights into a gang and reports how each rank answers.
 
-Exists because wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs on
-every rank of a gang (tests/trainer/gang.py), called by test_proof_gang.py and benchmarks/strategy_matrix.py.
+Wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs on every rank.
 """
 
 import shutil
@@ -15,9 +14,9 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from grpo_trainer.errors import TrainingError
 from grpo_trainer.gang import ranks
-from grpo_trainer.reference.base import unwrapped
 from grpo_trainer.weights import partition
 from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.partition import unwrapped
 
 from . import demo_model, runs
 

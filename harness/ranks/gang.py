@@ -1,8 +1,8 @@
 """Starts a scenario on several ranks of this machine, as separate processes that meet on a loopback port.
 
-Exists so that multi-rank facts are seen on real process groups. `run_gang` is called by tests and benchmarks; started
-as `python -m harness.ranks.gang MODULE:FUNCTION FOLDER ARGUMENTS` it is one rank: it joins, calls the function and
-leaves what that returns as JSON in FOLDER.
+Facts about several ranks are thus seen on real process groups. Started as `python -m harness.ranks.gang
+MODULE:FUNCTION FOLDER ARGUMENTS` it is one rank: it joins, calls the function and leaves what that returns as JSON in
+FOLDER.
 """
 
 import importlib

@@ -1,7 +1,6 @@
 """Everything that needs two ranks, measured in one launch.
 
-Exists because starting a rank (torch, TRL, DeepSpeed) costs more than most of what is measured in it. Started by
-test_reference_gang.py through tests/trainer/gang.py.
+Starting a rank (torch, TRL, DeepSpeed) costs more than most of what is measured in it.
 """
 
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Stand-ins for CUDA kernels on fake tensors: they compute nothing and allocate what the kernels allocate.
 
-Exists because a build of torch without CUDA decomposes attention and TRL's tiles into operations with other
-footprints than the GPU's. Used by accounting.py.
+A build of torch without CUDA decomposes attention and TRL's tiles into operations with other footprints than the GPU's.
 """
 
 import math

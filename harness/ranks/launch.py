@@ -1,10 +1,9 @@
 """Starts `python -m MODULE` for tests: truly, or forked from a server that has imported the training libraries.
 
-Exists because a rank spends more time on importing torch, TRL and DeepSpeed than a test on all that it measures. The
-server is multiprocessing's own, holds one thread and has run no operator of torch; a forked process runs the module as
-`__main__`, with its own arguments, environment and output, and differs from a true one in nothing that the trainer
-looks at. `fresh=True` is the true command: for what must see the start itself, or the allocator's settings.
-Used by gang.py and pods.py.
+A rank spends more time on importing torch, TRL and DeepSpeed than a test on all that it measures. The server is
+multiprocessing's own, has one thread and has run no operator of torch; a forked process runs the module as `__main__`,
+with its own arguments, environment and output, and differs from a true one in nothing that the trainer looks at.
+`fresh=True` is the true command: for what must see the start itself, or the allocator's settings.
 """
 
 import gc

@@ -1,8 +1,7 @@
 """A ledger of live tensor storages: what a GPU's allocator would hold, counted on fake tensors.
 
-Exists because the planner's memory model needs a truth, and a machine without a GPU has none: the real transformers,
-PEFT and TRL code runs on fake tensors, which have sizes and no data, and every storage that comes and goes is counted.
-Used by accounting.py.
+The planner's memory model needs a truth, and a machine without a GPU has none: the real transformers, PEFT and TRL code
+runs on fake tensors, which have sizes and no data, and every storage that comes and goes is counted.
 """
 
 import weakref

@@ -1,7 +1,6 @@
 """Training pods without a cluster: `python -m grpo_trainer` as the container would run it, several on this machine.
 
-Exists so that tests see the real entry point: its environment, files, signals, HTTP server and exit codes. Used by
-test_worker.py.
+Tests see the real entry point this way: its environment, files, signals, HTTP server and exit codes.
 """
 
 import json

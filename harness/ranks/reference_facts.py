@@ -1,8 +1,7 @@
 """Measures what docs/strategies.md claims of every strategy under every parallelism.
 
-Exists so that the tests and the documented table rest on the same measurements. `measure` runs on one rank or as a
-gang (tests/trainer/gang.py), called by test_reference_matrix.py and benchmarks/strategy_matrix.py. Every cell says:
-log-probabilities on one fixed batch, how the weights were proven, what an interrupted run logged after its resume
+The tests and the documented table rest on the same measurements. `measure` runs on one rank or as a gang. Every cell
+says: log-probabilities on one fixed batch, how the weights were proven, what an interrupted run logged after its resume
 against the uninterrupted one, and whether the sync is bit for bit what TRL does.
 """
 
@@ -20,9 +19,9 @@ from trl.trainer.utils import use_adapter
 
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.gang import ranks
-from grpo_trainer.reference.base import unwrapped
 from grpo_trainer.weights import partition, sync
 from grpo_trainer.weights.fingerprint import combined, fingerprint
+from grpo_trainer.weights.partition import unwrapped
 
 from . import demo_model, runs
 
@@ -32,7 +31,7 @@ CELLS = {
     "ZeRO-2": ["Clone", "Offload", "Adapter", "None", "Clone in bfloat16"],
     "ZeRO-3": ["Sharded", "Offload", "Adapter", "None", "Sharded in bfloat16"],
 }
-"""Strategies by parallelism; other combinations are refused."""
+"""Strategies by parallelism; other combinations are rejected."""
 STAGES = {"1 process": 0, "DDP": 0, "ZeRO-2": 2, "ZeRO-3": 3}
 HALF = " in bfloat16"
 """Ends the name of a cell whose weights are in bfloat16."""

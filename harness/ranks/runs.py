@@ -1,7 +1,6 @@
 """Plans and trainers for the reference tests, built as the worker builds them, without its telemetry and checkpoints.
 
-Exists so that every test and benchmark of references says only what it varies. Used by the tests of references,
-proofs and KL, and by benchmarks/strategy_matrix.py.
+Every test and benchmark of references says only what it varies.
 """
 
 import gc

@@ -1,7 +1,7 @@
-"""What the live trainer holds when the plan asks to save memory: its own optimizer, model and engine are looked at.
+"""What the live trainer does when the plan asks to save memory: its own optimizer, model and engine are looked at.
 
-Exists because an argument that reaches a configuration may still be ignored. `observed` runs in one process
-(test_memory_savers.py) and as part of a gang (gang_facts.py), where ZeRO-3's savers can be seen.
+An argument that reaches a configuration may still be ignored. `observed` runs in one process and as part of a gang,
+where ZeRO-3's savers can be seen.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Single steps with chosen inputs: an overflowing KL, and the same batch split over ranks.
 
-Exists because generation can't be made to produce these. Runs on every rank of a gang or in one process; called by
-test_reference_gang.py, test_overflow.py and benchmarks/strategy_matrix.py.
+Generation can't be made to produce these. Runs on every rank of a gang, or in one process.
 """
 
 import math

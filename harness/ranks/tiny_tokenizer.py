@@ -1,7 +1,6 @@
 """A character tokenizer with a chat template, built without a hub.
 
-Exists so that data and reward tests count tokens by hand: one per character, one per role marker. Used by the tests of
-this folder.
+Data and reward tests count its tokens by hand: one per character, one per role marker.
 """
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers

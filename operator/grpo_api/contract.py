@@ -30,6 +30,15 @@ TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_LOG_ENV = "GRPO_TERMINATION_LOG"
 """Overrides TERMINATION_LOG outside a pod."""
 
+TERMINATION_BYTES = 4096
+"""How much of TERMINATION_LOG the kubelet keeps."""
+
+ATTEMPT_PREFIX = "attempt-"
+"""Folder of an attempt below the job's checkpoint directory; its number follows."""
+
+CHECKPOINT_PREFIX = "checkpoint-"
+"""Folder of a checkpoint below its attempt's; its step follows. The name is transformers' (PREFIX_CHECKPOINT_DIR)."""
+
 PROGRESS_PORT = 8080
 """Rank 0 serves /progress, /metrics and /healthz here."""
 

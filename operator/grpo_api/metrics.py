@@ -7,7 +7,11 @@ TRAINING and REWARD on rank 0, the operator exports OPERATOR, codegen renders th
 from dataclasses import dataclass
 from typing import Literal
 
+from .report import MAX_METRICS
+
 Kind = Literal["gauge", "counter", "histogram"]
+STEP_PHASE = "step_phase"
+"""Label for the phases of a step (report.STEP_PHASES), `load` among them for memory; `phase` is the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ TRAINING = (
     _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long."),
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
 )
-"""One value per step, set from TRL's logs; absent until logged."""
+"""One value per step, set from TRL's logs; absent until logged. The most telling stand first."""
+OUTCOME_KEYS = tuple(metric.key for metric in TRAINING[:MAX_METRICS])
+"""Keys of those that an Outcome carries, which is short."""
 
 STEP = Metric("grpo_training_step", "gauge", "steps", "Finished optimizer steps.")
 TOTAL_STEPS = Metric("grpo_training_total_steps", "gauge", "steps", "Optimizer steps of the whole run.")
@@ -83,14 +89,14 @@ MEMORY = Metric(
     "gauge",
     "bytes",
     "Peak of allocated GPU memory of any rank by phase; and reserved, device and host.",
-    ("phase",),
+    (STEP_PHASE,),
 )
 PHASE_SECONDS = Metric(
     "grpo_training_phase_seconds",
     "gauge",
     "seconds",
     "Time of the last step by part of it, slowest rank.",
-    ("phase",),
+    (STEP_PHASE,),
     "phase_seconds",
 )
 REWARD_FAILURES = Metric(
@@ -124,11 +130,11 @@ JOB_STEP = Metric("grpo_job_step", "gauge", "steps", "Finished steps as last see
 JOB_ATTEMPTS = Metric("grpo_job_attempts", "gauge", "1", "Gang starts so far.", _JOB)
 JOB_MEMORY_PREDICTED = Metric(
     "grpo_job_memory_predicted_bytes", "gauge", "bytes", "Peak of allocated memory of one GPU by phase, as planned.",
-    (*_JOB, "phase"),
+    (*_JOB, STEP_PHASE),
 )  # fmt: skip
 JOB_MEMORY_MEASURED = Metric(
     "grpo_job_memory_measured_bytes", "gauge", "bytes", "Peak of allocated memory of any GPU by phase, as measured.",
-    (*_JOB, "phase"),
+    (*_JOB, STEP_PHASE),
 )  # fmt: skip
 JOB_MEMORY_RATIO = Metric(
     "grpo_job_memory_prediction_ratio", "gauge", "1", "Predicted over measured peak of allocated memory.", _JOB

@@ -4,12 +4,23 @@ Exists as the typed return path of the contract (design: "The contract between o
 trainer, read by the operator and the CLI.
 """
 
+from bisect import bisect_left
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from .base import Model
+from .contract import TERMINATION_BYTES
+
+MESSAGE_CHARACTERS = 3072
+"""Longest message of an Outcome; the rest of a termination message is for its other fields."""
+MAX_METRICS = 16
+"""Most metrics that an Outcome carries."""
+LOAD = "load"
+"""What comes before the first step, as a phase of memory; it takes its time once, so it is not a phase of a step."""
+STEP_PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
+"""The phases of a step, in its order; keys of `Progress.memory` and values of the metrics' label `step_phase`."""
 
 
 class Result(StrEnum):
@@ -51,14 +62,41 @@ class Outcome(Model):
     """Global rank of the process that says so."""
     step: Annotated[int, Field(ge=0)] = 0
     """Last finished optimizer step."""
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of the whole run; 0 if the process ended before it knew."""
     attempt: Annotated[int, Field(ge=0)] = 0
     """The attempt that ended."""
-    total_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of the whole run; 0 where unknown."""
-    metrics: Annotated[dict[str, float], Field(max_length=16)] = {}
-    """Metrics of the last step, by the keys of Progress.metrics."""
-    message: Annotated[str, Field(max_length=3072)] = ""
-    """What happened and what to do, in a sentence. Bounded: a termination message holds 4096 bytes."""
+    metrics: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], float],
+        Field(max_length=MAX_METRICS),
+    ] = Field(default_factory=dict)
+    """Last value per metric, by the keys of grpo_api.metrics."""
+    message: Annotated[str, Field(max_length=MESSAGE_CHARACTERS)] = ""
+    """What happened and what to do, in a sentence."""
+
+
+_ELLIPSIS = " […] "
+
+
+def with_message(outcome: Outcome, message: str) -> Outcome:
+    """The outcome with a message of any length and content, cut in the middle until it and the JSON are short enough.
+
+    The kubelet cuts a termination message at TERMINATION_BYTES, which would leave no JSON. The bytes are counted of the
+    JSON itself: a quote takes two there, a control character six, a character of another script up to four.
+    """
+    text = message.encode(errors="replace").decode()  # a lone surrogate has no UTF-8, so it becomes a question mark
+
+    def cut(kept: int) -> Outcome:
+        return outcome.model_copy(update={"message": text[:kept] + _ELLIPSIS + text[len(text) - kept :]})
+
+    whole = outcome.model_copy(update={"message": text})
+    if _fits(whole):
+        return whole
+    return cut(bisect_left(range(1, len(text) // 2 + 1), True, key=lambda kept: not _fits(cut(kept))))
+
+
+def _fits(outcome: Outcome) -> bool:
+    return len(outcome.message) <= MESSAGE_CHARACTERS and len(outcome.model_dump_json().encode()) <= TERMINATION_BYTES
 
 
 class Progress(Model):

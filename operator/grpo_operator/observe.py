@@ -8,11 +8,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from grpo_api.causes import Tier
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import ConditionType
 
 from .records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
-from .terminations import PodTermination, Tier, root_cause
+from .terminations import PodTermination, root_cause
 from .times import seconds
 
 NO_PODS: tuple[PodRecord, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
+from grpo_api.causes import PERMANENT
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Result
 from grpo_api.status import ConditionType
@@ -15,7 +16,6 @@ from grpo_api.status import ConditionType
 from .observe import Observation
 from .reasons import Reason
 from .records import GRPOJobRecord
-from .terminations import PERMANENT
 from .times import seconds
 
 

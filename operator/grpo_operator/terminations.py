@@ -9,32 +9,18 @@ container's and pod's state as the kubelet wrote it, the exit code. Only an Outc
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 
 from pydantic import ValidationError
 
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.causes import Tier, tier
+from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
 from .names import CONTAINER
 from .texts import cut
 from .untyped import MAX_OBJECT, Part
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
-MAX_MESSAGE = 3072
-PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED_KL})
-"""Results that the same input would give again: no restart."""
-
-
-class Tier(IntEnum):
-    """How likely an end is the cause of its peers' ends; the lowest is blamed."""
-
-    PERMANENT = 1
-    SPECIFIC = 2
-    DISRUPTION = 3
-    HANG = 4
-    ERROR = 5
-    RENDEZVOUS = 6
-    TERMINATED = 7
+MAX_DETAIL = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +42,7 @@ class PodTermination:
     @property
     def tier(self) -> Tier:
         """Where the end stands in the search for the cause."""
-        result = self.outcome.result
-        if self.reported and result in PERMANENT:
-            return Tier.PERMANENT
-        if result in (Result.OUT_OF_MEMORY, Result.REWARD_ERROR):
-            return Tier.SPECIFIC
-        if self.disrupted:
-            return Tier.DISRUPTION
-        return _TIERS.get(result, Tier.ERROR)
+        return tier(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
 
     @property
     def certain(self) -> bool:
@@ -73,13 +52,6 @@ class PodTermination:
         Preempted; a process that died without a report died of itself.
         """
         return self.tier <= Tier.DISRUPTION or not (self.reported or self.tier is Tier.TERMINATED)
-
-
-_TIERS = {
-    Result.HANG: Tier.HANG,
-    Result.RENDEZVOUS_TIMEOUT: Tier.RENDEZVOUS,
-    Result.PREEMPTED: Tier.TERMINATED,
-}
 
 
 def root_cause(terminations: Iterable[PodTermination]) -> PodTermination | None:
@@ -108,7 +80,7 @@ def pod_termination(status: Part) -> PodTermination | None:
     if status.text("phase") != "Failed":
         return None
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
-    outcome = Outcome(result=Result.PREEMPTED, message=cut(why or "the pod failed", MAX_MESSAGE))
+    outcome = with_message(Outcome(result=Result.PREEMPTED), why or "the pod failed")
     return PodTermination(outcome=outcome, finished_at=None, reported=False, disrupted=True)
 
 
@@ -135,7 +107,7 @@ def _concluded(terminated: Part, detail: str) -> Outcome:
     else:
         result = _RESULTS.get(code, Result.ERROR)
         message = f"the container ended with exit code {code} and left no outcome"
-    return Outcome(result=result, message=cut(f"{message}: {detail}" if detail else message, MAX_MESSAGE))
+    return with_message(Outcome(result=result), f"{message}: {cut(detail, MAX_DETAIL)}" if detail else message)
 
 
 def _reported(message: str) -> Outcome | None:

@@ -103,7 +103,7 @@ def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zer
             until("the job's phase", lambda: query(address, running) == [1.0], SECONDS)
             until("the trainer's KL", lambda: query(address, "grpo_training_kl") == [0.0132], SECONDS)
             assert query(address, "grpo_training_reward_by_function") == [0.5]
-            assert query(address, 'grpo_training_memory_bytes{phase="generate"}') == [1e9]
+            assert query(address, 'grpo_training_memory_bytes{step_phase="generate"}') == [1e9]
             assert query(address, "min(up)") == [1.0]
 
 

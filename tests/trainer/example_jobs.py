@@ -1,7 +1,7 @@
 """The example jobs, parsed, and rows in GSM8K's format to run them on.
 
-Exists because two tests need the same ones. The real rows are taken where they are at hand (GSM8K_SAMPLE, or
-shared/data beside the repository); they are not part of it.
+The real rows are taken where they are at hand (GSM8K_SAMPLE, or shared/data beside the repository); they are not part
+of it.
 """
 
 import os

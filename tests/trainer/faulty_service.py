@@ -1,7 +1,6 @@
 """A reward service on loopback that fails as told, request by request.
 
-Exists so that the `http` reward meets real sockets: refused connections, half answers, silence. Used by the tests of
-this folder.
+The `http` reward meets real sockets: refused connections, half answers, silence.
 """
 
 import http.server
@@ -17,7 +16,7 @@ Script = Callable[[int, Body], tuple[int, bytes] | None]
 """From the request's number (from 1) and body to status and answer; None: say nothing until the service ends."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Service:
     """A running service and what it has seen."""
 
@@ -38,7 +37,7 @@ def lengths(body: Body) -> tuple[int, bytes]:
 @contextmanager
 def serving(script: Script) -> Iterator[Service]:
     """A service that answers by the script."""
-    service = Service("")
+    service = Service(url="")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

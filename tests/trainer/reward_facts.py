@@ -1,7 +1,6 @@
 """Trains a tiny model on GSM8K-like rows with every kind of reward at once, and says what TRL made of them.
 
-Exists so that the rewards are seen inside TRL's own loop, in one process and in a ZeRO-3 gang. `measure` runs on every
-rank; called by test_rewards_training.py.
+The rewards are seen inside TRL's own loop, in one process and in a ZeRO-3 gang. `measure` runs on every rank.
 """
 
 from pathlib import Path

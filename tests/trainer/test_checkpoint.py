@@ -1,7 +1,6 @@
 """Checkpoints on disk: fencing, completeness, damage, rotation, and a crash or a full disk at every write.
 
-Exists because these decide whether a run can lose work. The disk errors are real: a limit on file size set by the
-kernel.
+These decide whether a run can lose work. The disk errors are real: a limit on file size set by the kernel.
 """
 
 import resource
@@ -12,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from grpo_api.plan import TrainingPlan
-from grpo_trainer.checkpoints import volume as checkpoints
 from grpo_trainer.checkpoints.identity import identity, require_same_run
+from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
 from grpo_trainer.checkpoints.resume import choose
 from grpo_trainer.checkpoints.volume import (
-    Manifest,
     claim,
     commit,
     complete,
@@ -68,7 +66,7 @@ def test_superseded_attempt_can_neither_commit_nor_claim(tmp_path: Path) -> None
         claim(old)
 
 
-def test_another_job_is_refused_with_both_uids(tmp_path: Path) -> None:
+def test_another_job_is_rejected_with_both_uids(tmp_path: Path) -> None:
     claim(make_plan(tmp_path, uid="mine"))
     with pytest.raises(BadInput, match=r"uid mine, this one is yours.*subPath"):
         claim(make_plan(tmp_path, uid="yours"))
@@ -104,16 +102,16 @@ def test_every_damage_is_named_and_the_checkpoint_before_is_chosen(tmp_path: Pat
     assert choose(plan, run) == good
 
 
-def test_nothing_undamaged_left_is_refused(tmp_path: Path) -> None:
+def test_nothing_undamaged_left_is_rejected(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     (save(plan, 10) / "model.safetensors").unlink()
-    (save(plan, 20) / checkpoints.MANIFEST).write_text("{")
+    (save(plan, 20) / MANIFEST).write_text("{")
     with pytest.raises(BadInput, match=r"every checkpoint is damaged .*manifest.json.*model.safetensors is missing"):
         choose(plan, {})
 
 
-def test_another_runs_checkpoint_is_refused_with_every_difference(tmp_path: Path) -> None:
+def test_another_runs_checkpoint_is_rejected_with_every_difference(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
     folder = save(plan, 10, identity(plan, "rows"))
@@ -123,10 +121,10 @@ def test_another_runs_checkpoint_is_refused_with_every_difference(tmp_path: Path
             "execution": plan.execution.model_copy(update={"nodes": 4, "strategy": "Offload"}),
         }
     )
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as rejected:
         require_same_run(folder, read_manifest(folder), identity(other, "other rows"))
     for part in ("model.name", "dataset: checkpoint", "plan.world_size: checkpoint 1, now 4", "plan.strategy"):
-        assert part in str(refused.value)
+        assert part in str(rejected.value)
     require_same_run(folder, read_manifest(folder), identity(plan, "rows"))
 
 
@@ -145,7 +143,7 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> 
     plan = make_plan(tmp_path)
     claim(plan)
     good = save(plan, 10)
-    manifest_bytes = (good / checkpoints.MANIFEST).stat().st_size
+    manifest_bytes = (good / MANIFEST).stat().st_size
     for limit in (1, 49, 699, manifest_bytes // 2):
         with largest_file(limit), pytest.raises(OSError, match="File too large"):
             save(plan, 20, weights=b"w" * (700 if limit < 700 else 7))

@@ -1,6 +1,6 @@
 """load_prompts: what becomes of rows of every source, by hand-computed cases.
 
-Exists because a row that is silently changed or lost changes what is trained.
+A row that is silently changed or lost changes what is trained.
 """
 
 import json

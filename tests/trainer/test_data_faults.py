@@ -1,6 +1,6 @@
 """Bad data: every fault stops the run before its first step, with the file, the row and the column.
 
-Exists because `ArrowInvalid` and no row is what users get elsewhere.
+`ArrowInvalid` and no row is what users get elsewhere.
 """
 
 import json
@@ -33,8 +33,8 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
     [
         (b"", r"a.jsonl is empty"),
         (b"\n\n", r"a.jsonl has no rows"),
-        (GOOD.encode() + b"\n{oops}\n", r"a.jsonl line 2 is no JSON object: Expecting property name"),
-        (b'["a"]\n', r"a.jsonl line 1 is no JSON object but '\[\"a\"\]'; write one per line"),
+        (GOOD.encode() + b"\n{oops}\n", r"a.jsonl line 2 is not a JSON object: Expecting property name"),
+        (b'["a"]\n', r"a.jsonl line 1 is not a JSON object but '\[\"a\"\]'; write one per line"),
         (b'{"prompt": "x", "prompt": "y"}\n', r"a.jsonl line 1: column 'prompt' occurs twice"),
         (
             GOOD.encode() + b'\n\n{"prompt": "x", "answer": "\xe4"}\n',
@@ -58,7 +58,7 @@ def load(root: Path, name: str, training: TrainingSpec | None = None, template: 
         ),
         (b'{"prompt": "x", "n": 123456789012345678901234567890}', r"a.jsonl line 1, column 'n'"),
         (b'{"prompt": "x", "completions": "y"}', r"column 'completions' has a name .* such as my_completions"),
-        (b"[" * 100_000, r"a.jsonl line 1 is no JSON object"),
+        (b"[" * 100_000, r"a.jsonl line 1 is not a JSON object"),
     ],
 )
 def test_jsonl_faults(tmp_path: Path, content: bytes, message: str) -> None:
@@ -73,10 +73,10 @@ def test_jsonl_faults(tmp_path: Path, content: bytes, message: str) -> None:
         (b"", r"a.csv is empty"),
         (b"prompt,answer\n", r"a.csv has no rows"),
         (b"prompt,prompt\nx,y\n", r"a.csv line 1: column 'prompt' occurs twice"),
-        (b"prompt,answer\nx,y\nx,y,z\n", r"a.csv line 3: 3 cells under a header of 2; quote cells that hold commas"),
+        (b"prompt,answer\nx,y\nx,y,z\n", r"a.csv line 3: 3 cells under a header of 2; quote cells with commas"),
         (b'prompt,answer\n"two\nlines",y\nx,\xff\n', r"a.csv line 4, column 'answer' is not UTF-8 \(b'\\xff'\)"),
-        (b'prompt,answer\n"x"y,z\n', r"a.csv line 2 is no CSV"),
-        (b'prompt,answer\n"open,y\n', r"a.csv line 2 is no CSV: unexpected end of data"),
+        (b'prompt,answer\n"x"y,z\n', r"a.csv line 2 is not CSV"),
+        (b'prompt,answer\n"open,y\n', r"a.csv line 2 is not CSV: unexpected end of data"),
         (b"prompt,answer\n,y\n", r"a.csv line 2, column 'prompt': the prompt is empty"),
     ],
 )
@@ -103,7 +103,7 @@ def test_parquet_faults(tmp_path: Path) -> None:
     ("chat", "message"),
     [
         ([], r"line 1, column 'prompt': \[\] is neither text nor"),
-        (["hi"], r"line 1, column 'prompt', message 1: 'hi' is no message"),
+        (["hi"], r"line 1, column 'prompt', message 1: 'hi' is not a message"),
         ([CHAT, {"role": "user"}], r"message 2 has the keys \['role'\]; both role and content are needed"),
         ([{**CHAT, "name": "x"}], r"message 1 has the keys \['content', 'name', 'role'\]"),
         ([{"role": "robot", "content": "x"}], r"message 1: role 'robot' is none of system, user, assistant, tool"),
@@ -124,7 +124,7 @@ def test_a_chat_needs_a_chat_template(tmp_path: Path) -> None:
         load(tmp_path, "a.jsonl", template=False, systemPrompt="Be brief.")
 
 
-def test_the_row_that_a_chat_template_refuses_is_named(tmp_path: Path) -> None:
+def test_the_row_that_a_chat_template_rejects_is_named(tmp_path: Path) -> None:
     rows = [[CHAT], [CHAT, {"role": "tool", "content": "x"}], [CHAT]]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
     tokenizer = tiny_tokenizer(
@@ -133,7 +133,7 @@ def test_the_row_that_a_chat_template_refuses_is_named(tmp_path: Path) -> None:
     )
     dataset = DatasetSpec.model_validate({"files": {"configMap": {"name": "data"}, "paths": ["a.jsonl"]}})
     with pytest.raises(
-        BadInput, match=r"a.jsonl line 2, column 'prompt': the model's chat template refuses .*no tools"
+        BadInput, match=r"a.jsonl line 2, column 'prompt': the model's chat template rejects .*no tools"
     ):
         load_prompts(dataset, TrainingSpec(prompts_per_step=1), tokenizer, root=tmp_path)
 
@@ -142,7 +142,7 @@ def test_missing_files_are_named_with_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text(GOOD)
     (tmp_path / "c.txt").write_text(GOOD)
     with pytest.raises(
-        BadInput, match=r"dataset.files.paths\[0\]: no file 'a.jsonl' in .*; the folder holds b.jsonl, c.txt"
+        BadInput, match=r"dataset.files.paths\[0\]: no file 'a.jsonl' in .*; the folder has b.jsonl, c.txt"
     ):
         load(tmp_path, "a.jsonl")
     with pytest.raises(BadInput, match=r"no file '\*.csv'"):
@@ -150,7 +150,7 @@ def test_missing_files_are_named_with_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"c.txt: unknown suffix '.txt'; set dataset.files.format"):
         load(tmp_path, "c.txt")
     load(tmp_path, "c.txt", format="JSONL")
-    with pytest.raises(BadInput, match=r"no file .* the folder holds nothing"):
+    with pytest.raises(BadInput, match=r"no file .* the folder has nothing"):
         load(tmp_path / "absent", "a.jsonl")
 
 

@@ -1,7 +1,7 @@
 """What engine.py takes for granted about TRL's private names; fails when a new TRL changes any of it.
 
-Exists because private names may change in any release. TRL is pinned, so this fails at the moment of an upgrade, not
-in production. One test per name of the list in engine.py.
+Private names may change in any release. TRL is pinned, so this fails at the moment of an upgrade, not in production.
+One test per name of the list in engine.py.
 """
 
 import inspect

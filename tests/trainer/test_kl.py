@@ -1,7 +1,6 @@
-"""The three KL divergences against values worked out by hand, and how they relate.
+"""The three KL divergences against values worked out by hand, how they relate, and the arithmetic of an overflow.
 
-Exists because a wrong direction or normalisation looks plausible. Covers grpo_trainer/kl.py and overflow.py's
-arithmetic.
+A wrong direction or normalisation looks plausible.
 """
 
 import math
@@ -12,9 +11,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from grpo_trainer import kl, overflow
+from grpo_trainer import overflow
 from grpo_trainer.errors import DivergedKL
 from harness.ranks import runs, step_facts
+from tests.trainer import kl
 
 
 def test_k3_by_hand() -> None:

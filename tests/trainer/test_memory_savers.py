@@ -1,7 +1,7 @@
 """The plan's memory savers in the live trainer: 8-bit AdamW, gradient checkpointing, generation in sub-batches.
 
-Exists because a saver that is asked for but not in force ends a run that the planner said would fit. ZeRO-3's own are
-seen in test_reference_gang.py.
+A saver that is asked for but not in force ends a run that the planner said would fit. ZeRO-3's own are seen in
+test_reference_gang.py.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The planner's closed form against fake-tensor accounts of the real code: within 1 % of the total peak.
 
-Exists so that an upgrade of transformers, PEFT, TRL or torch that moves memory fails here, and not on a GPU. Widths are
-those of real models; most have few layers, since each further layer adds the same bytes, and the terms around the
-head, which are the harder ones, weigh more then. benchmarks/memory_truth.py runs whole models.
+An upgrade of transformers, PEFT, TRL or torch that moves memory fails here, and not on a GPU. Widths are those of real
+models; most have few layers, since each further layer adds the same bytes, and the terms around the head, which are the
+harder ones, weigh more then. benchmarks/memory_truth.py runs whole models.
 """
 
 import pytest

@@ -1,7 +1,6 @@
 """A KL that overflows does not poison the run, in one process; test_reference_gang.py has the same on two ranks.
 
-Exists for TRL issue 3015: one such step makes every parameter NaN and is logged as loss 0.0. Covers the guard in
-grpo_trainer/engine.py and the rule in overflow.py.
+TRL issue 3015: one such step makes every parameter NaN and is logged as loss 0.0.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """The proof of weights in one process: what it accepts, and every way in which a model can differ from its files.
 
-Exists beside test_proof_gang.py, which injects the same kinds of fault into several ranks. Covers
-grpo_trainer/proof.py, names.py, weights.py, fingerprint.py and the checks of models.py.
+test_reference_gang.py injects the same kinds of fault into several ranks.
 """
 
 import json
@@ -182,13 +181,13 @@ def test_ranks_are_compared_without_a_file(folder: Path) -> None:
         (lambda path: path.write_bytes(b"\xff" * 64), "truncated or damaged"),
     ],
 )
-def test_damaged_files_are_refused_before_loading(folder: Path, damage: object, message: str) -> None:
+def test_damaged_files_are_rejected_before_loading(folder: Path, damage: object, message: str) -> None:
     damage(sorted(folder.glob("*.safetensors"))[-1])  # type: ignore[operator]
     with pytest.raises(BadInput, match=message):
         models.locate(str(folder), None, "float32", "spec.model")
 
 
-def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_safetensors_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(BadInput, match=r"model\.safetensors"):
         models.locate(str(tmp_path), None, "float32", "spec.model")
@@ -203,7 +202,7 @@ def test_a_hub_model_that_cannot_be_fetched_names_the_field(tmp_path: Path, monk
         models.locate("demo/absent", "v1", "float32", "spec.rewards[].model")
 
 
-def test_missing_weights_are_refused_not_random(folder: Path) -> None:
+def test_missing_weights_are_rejected_not_random(folder: Path) -> None:
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     path = folder / index["weight_map"].pop(PARAMETER)
     tensors = load_file(path)
@@ -229,7 +228,7 @@ def test_a_reward_model_is_frozen_proven_and_has_one_label(tmp_path: Path) -> No
         models.load_reward_model(ModelReward(name=str(policy)))
 
 
-def test_a_reward_model_that_differs_from_its_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_model_that_differs_from_its_file_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = demo_model.save_reward_model(tmp_path)
     real = models.freeze
 

@@ -1,7 +1,6 @@
-"""The reference strategies in one process: what each builds, leaves alone, refuses and restores.
+"""The reference strategies in one process: what each builds, leaves alone, rejects and restores.
 
-Exists beside test_reference_gang.py, which compares them under several parallelisms. Covers grpo_trainer/reference/
-and engine.py's part in it; every trainer is TRL's own, on a tiny model.
+Every trainer is TRL's own, on a tiny model. test_reference_gang.py compares the strategies under several parallelisms.
 """
 
 from collections.abc import Iterator
@@ -179,13 +178,13 @@ def test_none_trains_without_a_reference(model: Path) -> None:
         (NoReference(), (0, False, 0.1), "beta 0 needs None"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(strategy: Any, arguments: Any, message: str) -> None:
+def test_what_does_not_fit_is_rejected_with_the_reason(strategy: Any, arguments: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         strategy.check(*arguments)
 
 
 @pytest.mark.parametrize("strategy", ["Adapter", "None"])
-def test_sync_without_a_reference_of_its_own_is_refused(strategy: str) -> None:
+def test_sync_without_a_reference_of_its_own_is_rejected(strategy: str) -> None:
     job = runs.plan(Path("/m"), strategy, reference={"strategy": "Auto"} | SYNC)
     with pytest.raises(BadInput, match="no reference model of its own"):
         strategy_for(job)

@@ -1,8 +1,8 @@
 """References on two ranks under DDP, ZeRO-2 and ZeRO-3, against one process: the same KL, proven weights, exact resume,
 TRL's sync, an overflow that stays harmless, averaged gradients, and every injected fault answered.
 
-Exists to show that the parallelism changes nothing but where things live. One launch of two ranks measures a reduced
-set of cells; benchmarks/strategy_matrix.py measures all of them for docs/strategies.md.
+The parallelism changes nothing but where things live. One launch of two ranks measures a reduced set of cells;
+benchmarks/strategy_matrix.py measures all of them for docs/strategies.md.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_trainer import kl, overflow
+from grpo_trainer import overflow
 from harness.ranks import reference_facts, runs, step_facts
 from harness.ranks.gang import run_gang
 from harness.ranks.gang_facts import PARALLELISMS
+from tests.trainer import kl
 
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]

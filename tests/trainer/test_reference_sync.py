@@ -1,7 +1,6 @@
 """A reference that moves, is saved and comes back, and the states that everything must be in.
 
-Exists beside test_reference.py, which covers what each strategy builds. Covers grpo_trainer/sync.py, partition.py,
-states.py and reference/store.py, in one process; test_reference_gang.py has several.
+In one process; test_reference_gang.py has several.
 """
 
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ def test_sync_mixes_every_parameter_once(tmp_path: Path, tied: bool) -> None:
     assert equal(whole(trainer.ref_model), expected)
 
 
-def test_sync_refuses_models_that_do_not_match() -> None:
+def test_sync_rejects_models_that_do_not_match() -> None:
     with pytest.raises(TrainingError, match="bias"):
         sync.mix(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 0.5)
     with pytest.raises(TrainingError, match="partitioned differently"):
@@ -76,7 +75,7 @@ def test_only_a_moved_reference_is_saved(model: Path, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoint" / store.FOLDER).iterdir()] == [store.IDENTITY]
 
 
-def test_a_checkpoint_of_other_start_weights_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_start_weights_is_rejected(tmp_path: Path) -> None:
     first = build(demo_model.save_policy(tmp_path / "model"))
     first.strategy.save(first, tmp_path / "checkpoint")
     first.strategy.restore(first, tmp_path / "checkpoint")

@@ -1,8 +1,8 @@
 """Exact resume of what is partitioned or adapted, through the real entry point: ZeRO-3 and LoRA, on two processes.
 
-Exists because their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard of
-the moved reference per rank, or an adapter. The first attempt stands still after step 5, where the whole gang is
-killed; what it logged after its checkpoint of step 3 is what the second attempt must log again.
+Their checkpoints are other files than the plain run's of test_worker.py: a shard per rank, a shard of the moved
+reference per rank, or an adapter. The first attempt stands still after step 5, where the whole gang is killed; what it
+logged after its checkpoint of step 3 is what the second attempt must log again.
 """
 
 import json
@@ -19,9 +19,9 @@ from grpo_api.report import Result
 from grpo_trainer.telemetry.samples import FILE
 from harness.ranks import demo_model, runs
 from harness.ranks.pods import Gang, free_port
-from tests.trainer.held_reward import HOLD_ENV
+from tests.trainer.stopping_reward import STOP_ENV
 
-STEPS, SAVED, HELD = 6, 3, 5
+STEPS, SAVED, STOPPED = 6, 3, 5
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length", "tokens")
 CASES: dict[str, dict[str, Any]] = {
     "Sharded": {"zero": 3, "reference": {"sync": {"everySteps": 2, "mixup": 0.3}}},
@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Story:
     """What was seen of both attempts."""
 
@@ -47,7 +47,7 @@ def make_plan(strategy: str, model: Path, folder: Path, attempt: int) -> Trainin
     plan["job"]["attempt"] = attempt
     plan["rendezvous"]["port"] = free_port()
     plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
-    plan["rewards"] = [{"python": {"function": "tests.trainer.held_reward:digits", "timeoutSeconds": 500}}]
+    plan["rewards"] = [{"python": {"function": "tests.trainer.stopping_reward:digits", "timeoutSeconds": 500}}]
     plan["execution"] |= {"nodes": 2, "processesPerNode": 1}
     return TrainingPlan.model_validate(plan)
 
@@ -59,9 +59,9 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     model = demo_model.save_policy(folder / "model")
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs.PROMPTS))
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(HOLD_ENV, str(HELD))
+        environment.setenv(STOP_ENV, str(STOPPED))
         with Gang(make_plan(request.param, model, folder / "runs", 1), folder, folder / "pods-1") as gang:
-            gang.until(lambda: HELD in gang.steps())
+            gang.until(lambda: STOPPED in gang.steps())
             for pod in gang.pods:
                 pod.kill()
             gang.wait()
@@ -69,18 +69,19 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     last = make_plan(request.param, model, folder / "runs", 2)
     with Gang(last, folder, folder / "pods-2", fresh=last.execution.zero_stage > 0) as gang:
         gang.wait()
-        return Story(killed, gang.steps(), gang.outcome().result, model, folder / "runs")
+        steps, result = gang.steps(), gang.outcome().result
+        return Story(killed=killed, resumed=steps, result=result, model=model, runs=folder / "runs")
 
 
 def test_the_second_attempt_continues_with_the_first_one_s_numbers(story: Story) -> None:
     assert story.result is Result.SUCCEEDED
-    assert sorted(story.killed) == list(range(1, HELD + 1))
+    assert sorted(story.killed) == list(range(1, STOPPED + 1))
     assert sorted(story.resumed) == list(range(SAVED + 1, STEPS + 1))
-    for step in range(SAVED + 1, HELD + 1):
+    for step in range(SAVED + 1, STOPPED + 1):
         expected = {key: story.killed[step][key] for key in EXACT}
         assert {key: story.resumed[step][key] for key in EXACT} == expected
         assert expected["kl"] > 0
-    assert story.resumed[STEPS]["tokens"] > story.resumed[HELD]["tokens"] > story.killed[SAVED]["tokens"]
+    assert story.resumed[STEPS]["tokens"] > story.resumed[STOPPED]["tokens"] > story.killed[SAVED]["tokens"]
 
 
 def test_the_export_is_one_plain_trained_model(story: Story) -> None:

@@ -1,6 +1,6 @@
 """The `accuracy` reward: extraction and comparison by hand-computed cases.
 
-Exists because a wrong answer that is rewarded is what the policy then learns.
+A wrong answer that is rewarded is what the policy then learns.
 """
 
 from decimal import Decimal

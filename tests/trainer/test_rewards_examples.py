@@ -1,6 +1,6 @@
 """The examples' data and rewards, run: the GSM8K job on rows in its format, and the code inside the ConfigMaps.
 
-Exists because an example is copied before it is understood.
+An example is copied before it is understood.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The `format` reward: hand-computed matches, and patterns that take exponential time.
 
-Exists because a completion is adversarial input to the user's pattern.
+A completion is adversarial input to the user's pattern.
 """
 
 import threading
@@ -87,6 +87,8 @@ def test_a_spent_batch_budget_leaves_the_rest_unscored() -> None:
 
 
 def test_a_pattern_that_only_re_takes_is_bad_input() -> None:
-    """The API refuses what `re` refuses; `regex` knows fuzzy counts that `re` takes for text."""
-    with pytest.raises(BadInput, match=r"reward 'format': format.pattern 'a{e<x}' is no regular expression: bad fuzzy"):
+    """The API rejects what `re` rejects; `regex` knows fuzzy counts that `re` takes for text."""
+    with pytest.raises(
+        BadInput, match=r"reward 'format': format.pattern 'a{e<x}' is not a regular expression: bad fuzzy"
+    ):
         format_function("a{e<x}")

@@ -1,6 +1,6 @@
 """The `http` reward against a real service that fails in every way.
 
-Exists because a service's bad minutes must cost rewards, not the run, and silence must never be taken for a zero.
+A service's bad minutes must cost rewards, not the run, and silence must never be taken for a zero.
 """
 
 import random
@@ -160,7 +160,7 @@ async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
 async def test_a_service_that_is_not_there() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        absent = Service(f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
+        absent = Service(url=f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
         function, counters = http_function(absent)
         assert await score(function) == [None] * 5
     assert counters == RewardCounters(failures=5)

@@ -1,6 +1,6 @@
 """`accuracy` by math-verify, in its own process: equal mathematics, and expressions that never end.
 
-Exists because a policy that is rewarded for mathematics will write `9^{9^{9^9}}` one day.
+A policy that is rewarded for mathematics will write `9^{9^{9^9}}` one day.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The `python` reward in its own process: what a user's function may do without harming the run.
 
-Exists because this is code nobody here has seen: it hangs, crashes, prints, forks and returns nonsense.
+This is code nobody here has seen: it hangs, crashes, prints, forks and returns nonsense.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """RewardSet: names, weights, mounts and tokens by position, checks before training, and reward models.
 
-Exists because TRL takes rewards as parallel lists, where one that is out of step is wrong without an error.
+TRL takes rewards as parallel lists, where one that is out of step is wrong without an error.
 """
 
 from pathlib import Path
@@ -71,8 +71,14 @@ def test_files_and_tokens_are_found_by_position(tmp_path: Path, monkeypatch: pyt
             {"answerColumn": "result"},
             r"'accuracy': column 'result' is not in the dataset; set accuracy.answerColumn to one",
         ),
-        ({"answerColumn": "none"}, r"column 'none', row 1 of those that are trained on: None is no text or number"),
-        ({"answerColumn": "word", "compare": "Numeric"}, r"row 1 .*'two' is no number; set accuracy.compare to Exact"),
+        (
+            {"answerColumn": "none"},
+            r"column 'none', row 1 of those that are trained on: None is neither text nor a number",
+        ),
+        (
+            {"answerColumn": "word", "compare": "Numeric"},
+            r"row 1 .*'two' is not a number; set accuracy.compare to Exact",
+        ),
     ],
 )
 def test_answers_are_checked_before_training(accuracy: dict[str, Any], message: str) -> None:
@@ -131,7 +137,7 @@ def test_a_reward_model_must_be_able_to_read_the_prompts(tmp_path: Path) -> None
         rewards.check(Dataset.from_list([{"prompt": [{"role": "user", "content": "1+1="}]}]))
 
 
-def test_a_reward_model_is_refused_where_it_would_load_partitioned(tmp_path: Path) -> None:
+def test_a_reward_model_is_rejected_where_it_would_load_partitioned(tmp_path: Path) -> None:
     folder = demo_model.save_reward_model(tmp_path / "judge")
     zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})
     try:

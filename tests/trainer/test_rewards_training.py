@@ -1,6 +1,6 @@
 """Every kind of reward inside TRL's own training loop, in one process and in a ZeRO-3 gang of two.
 
-Exists because signatures, names, weights and reward models are agreed with TRL, and TRL changes.
+Signatures, names, weights and reward models are agreed with TRL, and TRL changes.
 """
 
 import json
@@ -129,6 +129,6 @@ def test_the_gsm8k_job_trains_with_the_example_s_settings(alone: dict[str, Any])
     }
     logs = result["logs"]
     assert logs["steps"] == 2
-    assert logs["rewards/format/mean"] == 0.0, "twelve characters hold no reasoning"
+    assert logs["rewards/format/mean"] == 0.0, "twelve characters contain no reasoning"
     assert 0.0 <= logs["rewards/accuracy/mean"] <= 2.0
     assert logs["reward"] == pytest.approx(logs["rewards/format/mean"] + logs["rewards/accuracy/mean"], abs=1e-6)

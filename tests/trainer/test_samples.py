@@ -1,6 +1,6 @@
 """Sample completions on the volume: which steps, how much, and that a disk without room doesn't end the run.
 
-Exists because telemetry must be bounded and harmless. The live run's file is seen in test_resume.py.
+Telemetry must be bounded and harmless. The live run's file is seen in test_resume.py.
 """
 
 import json

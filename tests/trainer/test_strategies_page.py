@@ -1,7 +1,7 @@
 """The measured tables of docs/strategies.md are there, whole, and say what the page claims.
 
-Exists because the tables are written by benchmarks that run by hand: an empty or stale one would be noticed by nobody.
-What they say is measured anew in CI by test_reference_gang.py, over fewer cells.
+They are written by benchmarks that run by hand: an empty or stale one would be noticed by nobody. What they say is
+measured anew in CI by test_reference_gang.py, over fewer cells.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 import pytest
 
 from benchmarks.pages import STRATEGIES
-from benchmarks.strategy_matrix import PARALLELISMS, refusal
+from benchmarks.strategy_matrix import PARALLELISMS, rejection
 from benchmarks.trainer_overhead import LIMIT
 from harness.ranks.reference_facts import CELLS, SYNCED
 from tests.trainer.test_reference_gang import FAULTS
@@ -29,23 +29,23 @@ def rows(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("parallelism", CELLS)
-def test_every_cell_is_measured_without_a_difference_or_refused_with_the_reason(parallelism: str) -> None:
+def test_every_cell_is_measured_without_a_difference_or_rejected_with_the_reason(parallelism: str) -> None:
     page = {row[0]: row[2:] for row in rows("matrix") if row[1] == parallelism}
     plain = {name for strategies in CELLS.values() for name in strategies if " " not in name}
     assert page.keys() == plain | set(CELLS[parallelism])
     for strategy, (kl, proven, resume, sync) in page.items():
         if strategy not in CELLS[parallelism]:
-            assert kl == refusal(strategy, parallelism)
+            assert kl == rejection(strategy, parallelism)
             continue
         assert kl == ("no KL" if strategy == "None" else "0")
         assert re.fullmatch(r"policy [1-9]\d*(, reference [1-9]\d*)?", proven)
         assert resume == "0"
-        assert sync == ("same bits" if strategy.startswith(SYNCED) else "refused")
+        assert sync == ("same bits" if strategy.startswith(SYNCED) else "rejected")
 
 
-def test_syncs_without_a_reference_of_its_own_are_refused_with_the_reason() -> None:
+def test_syncs_without_a_reference_of_its_own_are_rejected_with_the_reason() -> None:
     for strategy in ("Adapter", "None"):
-        assert re.search(rf"^`{strategy}` with `sync` is refused: .*has no reference model", section("matrix"), re.M)
+        assert re.search(rf"^`{strategy}` with `sync` is rejected: .*has no reference model", section("matrix"), re.M)
 
 
 def test_an_overflow_and_a_split_batch_are_measured_under_each_parallelism() -> None:

@@ -1,7 +1,7 @@
 """The whole trainer through its real entry point: two ranks train, one is killed, one is told to stop, the run goes on.
 
-Exists because what a pod must survive can't be seen in parts: kill -9, SIGTERM on one rank only, another pod layout.
-One chain of attempts is compared, step by step and digit by digit, with a run that nothing disturbed.
+What a pod must survive can't be seen in parts: kill -9, SIGTERM on one rank only, another pod layout. One chain of
+attempts is compared, step by step and digit by digit, with a run that nothing disturbed.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from grpo_api.metrics import OUTCOME_KEYS
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Progress, Result
 from harness.ranks import demo_model
@@ -23,7 +24,7 @@ SAVE = 4
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Story:
     """What was seen of all attempts."""
 
@@ -98,7 +99,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
     with Gang(make_plan(folder / "runs", model, attempt=3, nodes=1), folder, folder / "pods-3", fresh=True) as gang:
         codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
-    return Story(calm, progress, metrics, outcomes, codes, resumed, folder)
+    return Story(
+        calm=calm, progress=progress, metrics=metrics, outcomes=outcomes, codes=codes, resumed=resumed, folder=folder
+    )
 
 
 def test_undisturbed_run_succeeds(story: Story) -> None:
@@ -159,6 +162,15 @@ def test_outcomes_are_durable(story: Story) -> None:
             assert Outcome.model_validate_json(path.read_text()).result is result
 
 
+def test_outcomes_carry_the_last_step_s_numbers_however_the_process_ended(story: Story) -> None:
+    for name, steps in {"calm": story.calm, **story.resumed}.items():
+        for outcome in story.outcomes[name]:
+            assert (outcome.step, outcome.total_steps) == (max(steps), STEPS)
+            last = {key: value for key, value in steps[outcome.step].items() if key in OUTCOME_KEYS}
+            assert {"kl", "loss", "grad_norm"} <= last.keys()
+            assert last.items() <= outcome.metrics.items()
+
+
 def test_progress_shows_the_live_run(story: Story) -> None:
     progress = story.progress
     assert progress.stage in ("Training", "Saving", "Exporting", "Finished")
@@ -180,10 +192,10 @@ def test_progress_shows_the_live_run(story: Story) -> None:
 
 def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -> None:
     assert f"grpo_training_total_steps {float(STEPS)}" in story.metrics
-    assert 'grpo_training_phase_seconds{phase="generate"}' in story.metrics
+    assert 'grpo_training_phase_seconds{step_phase="generate"}' in story.metrics
     assert 'grpo_training_reward_failures_total{reward="tall"} 0.0' in story.metrics
     assert "grpo_training_tokens_per_second " in story.metrics
-    assert 'grpo_training_memory_bytes{phase="generate"}' not in story.metrics, "no device, no device memory"
+    assert 'grpo_training_memory_bytes{step_phase="generate"}' not in story.metrics, "no device, no device memory"
 
 
 def test_no_worker_is_left(story: Story) -> None:

@@ -74,7 +74,7 @@ print(sorted(set({absent!r}) & set(sys.modules)))
 
 def test_import_layers_hold() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
-    sources = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
+    sources = os.environ | {"PYTHONPATH": f"{ROOT}/operator:{ROOT}/trainer_image"}
     done = subprocess.run([linter, "--no-logo"], cwd=ROOT, env=sources, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

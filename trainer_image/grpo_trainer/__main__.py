@@ -1,7 +1,7 @@
 """`python -m grpo_trainer`: the entry point of a training pod.
 
 Reads and validates the plan before anything heavy is imported, runs one worker in this process or several under a
-supervisor, and turns every end into an Outcome and its exit code. Exists so that no end goes without words.
+supervisor, and turns every end into an Outcome and its exit code: no process ends without words.
 """
 
 import os
@@ -16,14 +16,14 @@ from pydantic import ValidationError
 from grpo_api.base import dotted
 from grpo_api.contract import PLAN_ENV, PLAN_PATH
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
-from .errors import BadInput
-from .gang.placement import LOCAL_RANK_ENV, Placement, export, placement
-from .process.outcome import announce, classify, keep, make_outcome
+from .errors import BadInput, classify
+from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
+from .process.outcome import announce, keep, make_outcome
+from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .process.unused import leave_out
-from .telemetry.recorder import Recorder
 from .unsupported import require_supported
 
 
@@ -51,11 +51,11 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
         from .worker import train
 
         message = train(plan, place, recorder)
-        outcome = make_outcome(plan, place.rank, Result.SUCCEEDED, message, recorder.step)
+        outcome = make_outcome(place.rank, Result.SUCCEEDED, message, recorder.progress)
     except BaseException as error:
         traceback.print_exc()
         result, message = classify(error)
-        outcome = make_outcome(plan, place.rank, result, f"{recorder.current_stage}: {message}", recorder.step)
+        outcome = make_outcome(place.rank, result, f"{recorder.current_stage}: {message}", recorder.progress)
     keep(plan, outcome, place)
     return announce(outcome)
 
@@ -68,10 +68,10 @@ def main() -> int:
         require_supported(plan)
         place = placement(plan, os.environ)
     except BadInput as error:
-        return announce(Outcome(result=error.result, message=str(error)[:3072]))
+        return announce(with_message(Outcome(result=error.result), str(error)))
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
         return supervise(plan, place)
-    export(plan, place)
+    os.environ.update(launch_environment(plan, place))
     return work(plan, place, started)
 
 

@@ -1,7 +1,7 @@
 """Builds a run from its plan, up to the first step: rewards, configuration, policy, data, trainer and callbacks.
 
-Exists to keep the order of construction, on which much depends, readable in one place: reward models before
-GRPOConfig (inside ZeRO-3 they would be partitioned), GRPOConfig before the policy (which must be). Called by worker.py.
+Much depends on the order, which is why it can be read in one place: reward models before GRPOConfig (inside ZeRO-3
+they would be partitioned), GRPOConfig before the policy (which must be).
 """
 
 import os
@@ -22,16 +22,17 @@ from .data.dataset import Prompts, load_prompts
 from .engine import ReferenceGRPOTrainer
 from .errors import BadInput
 from .gang import rendezvous
+from .guard import KLGuard
 from .process.preemption import Preemption
+from .process.recorder import Recorder
 from .process.watchdog import Watchdog
 from .reference import strategy_for
 from .rewards import RewardSet, build_rewards
 from .settings import config_arguments, uses_deepspeed
-from .telemetry.logs import KLGuard, Telemetry
+from .telemetry.logs import PublishLogs
 from .telemetry.observer import StepObserver
-from .telemetry.recorder import Recorder
 from .telemetry.samples import KeepSamples
-from .telemetry.step_exchange import Pulse
+from .telemetry.step_exchange import StepExchange
 from .weights.models import LoadedModel, load_policy
 
 
@@ -40,7 +41,7 @@ class Run:
     """The built parts of a run."""
 
     trainer: ReferenceGRPOTrainer
-    pulse: Pulse
+    step_exchange: StepExchange
     rewards: RewardSet
     checkpoint: Path | None
     """The checkpoint to continue from."""
@@ -78,15 +79,15 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     with recorder.part("verify"):
         checkpoint = choose(plan, run_identity)
     observer, preemption = StepObserver(), Preemption.of(plan)
-    pulse = Pulse(recorder, watchdog, observer, preemption, rewards.failure_limits)
+    step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption)
-    callbacks = [pulse, seal, Telemetry(recorder, observer), KeepSamples(plan, observer), KLGuard(plan.guard)]
+    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer), KLGuard(plan.guard)]
     parts = TrainerParts(loaded, config, prompts, rewards)
     recorder.stage("Proving")
     with recorder.part("trainer"):
         trainer = make_trainer(plan, parts, observer, callbacks)
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, pulse, rewards, checkpoint)
+    return Run(trainer, step_exchange, rewards, checkpoint)
 
 
 def device(plan: TrainingPlan) -> torch.device:

@@ -1,17 +1,22 @@
 """TRL's GRPOTrainer with a reference of our choice, proven weights, a KL that can't poison the run, exact references.
 
-Exists because TRL 1.16 has no hook for any of these. This is the only file that uses TRL's private names; there are
-eight, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
-`grpo_trainer.create_model_from_path`, `grpo_trainer.prepare_deepspeed`, `_get_per_token_logps_and_entropies`,
-`_compute_loss`, `_save_checkpoint`, `_metrics`, `_generate_single_turn`, `_calculate_rewards`.
-Called by the worker, after GRPOConfig and models.load_policy:
+TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are eight, TRL is
+pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+
+- `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
+  put in their place while the constructor runs;
+- `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
+- `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
+- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved;
+- `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
+- `_calculate_rewards` is what is timed as rewards, and where samples are taken.
 
     trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
                                    train_dataset=..., callbacks=...)
     trainer.train(resume_from_checkpoint=folder_or_none)
 
-It proves policy and reference while building (trainer.proofs), proves again and restores the reference after a resume,
-checks states, syncs, and saves a moved reference into every checkpoint.
+It proves policy and reference while it is built (trainer.proofs), proves again and restores the reference after a
+resume, checks states, syncs, and saves a moved reference into every checkpoint.
 """
 
 from __future__ import annotations
@@ -29,8 +34,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from . import overflow
+from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
-from .reference.callback import Bootstrap
+from .reference.callback import ReferenceCallback
 from .telemetry.observer import StepObserver
 from .weights.files import open_weights
 from .weights.models import LoadedModel, Source
@@ -61,6 +67,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         strategy.check(zero_stage(args), adapter, args.beta)
         if not adapter:
             self.prove("policy", loaded.model)
+        # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's weights.
         with _own_reference(self):
             super().__init__(
                 model=loaded.model,
@@ -73,7 +80,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             strategy.attach(self)
         if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
             self.prove("policy", self.model)
-        self.add_callback(Bootstrap(self))
+        self.add_callback(ReferenceCallback(self, strategy))
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Trains; `resume_from_checkpoint` is the folder of a complete checkpoint.
@@ -139,6 +146,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
 
     def _finite_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         metrics = self._metrics["train" if self.model.training else "eval"]
+        # TRL appends to its metrics within the pass: where the pass is done again, the first one's are taken back.
         before = {key: len(values) for key, values in metrics.items()}
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         if self.beta == 0.0:
@@ -174,7 +182,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             WeightsDiffer: the ranks have drifted apart; such a checkpoint is worth nothing and isn't written.
         """
         prove_equal(self.model, "policy")
-        self.strategy.save(self, Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        self.strategy.save(self, checkpoint_folder(Path(self.args.output_dir), self.state.global_step))
         super()._save_checkpoint(model, trial)
 
 
@@ -189,7 +197,7 @@ def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
 
     The policy is an instance, so that the loader is called for the reference alone.
     """
-    wrap = grpo_trainer.prepare_deepspeed
+    wrap = grpo_trainer.prepare_deepspeed  # TRL's own, with which a strategy may wrap
 
     def build(*_: Any, **__: Any) -> nn.Module:
         reference = trainer.strategy.build(trainer)

@@ -2,18 +2,26 @@
 
     TrainingError
     ├── BadInput            the plan, model, data or checkpoint can't be used as declared; a restart won't help
-    ├── WeightsDiffer       ranks or restarts don't hold the weights that they should
+    ├── WeightsDiffer       ranks or restarts don't have the weights that they should
     ├── RewardError         a reward function failed
     ├── RendezvousTimeout   the peers did not come
     ├── DivergedKL          guard.maxKL was exceeded
-    ├── Hang                no step finished for guard.hangTimeoutSeconds
     └── Preempted           SIGTERM
 
-Exists so that whoever finds a problem names its class where it is found. Raised all over the trainer; only
-`__main__` turns it into an Outcome and an exit code.
+Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
+hang raises nothing: the watchdog ends the process.
 """
 
 from grpo_api.report import Result
+
+_OUT_OF_MEMORY = (
+    "MemoryError",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cannot allocate memory",
+    "DefaultCPUAllocator",
+)
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "NCCL communicator was")
 
 
 class TrainingError(Exception):
@@ -52,13 +60,26 @@ class DivergedKL(TrainingError):
     result = Result.DIVERGED_KL
 
 
-class Hang(TrainingError):
-    """No optimizer step finished for guard.hangTimeoutSeconds."""
-
-    result = Result.HANG
-
-
 class Preempted(TrainingError):
     """The pod was told to stop; the run continues from its last checkpoint."""
 
     result = Result.PREEMPTED
+
+
+def classify(error: BaseException) -> tuple[Result, str]:
+    """Result and message of an exception: our own errors say theirs, memory errors are recognised, the rest is Error.
+
+    CUDA's allocator raises torch.OutOfMemoryError (a RuntimeError), the CPU's a plain RuntimeError: both by their text.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, TrainingError):
+        return error.result, str(error)
+    if isinstance(error, MemoryError | RuntimeError | OSError) and _mentions(text, _OUT_OF_MEMORY):
+        return Result.OUT_OF_MEMORY, text
+    if _mentions(text, _LOST_PEER):
+        return Result.ERROR, f"lost the connection to another rank, which probably failed first: {text}"
+    return Result.ERROR, text
+
+
+def _mentions(text: str, markers: tuple[str, ...]) -> bool:
+    return any(marker in text for marker in markers)

@@ -1,7 +1,6 @@
 """Writes that a crash can't tear: a temporary name, fsync, rename, fsync of the folder.
 
-Exists because manifests, owner files and outcomes must be whole or absent. Used by checkpoint.py, outcome.py and
-telemetry.py.
+Manifests, owner files and outcomes must be whole or absent.
 """
 
 import os

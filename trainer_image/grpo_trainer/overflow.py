@@ -10,7 +10,6 @@ ranks and the loss is computed again; the tokens are counted. 20 is also verl's 
 gradient of the term is the log-ratio itself (d/dx of k3 * exp(x - const) at ratio 1), so the step stays of normal size.
 Other micro-batches are not touched: a run without overflows trains on TRL's exact loss. If the loss is still not
 finite, the policy or the reference is broken, and the run ends as DivergedKL before the optimizer can spread it.
-Called by engine.py.
 """
 
 import math

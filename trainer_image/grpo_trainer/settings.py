@@ -1,7 +1,7 @@
 """The plan in TRL's and DeepSpeed's own words: keyword arguments of GRPOConfig, and a DeepSpeed configuration.
 
-Exists so that every plan field reaches the engine in one readable place. Called by worker.py; imports no training
-library, so that a test can compare it with what the live trainer holds.
+Every plan field reaches the engine here, in one readable place, and without a training library: a test compares the
+words with what the live trainer was given.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from grpo_api.contract import SCRATCH
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 
-from .process.outcome import attempt_folder
+from .paths import attempt_folder
 
 SAME_NAME = (
     "learning_rate",

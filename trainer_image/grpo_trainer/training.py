@@ -1,18 +1,20 @@
 """A run from its plan to its last step: build, prove, train, export.
 
-Exists as the place where the parts meet; each part is a module of its own. Called by worker.py once the ranks have met;
-importing this module imports torch, TRL and all that they need.
+The parts meet here; each is a module of its own. Importing this module imports torch, TRL and all that they need.
 """
+
+from pathlib import Path
 
 from grpo_api.plan import TrainingPlan
 
 from .building import Run, build
 from .checkpoints.export import export_model
+from .checkpoints.volume import read_manifest
 from .errors import Preempted
 from .gang import rendezvous
+from .process.recorder import Recorder
 from .process.watchdog import Watchdog
-from .telemetry.logs import announce_start
-from .telemetry.recorder import Recorder
+from .telemetry.logs import log_line
 
 
 def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
@@ -22,7 +24,7 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     built = build(plan, recorder, watchdog)
-    announce_start(plan, recorder, built.checkpoint)
+    _announce_start(plan, recorder, built.checkpoint)
     try:
         built.trainer.train(resume_from_checkpoint=str(built.checkpoint) if built.checkpoint else None)
     finally:
@@ -30,15 +32,23 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
     return _finish(plan, built, recorder)
 
 
+def _announce_start(plan: TrainingPlan, recorder: Recorder, checkpoint: Path | None) -> None:
+    """Say in the log where this attempt begins."""
+    if recorder.place.is_main:
+        step = read_manifest(checkpoint).step if checkpoint else 0
+        recorder.resumed(step)
+        log_line(attempt=plan.job.attempt, resumedFromStep=step, checkpoint=checkpoint and str(checkpoint))
+
+
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
     """Export a finished run; say how far a preempted one came."""
     state = run.trainer.state
-    if run.pulse.verdict == "save":
+    if run.step_exchange.verdict == "save":
         raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
-    if run.pulse.verdict == "stop":
+    if run.step_exchange.verdict == "stop":
         raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
     recorder.stage("Exporting")
-    folder = export_model(plan, run.trainer)
+    folder = export_model(plan, run.trainer.source, run.trainer.save_model)
     rendezvous.leave_together()
     recorder.stage("Finished")
     where = f"; the model is in {folder}" if folder else "; no checkpoint volume, so no model was exported"

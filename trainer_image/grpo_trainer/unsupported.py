@@ -1,7 +1,6 @@
-"""Refuses plans that this trainer can't run as they say.
+"""Rejects plans that this trainer can't run as they say.
 
-Exists because the planner makes no such plan, but a plan may be written by hand or by another version. Called by
-`__main__` before anything heavy is imported.
+The planner makes none, but a plan may be written by hand or by another version.
 """
 
 from collections.abc import Iterator

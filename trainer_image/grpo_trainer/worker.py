@@ -1,7 +1,7 @@
 """One training process: joins the other ranks while the libraries load, then trains.
 
-Exists so that SIGTERM, /progress and the wait for late peers don't have to wait for imports: all of that needs torch at
-most, while TRL and what it pulls in take four times as long to load. Called by `__main__`, which imports it late.
+SIGTERM, /progress and the wait for late peers don't wait for imports: all of that needs torch at most, while TRL and
+what it pulls in take four times as long to load.
 """
 
 import gc
@@ -16,8 +16,8 @@ from .checkpoints.resume import claim_folder
 from .gang import rendezvous
 from .gang.placement import Placement
 from .process.outcome import announce, finished_attempt, keep
+from .process.recorder import Recorder
 from .process.watchdog import Watchdog
-from .telemetry.recorder import Recorder
 from .telemetry.server import serve
 
 
@@ -35,6 +35,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     claim_folder(plan)
     earlier = finished_attempt(plan)
     if earlier is not None:
+        recorder.adopt(earlier)
         return f"attempt {earlier.attempt} had finished already: {earlier.message}"
     from .training import run
 

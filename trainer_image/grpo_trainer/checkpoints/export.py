@@ -1,10 +1,10 @@
 """Exports a finished run as a plain Hugging Face folder that `from_pretrained` loads: the model, or the adapter.
 
-Exists because a training checkpoint holds optimizer state and partitions that no one but the trainer reads. Called by
-worker.py after the last step.
+A training checkpoint won't do: it has optimizer state and partitions that only the trainer reads.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from peft import PeftModel
@@ -13,45 +13,47 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from grpo_api.plan import TrainingPlan
 
-from ..engine import ReferenceGRPOTrainer
 from ..files import sync_folder
 from ..gang import ranks
+from ..paths import attempt_name, run_folder
+from ..weights.models import Source
 from .volume import require_owner
 
 EXPORT = "export"
 
 
-def export_model(plan: TrainingPlan, trainer: ReferenceGRPOTrainer) -> Path | None:
+def export_model(plan: TrainingPlan, source: Source, save: Callable[[str], None]) -> Path | None:
     """Write `<checkpoint_directory>/export`, whole or not at all; None without a volume. A collective.
 
     LoRA is exported as an adapter, or merged into its base with spec.adapter.mergeOnExport.
     """
-    if plan.checkpoint_directory is None:
+    root = run_folder(plan)
+    if root is None:
         return None
-    folder = Path(plan.checkpoint_directory) / EXPORT
-    temporary = folder.with_name(f".{EXPORT}-attempt-{plan.job.attempt}")
-    trainer.save_model(str(temporary))
-    ranks.together(lambda: _publish(plan, trainer, temporary, folder) if ranks.rank() == 0 else None)
+    folder = root / EXPORT
+    temporary = folder.with_name(f".{EXPORT}-{attempt_name(plan)}")
+    save(str(temporary))
+    ranks.on_main(lambda: _publish(plan, source, temporary, folder))
     return folder
 
 
-def _publish(plan: TrainingPlan, trainer: ReferenceGRPOTrainer, temporary: Path, folder: Path) -> None:
+def _publish(plan: TrainingPlan, source: Source, temporary: Path, folder: Path) -> None:
     require_owner(plan)
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
-        _merge(trainer, temporary)
+        _merge(source, temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
     sync_folder(folder.parent)
 
 
-def _merge(trainer: ReferenceGRPOTrainer, folder: Path) -> None:
+def _merge(source: Source, folder: Path) -> None:
     """Replace the saved adapter by the merged model.
 
     On a copy of the base read anew into host memory: the live one may be partitioned, and is read without ZeRO's
     zero.Init, which a DeepSpeed config in force would bring in.
     """
     unset_hf_deepspeed_config()
-    base = AutoModelForCausalLM.from_pretrained(trainer.source.folder, dtype=trainer.source.dtype)
+    base = AutoModelForCausalLM.from_pretrained(source.folder, dtype=source.dtype)
     merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (folder / name).unlink()

@@ -1,7 +1,6 @@
 """What makes two attempts the same run: the fields that a checkpoint records and a resume compares.
 
-Exists so that a resume can't silently change the model, the data, the reference or the batch split, each of which
-changes the result. Called by saving.py and resuming.py.
+Model, data, reference and batch split each change the result, so none of them may change silently between attempts.
 """
 
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput
-from .volume import Manifest, identity_text
+from .manifest import Manifest, identity_text
 
 EXECUTION = (
     "strategy",
@@ -46,7 +45,7 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
 
 
 def require_same_run(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
-    """Refuse to resume another run's checkpoint.
+    """Reject another run's checkpoint.
 
     Raises:
         BadInput: with every field that differs.

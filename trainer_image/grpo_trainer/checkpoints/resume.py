@@ -1,7 +1,6 @@
 """Chooses the checkpoint that an attempt continues from, the same on all ranks, and checks it before it is loaded.
 
-Exists so that a damaged checkpoint is passed over for the one before it, and another run's is refused. Called by
-worker.py after the rendezvous.
+A damaged checkpoint is passed over for the one before it; another run's is rejected.
 """
 
 from pathlib import Path
@@ -10,8 +9,10 @@ from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput
 from ..gang import ranks
+from ..paths import run_folder
 from .identity import require_same_run
-from .volume import OWNER, claim, complete, damage, read_manifest
+from .manifest import OWNER
+from .volume import claim, complete, damage, read_manifest
 
 
 def claim_folder(plan: TrainingPlan) -> None:
@@ -21,11 +22,11 @@ def claim_folder(plan: TrainingPlan) -> None:
         BadInput: the folder belongs to another job, or isn't shared by all nodes.
         Preempted: a newer attempt owns it.
     """
-    if plan.checkpoint_directory is None:
+    folder = run_folder(plan)
+    if folder is None:
         return
-    ranks.together(lambda: claim(plan) if ranks.rank() == 0 else None)
-    path = Path(plan.checkpoint_directory) / OWNER
-    ranks.together(lambda: _require_visible(path))
+    ranks.on_main(lambda: claim(plan))
+    ranks.together(lambda: _require_visible(folder / OWNER))
 
 
 def _require_visible(path: Path) -> None:
@@ -42,9 +43,11 @@ def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
     Raises:
         BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
-    if plan.checkpoint_directory is None:
+    folder = run_folder(plan)
+    if folder is None:
         return None
-    own = complete(Path(plan.checkpoint_directory)) if ranks.rank() == 0 else []
+    # rank 0's list for all: a volume may show its folders to one node later than to another
+    own = complete(folder) if ranks.rank() == 0 else []
     found = ranks.gather(own)[0]
     damaged = []
     for checkpoint in found:

@@ -1,8 +1,8 @@
 """Seals each checkpoint after transformers has written it: all ranks' files, then hashes, then the manifest, then the
 rotation of old ones.
 
-Exists because transformers writes checkpoints in place and deletes old ones without waiting for the other ranks. A
-TrainerCallback of the trainer that worker.py builds.
+transformers alone writes checkpoints in place and deletes old ones without waiting for the other ranks: a crash then
+leaves a folder that looks like a checkpoint and isn't one.
 """
 
 import time
@@ -14,9 +14,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo_api.plan import TrainingPlan
 
 from ..gang import ranks
+from ..paths import checkpoint_folder
 from ..process.preemption import Preemption
-from ..telemetry.recorder import Recorder
-from .volume import PREFIX, Manifest, commit, list_files, record, rotate
+from ..process.recorder import Recorder
+from .manifest import Manifest
+from .volume import commit, list_files, record, rotate
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -39,7 +41,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         """
         self._recorder.stage("Saving")
         begin = time.perf_counter()
-        checkpoint = Path(args.output_dir) / f"{PREFIX}{state.global_step}"
+        checkpoint = checkpoint_folder(Path(args.output_dir), state.global_step)
         seal(self._plan, checkpoint, state.global_step, self._identity)
         self._preemption.save_seconds = time.perf_counter() - begin
         self._recorder.stage("Training")
@@ -47,20 +49,15 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 def seal(plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, str]) -> None:
     """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0."""
-    ranks.gather(None)  # every rank has written its files
+    ranks.gather(None)  # a barrier: transformers returns on each rank when that rank's own files are written
+    # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
     names = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else [])[0]
     share = record(checkpoint, names[ranks.rank() :: ranks.world_size()])
     files = {name: entry for part in ranks.gather(share) for name, entry in part.items()}
-    ranks.together(
-        lambda: _commit_on_main(
-            plan,
-            checkpoint,
-            Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items()))),
-        )
-    )
+    manifest = Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items())))
+    ranks.on_main(lambda: _commit(plan, checkpoint, manifest))
 
 
-def _commit_on_main(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
-    if ranks.rank() == 0:
-        commit(plan, checkpoint, manifest)
-        rotate(plan)
+def _commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
+    commit(plan, checkpoint, manifest)
+    rotate(plan)  # only now: until its manifest stands, the new checkpoint replaces no old one

@@ -1,64 +1,26 @@
 """Checkpoints as facts on a shared volume: who owns the folder, which checkpoints are complete, which one to resume.
 
-    <checkpoint_directory>/owner.json                      job uid and the newest attempt that claimed the folder
-    <checkpoint_directory>/attempt-N/checkpoint-S/…        what transformers, DeepSpeed and the reference wrote
-    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json   written last: the checkpoint is complete and whole
+Neither a crash in the middle of a write nor an old pod that lives on can damage a run, by two rules. A checkpoint
+counts only with its manifest, which is written last and disappears first. And an attempt commits only while it owns the
+folder: owner.json names the newest attempt that claimed it.
 
-Exists so that neither a crash in the middle of a write nor an old pod that lives on can damage a run. Pure file
-access without collectives; saving.py and resuming.py say when and on which rank.
+Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from grpo_api.base import Model
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput, Preempted
 from ..files import write_atomically
-
-MANIFEST = "manifest.json"
-OWNER = "owner.json"
-PREFIX = "checkpoint-"
-"""Folder name that transformers gives a checkpoint (PREFIX_CHECKPOINT_DIR)."""
-
-
-class Owner(Model):
-    """Whose checkpoints a folder holds."""
-
-    uid: str
-    """uid of the GRPOJob."""
-    attempt: Annotated[int, Field(ge=1)]
-    """The newest attempt that claimed the folder; it alone may commit and delete."""
-
-
-class FileRecord(Model):
-    """One file of a complete checkpoint."""
-
-    bytes: Annotated[int, Field(ge=0)]
-    """Its size."""
-    sha256: str
-    """Its hash, in hex."""
-
-
-class Manifest(Model):
-    """Proof that a checkpoint is complete: every rank's files were on disk when it was written."""
-
-    attempt: int
-    """The attempt that wrote it."""
-    step: int
-    """Finished optimizer steps."""
-    identity: dict[str, str]
-    """What the run is, by field path: a resumed run must agree (see identity.py)."""
-    files: dict[str, FileRecord]
-    """Every file by its path inside the checkpoint."""
+from ..paths import ATTEMPTS, CHECKPOINTS, attempt_name, number, run_folder
+from .manifest import MANIFEST, OWNER, FileRecord, Manifest, Owner
 
 
 def claim(plan: TrainingPlan) -> None:
@@ -68,13 +30,15 @@ def claim(plan: TrainingPlan) -> None:
         BadInput: another job owns the folder.
         Preempted: a newer attempt has claimed it already.
     """
-    folder = Path(plan.checkpoint_directory or "")
+    folder = _folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
         require_owner(plan)
+    # Check and write are two steps, so of two attempts that claim at once both may pass. Each writes below its own
+    # folder: that costs time and damages nothing.
     owner = Owner(uid=plan.job.uid, attempt=plan.job.attempt)
     write_atomically(folder / OWNER, owner.model_dump_json())
-    (folder / f"attempt-{plan.job.attempt}").mkdir(exist_ok=True)
+    (folder / attempt_name(plan)).mkdir(exist_ok=True)
 
 
 def require_owner(plan: TrainingPlan) -> None:
@@ -84,7 +48,7 @@ def require_owner(plan: TrainingPlan) -> None:
         BadInput: another job owns it.
         Preempted: a newer attempt owns it.
     """
-    path = Path(plan.checkpoint_directory or "") / OWNER
+    path = _folder(plan) / OWNER
     owner = Owner.model_validate_json(path.read_text(encoding="utf-8"))
     if owner.uid != plan.job.uid:
         raise BadInput(
@@ -97,14 +61,16 @@ def require_owner(plan: TrainingPlan) -> None:
         )
 
 
+def _folder(plan: TrainingPlan) -> Path:
+    folder = run_folder(plan)
+    assert folder is not None, "without a volume there is nothing to own"
+    return folder
+
+
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
-    found = [path.parent for path in folder.glob(f"attempt-*/{PREFIX}*/{MANIFEST}")]
-    return sorted(found, key=lambda path: (_number(path), _number(path.parent)), reverse=True)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+    found = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
+    return sorted(found, key=lambda path: (number(path), number(path.parent)), reverse=True)
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -118,7 +84,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     except OSError as error:
         raise BadInput(f"{checkpoint / MANIFEST} can't be read: {error.strerror}") from error
     except ValidationError as error:
-        raise BadInput(f"{checkpoint / MANIFEST} is no manifest: {error.errors()[0]['msg']}") from error
+        raise BadInput(f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
 
 
 def list_files(checkpoint: Path) -> list[str]:
@@ -134,6 +100,7 @@ def record(checkpoint: Path, names: Iterable[str]) -> dict[str, FileRecord]:
 
 def _record_one(path: Path) -> FileRecord:
     with path.open("rb") as file:
+        # a manifest that outlives a power cut must not vouch for bytes that were in the page cache only
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileRecord(bytes=file.tell(), sha256=digest)
@@ -169,16 +136,12 @@ def rotate(plan: TrainingPlan) -> None:
 
     A checkpoint loses its manifest first, so that an interrupted deletion can't leave one that looks complete.
     """
-    folder = Path(plan.checkpoint_directory or "")
+    folder = _folder(plan)
     kept = complete(folder)
     for old in kept[plan.checkpoint.keep :]:
         (old / MANIFEST).unlink(missing_ok=True)
-    for attempt in folder.glob("attempt-*"):
-        for checkpoint in attempt.glob(f"{PREFIX}*"):
-            if not (checkpoint / MANIFEST).exists() and _number(attempt) <= plan.job.attempt:
+    # an incomplete folder of a newer attempt stays: that attempt is writing it just now
+    for attempt in folder.glob(ATTEMPTS):
+        for checkpoint in attempt.glob(CHECKPOINTS):
+            if not (checkpoint / MANIFEST).exists() and number(attempt) <= plan.job.attempt:
                 shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def identity_text(value: object) -> str:
-    """A value as it stands in a manifest: compact JSON."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

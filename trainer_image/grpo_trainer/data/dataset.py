@@ -1,7 +1,7 @@
 """Loads `spec.dataset`: hub or files → rows with a `prompt` column that fits the model, and a fingerprint of them.
 
-Exists so that bad data stops a run before its first step, with the row and the column. Called by the worker on every
-rank; all ranks get the same rows in the same order.
+Bad data stops a run here, before its first step, and the message says which row and which column. All ranks get the
+same rows in the same order.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def load_prompts(
 
 
 def _read_mounted(dataset: DatasetSpec, root: Path) -> tuple[datasets.Dataset, Place]:
-    assert dataset.files is not None, "the API refuses a dataset with neither name nor files"
+    assert dataset.files is not None, "the schema rejects a dataset with neither name nor files"
     read = read_files(dataset.files, root)
     return datasets.Dataset(datasets.table.InMemoryTable(read.table)), read.place
 

@@ -1,7 +1,7 @@
 """Reads JSONL, CSV and Parquet files into one table, and remembers where each row came from.
 
-Exists because the readers of `datasets` name neither the row nor the column of a bad value, and cache what they read on
-disk. Called by data.py.
+The readers of `datasets` name neither the row nor the column of a bad value, and they copy what they read to a cache on
+disk.
 """
 
 import csv
@@ -79,7 +79,7 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
         matches = [match for match in matches if match.is_file()]
         if not matches:
             there = ", ".join(sorted(entry.name for entry in root.iterdir())[:10]) if root.is_dir() else "nothing"
-            raise BadInput(f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder holds {there}")
+            raise BadInput(f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has {there}")
         found += matches
     return found
 
@@ -90,7 +90,7 @@ def _read(path: Path, root: Path, declared: str) -> FileTable:
     if kind is None:
         raise BadInput(f"{name}: unknown suffix {path.suffix!r}; set dataset.files.format to JSONL, Parquet or CSV")
     if path.stat().st_size == 0:
-        raise BadInput(f"{name} is empty; every file must hold at least one row")
+        raise BadInput(f"{name} is empty; every file must have at least one row")
     if kind == "Parquet":
         return _read_parquet(path, name)
     parse = _json_rows if kind == "JSONL" else _csv_rows
@@ -124,7 +124,7 @@ def _first_undecodable(column: pa.ChunkedArray) -> int:
 def _table(name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], path: Path) -> FileTable:
     numbered = list(parse(path, name))
     if not numbered:
-        raise BadInput(f"{name} has no rows; every file must hold at least one")
+        raise BadInput(f"{name} has no rows; every file must have at least one")
     lines, rows = [line for line, _ in numbered], [row for _, row in numbered]
     columns = dict.fromkeys(column for row in rows for column in row)
     return FileTable(name, pa.table({column: _column(name, column, rows, lines) for column in columns}), lines)
@@ -175,9 +175,11 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
             try:
                 row = json.loads(line, object_pairs_hook=unique)
             except (json.JSONDecodeError, RecursionError) as error:
-                raise BadInput(f"{name} line {number} is no JSON object: {error}") from error
+                raise BadInput(f"{name} line {number} is not a JSON object: {error}") from error
             if not isinstance(row, dict):
-                raise BadInput(f"{name} line {number} is no JSON object but {line.strip()!r:.60}; write one per line")
+                raise BadInput(
+                    f"{name} line {number} is not a JSON object but {line.strip()!r:.60}; write one per line"
+                )
             _check_text(name, number, row)
             yield number, row
 
@@ -194,12 +196,12 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Row]]:
             for cells in reader:
                 if len(cells) != len(header):
                     problem = f"{len(cells)} cells under a header of {len(header)}"
-                    raise BadInput(f"{name} line {reader.line_num}: {problem}; quote cells that hold commas")
+                    raise BadInput(f"{name} line {reader.line_num}: {problem}; quote cells with commas")
                 row = dict(zip(header, cells, strict=True))
                 _check_text(name, reader.line_num, row)
                 yield reader.line_num, row
         except csv.Error as error:
-            raise BadInput(f"{name} line {reader.line_num} is no CSV: {error}") from error
+            raise BadInput(f"{name} line {reader.line_num} is not CSV: {error}") from error
 
 
 def _first_repeated(names: list[str]) -> str | None:
@@ -207,7 +209,7 @@ def _first_repeated(names: list[str]) -> str | None:
 
 
 def _check_text(name: str, line: int, row: Row) -> None:
-    """Refuses text that is not UTF-8, naming the column."""
+    """Rejects text that is not UTF-8, naming the column."""
     if _bad_text(row) is None:
         return
     for column, value in row.items():
@@ -217,7 +219,7 @@ def _check_text(name: str, line: int, row: Row) -> None:
 
 
 def _bad_text(value: Any) -> str | None:
-    """The characters of a value that no UTF-8 file can hold: undecodable bytes, or halves of escaped pairs."""
+    """The characters of a value that no UTF-8 file can contain: undecodable bytes, or halves of escaped pairs."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

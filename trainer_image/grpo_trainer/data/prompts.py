@@ -1,7 +1,4 @@
-"""From a cell of the prompt column to a prompt, and how many tokens it has.
-
-Exists to keep the rules on chat messages in one place. Called by data.py.
-"""
+"""From a cell of the prompt column to a prompt, and how many tokens it has: all rules for chat messages."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +17,7 @@ def build_prompt(value: Any, system_prompt: str | None, place: str) -> Prompt:
     """The prompt of a cell: text stays text without a system prompt and becomes a chat with one.
 
     Raises:
-        BadInput: the cell holds neither text nor chat messages; names its place.
+        BadInput: the cell has neither text nor chat messages; names its place.
     """
     if isinstance(value, str):
         if not value.strip():
@@ -37,7 +34,7 @@ def build_prompt(value: Any, system_prompt: str | None, place: str) -> Prompt:
 
 def _message(message: Any, place: str) -> Message:
     if not isinstance(message, dict):
-        raise BadInput(f"{place}: {message!r:.80} is no message; write {{role, content}}")
+        raise BadInput(f"{place}: {message!r:.80} is not a message; write {{role, content}}")
     # a table fills keys that other rows have with None
     given = {key: value for key, value in message.items() if value is not None}
     if given.keys() != {"role", "content"}:
@@ -59,7 +56,7 @@ def token_counts(prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[in
     """Tokens of each prompt, by its key, as TRL will encode it: chat template and generation prompt included.
 
     Raises:
-        BadInput: the tokenizer has no chat template, or its template refuses a prompt; names the prompt's place.
+        BadInput: the tokenizer has no chat template, or its template rejects a prompt; names the prompt's place.
     """
     if tokenizer.chat_template is None and any(isinstance(prompt, list) for prompt in prompts.values()):
         problem = "the prompts are chats but the model's tokenizer has no chat template"
@@ -86,7 +83,7 @@ def _encode(prompts: dict[int, Prompt], tokenizer: Any, place: Callable[[int], s
         if len(batch) > 1:
             return [_encode({key: prompt}, tokenizer, place)[0] for key, prompt in prompts.items()]
         (key,) = prompts
-        raise BadInput(f"{place(key)}: the model's chat template refuses this prompt: {error}") from error
+        raise BadInput(f"{place(key)}: the model's chat template rejects this prompt: {error}") from error
 
 
 def _encode_chats(batch: list[Prompt], tokenizer: Any) -> Any:

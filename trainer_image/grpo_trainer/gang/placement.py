@@ -1,10 +1,9 @@
 """Which process of the gang this is, and the environment variables that say so to torch, accelerate and DeepSpeed.
 
-Exists because the pods are started by a Job, not by torchrun: the node rank is the pod's index, the rest is in the
-plan. Made by `__main__`; exported before torch is imported.
+The pods are started by a Job, not by torchrun: the node rank is the pod's index, everything else is in the plan. The
+variables must be set before torch is imported.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,13 +63,13 @@ def _index(name: str, value: str, size: int) -> int:
     return int(value)
 
 
-def export(plan: TrainingPlan, place: Placement) -> None:
-    """Set the variables that torch.distributed, accelerate and DeepSpeed read instead of a launcher's."""
-    os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE=str(place.processes_per_node),
-        MASTER_ADDR=plan.rendezvous.address,
-        MASTER_PORT=str(plan.rendezvous.port),
-    )
+def launch_environment(plan: TrainingPlan, place: Placement) -> dict[str, str]:
+    """The variables from which torch.distributed, accelerate and DeepSpeed learn what torchrun would tell them."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        LOCAL_RANK_ENV: str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.processes_per_node),
+        "MASTER_ADDR": plan.rendezvous.address,
+        "MASTER_PORT": str(plan.rendezvous.port),
+    }

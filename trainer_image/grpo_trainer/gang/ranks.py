@@ -1,7 +1,6 @@
 """Who am I among the ranks, and what do the others say.
 
-Exists so that code that proves or agrees on something reads the same in one process and in a gang. Called by
-models.py, proof.py, reference/ and states.py.
+With this, code that proves or agrees on something reads the same in one process and in a gang.
 """
 
 from collections.abc import Callable
@@ -42,6 +41,7 @@ def together(action: Callable[[], T]) -> T:
     """
     result: T | None = None
     failure: TrainingError | None = None
+    # only known ends are shared: any other exception ends this process, and its peers learn of it by their connections
     try:
         result = action()
     except TrainingError as error:
@@ -52,6 +52,15 @@ def together(action: Callable[[], T]) -> T:
         first = failures[failed[0]]
         raise type(first or TrainingError())(f"{named(failed)}: {first}") from failure
     return result  # type: ignore[return-value]  # set wherever nothing failed
+
+
+def on_main(action: Callable[[], None]) -> None:
+    """Runs `action` on rank 0 alone; where it fails, every rank raises that error. A collective.
+
+    Raises:
+        TrainingError: of the class that rank 0 raised.
+    """
+    together(lambda: action() if rank() == 0 else None)
 
 
 def named(ranks: list[int]) -> str:

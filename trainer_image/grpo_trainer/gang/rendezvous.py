@@ -1,7 +1,6 @@
-"""Brings the ranks together: one TCP store on rank 0, one process group, one control group for small messages.
+"""Brings the ranks together: one TCP store on rank 0, and one process group.
 
-Exists because torch's own rendezvous reports a missing peer only as a time-out, and because the operator needs to know
-which ranks did not come. Called by worker.py.
+torch's own rendezvous says only that a time is up; here the message names the ranks that did not come.
 """
 
 import socket

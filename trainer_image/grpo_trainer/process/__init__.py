@@ -1,1 +1,1 @@
-"""The life of a process: supervision of local ranks, signals, the watchdog and the outcome it leaves."""
+"""The life of a process: what it knows of its run, supervision of local ranks, signals, the watchdog, the outcome."""

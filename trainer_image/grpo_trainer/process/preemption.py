@@ -1,8 +1,8 @@
 """Stops training on SIGTERM: all ranks agree at the end of a step, and save at the next generation boundary if the
 grace period allows it.
 
-Exists because the ranks of a gang get SIGTERM at different times, or only some of them, while a checkpoint and a stop
-need all of them at the same step. A TrainerCallback; fed by pulse.py.
+The ranks of a gang get SIGTERM at different times, or only some of them get it, while a checkpoint and a stop need all
+of them at the same step. This is the rule alone; the step's exchange brings it what the ranks say.
 """
 
 import math
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from grpo_api.plan import TrainingPlan
 
-from .watchdog import GRACE_MARGIN_SECONDS
-
+GRACE_MARGIN_SECONDS = 5.0
+"""Time kept free before the kubelet's SIGKILL, to write the outcome."""
 SAVE_STEPS = 3.0
 """A checkpoint is taken to last as long as this many steps, until one was measured."""
 

@@ -1,8 +1,8 @@
 """Runs several training processes in one pod and speaks for them with one Outcome.
 
-Exists because a pod with M GPUs needs M processes, while the kubelet signals and hears only one. Forwards SIGTERM,
-ends the survivors when one process fails, and finds the words for a process that died without any (SIGKILL, the
-kernel's OOM killer). Called by `__main__`.
+A pod with M GPUs needs M processes, while the kubelet signals and hears only one. This one passes SIGTERM on, ends the
+survivors when one process fails, and finds the words for a process that died without any (SIGKILL, the kernel's OOM
+killer).
 """
 
 import os
@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from grpo_api.causes import tier
 from grpo_api.contract import TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Result
+from grpo_api.report import Outcome, Progress, Result
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
 from .outcome import announce, make_outcome
@@ -39,6 +40,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     outcome_file: Path
     descriptor: int = field(init=False)
+    """A pidfd: readable once the process has ended, so that one selector waits for all of them, and with a time-out."""
 
     def __post_init__(self) -> None:
         self.descriptor = os.pidfd_open(self.process.pid)
@@ -98,6 +100,8 @@ def _wait(workers: list[Worker]) -> list[Worker]:
             for key, _ in selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 selector.unregister(key.fileobj)
                 ended.append(key.data)
+            # no hurry after the first failure: a peer that finds out by itself says what it lost and how far it was and
+            # keeps its outcome; one that is stuck is told, and then made, to end
             failed = any(worker.process.poll() not in (None, 0) for worker in ended)
             if failed and deadline is None:
                 deadline = time.monotonic() + SURVIVOR_SECONDS
@@ -117,12 +121,13 @@ def _outcome_of(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome
     said = worker.outcome()
     if said is not None:
         return said
-    code = worker.process.wait()
+    code, unknown = worker.process.wait(), Progress(attempt=plan.job.attempt)
+    # the counter is the container's: only together with this process's SIGKILL does it mean this process
     if code == -signal.SIGKILL and oom_killed:
         text = f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit is too low for it"
-        return make_outcome(plan, worker.rank, Result.OUT_OF_MEMORY, text)
+        return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown)
     end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return make_outcome(plan, worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome")
+    return make_outcome(worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown)
 
 
 def oom_kills() -> int:
@@ -136,8 +141,7 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    A named failure explains more than Error, which may be the symptom of a lost peer; a failure more than Preempted;
-    success stands only where all succeeded.
+    Success stands only where all succeeded; of equals the first to end is blamed.
     """
-    order = {Result.ERROR: 1, Result.PREEMPTED: 2, Result.SUCCEEDED: 3}
-    return min(outcomes, key=lambda outcome: (order.get(outcome.result, 0), outcomes.index(outcome)))
+    failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
+    return min(failed or outcomes, key=lambda outcome: tier(outcome.result))

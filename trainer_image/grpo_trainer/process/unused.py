@@ -1,7 +1,7 @@
 """Keeps libraries out of the process that the plan has no use for.
 
-Exists because peft imports bitsandbytes wherever it is installed, and accelerate does the same with DeepSpeed: a third
-of the imports' time, and for bitsandbytes the whole of torch's compiler. Called by `__main__` before anything heavy.
+peft imports bitsandbytes wherever it is installed, and accelerate does the same with DeepSpeed: a third of the time
+that imports take, and for bitsandbytes the whole of torch's compiler.
 """
 
 import sys

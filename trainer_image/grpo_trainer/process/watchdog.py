@@ -1,7 +1,7 @@
 """Ends a process that makes no progress, and one that was told to stop and can't.
 
-Exists because a stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception
-nor a Python signal handler can reach it. A daemon thread; started by worker.py, it ends the process itself.
+A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception nor a Python
+signal handler can reach it. So a daemon thread watches, and ends the process from there.
 """
 
 import faulthandler
@@ -15,12 +15,11 @@ from collections.abc import Callable
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Result
 
-from ..telemetry.recorder import Recorder
 from .outcome import make_outcome
+from .preemption import GRACE_MARGIN_SECONDS
+from .recorder import Recorder
 
 POLL_SECONDS = 1.0
-GRACE_MARGIN_SECONDS = 5.0
-"""Time kept free before the kubelet's SIGKILL, to write the outcome."""
 
 
 class Watchdog:
@@ -86,4 +85,4 @@ class Watchdog:
         return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)
 
     def _outcome(self, result: Result, message: str) -> Outcome:
-        return make_outcome(self._plan, self._recorder.place.rank, result, message, self._recorder.step)
+        return make_outcome(self._recorder.place.rank, result, message, self._recorder.progress)

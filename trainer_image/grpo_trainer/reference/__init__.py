@@ -1,7 +1,7 @@
 """Reference strategies: where the frozen model comes from and where it lives, one small class each.
 
-Exists because TRL knows one way (load the path again); which of the five is right depends on sizes, and the planner
-chooses. Interface: `strategy_for(plan) -> ReferenceStrategy`, given to engine.ReferenceGRPOTrainer, which calls it.
+TRL knows one way (load the path again); which of the five is right depends on sizes, and the planner chooses.
+Interface: `strategy_for(plan) -> ReferenceStrategy`, for engine.ReferenceGRPOTrainer.
 """
 
 from grpo_api.plan import TrainingPlan

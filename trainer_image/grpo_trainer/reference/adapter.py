@@ -1,24 +1,22 @@
 """Strategy Adapter: the policy is base + LoRA, the reference is the base with the adapter disabled.
 
-Exists because it needs no second model: TRL disables the adapter under no_grad (trl/trainer/utils.py, `use_adapter`).
-What TRL leaves out is done here: while the adapter is off, the model is in eval mode, so that dropout inside the base
-can't make the reference random. Called by engine.py.
+It needs no second model: TRL disables the adapter under no_grad (trl/trainer/utils.py, `use_adapter`). What TRL leaves
+out is done here: while the adapter is off, the model is in eval mode, so that dropout inside the base can't make the
+reference random.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from ..errors import BadInput, TrainingError
 from .base import ReferenceStrategy
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .policy_trainer import PolicyTrainer
 
 
 class Adapter(ReferenceStrategy):
@@ -38,11 +36,11 @@ class Adapter(ReferenceStrategy):
         if not adapter:
             raise BadInput("reference strategy Adapter needs LoRA: with all parameters trained the base does not stay")
 
-    def build(self, trainer: ReferenceGRPOTrainer) -> NoReturn:
+    def build(self, trainer: PolicyTrainer) -> NoReturn:
         """Never reached with PEFT; a second model is what this strategy exists to avoid."""
         raise TrainingError(f"TRL asked for a second model although {type(trainer.model).__name__} has an adapter")
 
-    def scoring(self, trainer: ReferenceGRPOTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
+    def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
         """Eval mode for passes with the adapter off; nothing for the policy's own."""
         return evaluating(model) if adapter_is_off(model) else nullcontext()
 

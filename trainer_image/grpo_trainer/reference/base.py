@@ -1,9 +1,9 @@
 """The interface of a reference strategy.
 
-Exists so that the engine can hold any strategy without knowing which. Subclassed by the other modules of this
-package; called by engine.py in this order: `check` (before anything is built), `build` (inside GRPOTrainer's
-constructor, before TRL wraps the result), `prepare` (TRL wraps it for DeepSpeed), `attach` (constructor is done),
-`scoring` (around every forward pass), `move` (sync), `save` and `restore` (checkpoints).
+The engine works with any strategy without knowing which. It calls them in this order: `check` (before anything is
+built), `build` (inside GRPOTrainer's constructor, before TRL wraps the result), `prepare` (TRL wraps it for DeepSpeed),
+`attach` (the constructor is done), `scoring` (around every forward pass), `move` (sync), `save` and `restore`
+(checkpoints).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -20,10 +20,9 @@ from grpo_api.training import ReferenceSync
 
 from ..errors import BadInput
 from ..weights import sync as mixing
+from ..weights.partition import unwrapped
 from . import store
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .policy_trainer import PolicyTrainer
 
 
 class ReferenceStrategy(ABC):
@@ -45,7 +44,7 @@ class ReferenceStrategy(ABC):
         self.sync = sync
 
     def check(self, zero_stage: int, adapter: bool, beta: float) -> None:
-        """Refuses what can't work before anything is loaded or wrapped.
+        """Rejects what can't work before anything is loaded or wrapped.
 
         Raises:
             BadInput: the strategy doesn't fit the parallelism, the method or beta.
@@ -59,33 +58,33 @@ class ReferenceStrategy(ABC):
             raise BadInput(f"spec.training.beta {beta} does not fit reference strategy {self.name}; beta 0 needs None")
 
     @abstractmethod
-    def build(self, trainer: ReferenceGRPOTrainer) -> nn.Module:
+    def build(self, trainer: PolicyTrainer) -> nn.Module:
         """The frozen reference, not yet wrapped. `trainer.model` is the policy as loaded."""
 
-    def prepare(self, model: nn.Module, trainer: ReferenceGRPOTrainer, wrap: Callable[..., Any]) -> nn.Module:
+    def prepare(self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]) -> nn.Module:
         """Wraps a model for DeepSpeed inference by `wrap(model, accelerator)`."""
         wrapped: nn.Module = wrap(model, trainer.accelerator)
         return wrapped
 
-    def attach(self, trainer: ReferenceGRPOTrainer) -> None:  # noqa: B027
+    def attach(self, trainer: PolicyTrainer) -> None:  # noqa: B027
         """Called once the trainer is built; most strategies need nothing more."""
 
-    def scoring(self, trainer: ReferenceGRPOTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
+    def scoring(self, trainer: PolicyTrainer, model: nn.Module) -> AbstractContextManager[None]:  # noqa: ARG002
         """Surrounds a forward pass for log-probabilities with `model`, which may be the policy."""
         return nullcontext()
 
-    def move(self, trainer: ReferenceGRPOTrainer) -> None:
+    def move(self, trainer: PolicyTrainer) -> None:
         """Moves the reference towards the policy by `sync.mixup`. A collective under ZeRO-3 only for its next pass."""
         if self.sync and trainer.ref_model is not None:
             mixing.mix(trainer.model, unwrapped(trainer.ref_model), self.sync.mixup)
 
-    def save(self, trainer: ReferenceGRPOTrainer, folder: Path) -> None:
+    def save(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Writes into a checkpoint which weights the reference began with and, if it moves, where it is now."""
         store.save_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
             store.save(unwrapped(trainer.ref_model), folder, self.name)
 
-    def restore(self, trainer: ReferenceGRPOTrainer, folder: Path) -> None:
+    def restore(self, trainer: PolicyTrainer, folder: Path) -> None:
         """Checks that the reference began as the checkpoint's, and reads where it has moved since. A collective.
 
         Raises:
@@ -95,10 +94,3 @@ class ReferenceStrategy(ABC):
         store.check_identity(folder, self.name, trainer.start)
         if self.sync and trainer.ref_model is not None:
             store.restore(unwrapped(trainer.ref_model), folder, self.name)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DDP or a DeepSpeed engine."""
-    inner = getattr(model, "module", model)
-    assert isinstance(inner, nn.Module)
-    return inner

@@ -1,29 +1,28 @@
 """Keeps the reference right while TRL trains: after a resume, at every sync and at the end.
 
-Exists as the callback of ReferenceGRPOTrainer, so that the engine itself only holds what touches TRL's private names.
-Registered by engine.py; nobody else calls it.
+These are TRL's public moments, and so no business of the engine, which has only what touches TRL's private names.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..weights.files import WeightFiles, open_weights
 from ..weights.proof import prove, prove_equal
 from ..weights.states import check_states
+from .base import ReferenceStrategy
+from .policy_trainer import PolicyTrainer
 
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
 
-
-class Bootstrap(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class ReferenceCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Proves, restores and moves at the right moments."""
 
-    def __init__(self, trainer: ReferenceGRPOTrainer) -> None:
+    def __init__(self, trainer: PolicyTrainer, strategy: ReferenceStrategy) -> None:
         self.trainer = trainer
+        self.strategy = strategy
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The checkpoint is loaded and the models are wrapped: prove it, restore the reference, check states."""
@@ -31,14 +30,14 @@ class Bootstrap(TrainerCallback):  # type: ignore[misc]  # transformers is not f
         if folder:
             with resumed_weights(folder, self.trainer.source.folder) as files:
                 self.trainer.proofs.append(prove(self.trainer.model, files, "resumed policy"))
-            self.trainer.strategy.restore(self.trainer, folder)
+            self.strategy.restore(self.trainer, folder)
         check_states(self.trainer)
 
     def on_step_end(self, _: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
         """Moves the reference every `sync.everySteps` steps."""
-        sync = self.trainer.strategy.sync
+        sync = self.strategy.sync
         if sync and state.global_step % sync.every_steps == 0:
-            self.trainer.strategy.move(self.trainer)
+            self.strategy.move(self.trainer)
             check_states(self.trainer)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

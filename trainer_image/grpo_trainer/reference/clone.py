@@ -1,21 +1,18 @@
 """Strategy Clone: a deep copy of the policy at step 0, a full one on every GPU.
 
-Exists because a copy needs no second read of the checkpoint and can't differ from the policy it is copied from.
-Chosen by the planner where memory allows; called by engine.py.
+The copy needs no second read of the checkpoint and can't differ from the policy it is copied from.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
 from ..weights.models import freeze
 from .base import ReferenceStrategy
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .policy_trainer import PolicyTrainer
 
 
 class Clone(ReferenceStrategy):
@@ -23,7 +20,7 @@ class Clone(ReferenceStrategy):
 
     name: ClassVar[str] = "Clone"
 
-    def build(self, trainer: ReferenceGRPOTrainer) -> nn.Module:
+    def build(self, trainer: PolicyTrainer) -> nn.Module:
         """Copies the policy. Before TRL adds its fused head: a copy of that would still call the policy."""
         policy: nn.Module = trainer.model
         return freeze(copy.deepcopy(policy))

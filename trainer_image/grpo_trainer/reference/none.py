@@ -1,17 +1,12 @@
-"""Strategy None: no reference, for beta 0.
-
-Exists so that the engine needs no special case. Called by engine.py.
-"""
+"""Strategy None: no reference, for beta 0; with it the engine needs no special case."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from ..errors import TrainingError
 from .base import ReferenceStrategy
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .policy_trainer import PolicyTrainer
 
 
 class NoReference(ReferenceStrategy):
@@ -25,6 +20,6 @@ class NoReference(ReferenceStrategy):
         """Only beta 0 fits."""
         super().check(zero_stage, False, beta)
 
-    def build(self, trainer: ReferenceGRPOTrainer) -> NoReturn:
+    def build(self, trainer: PolicyTrainer) -> NoReturn:
         """Never reached with beta 0; TRL asking for a reference means that it changed."""
         raise TrainingError(f"TRL asked for a reference although beta is {trainer.args.beta}")

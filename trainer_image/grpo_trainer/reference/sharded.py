@@ -1,8 +1,8 @@
 """Strategy Sharded: under ZeRO-3, the checkpoint loaded a second time and partitioned over all ranks.
 
-Exists because a partitioned policy can't be copied: between passes its parameters have shape (0,). Rank 0 reads, the
-others receive their partitions. With spec.reference.offload the partitions live in host memory or on a disk and
-DeepSpeed streams them in (zero_optimization.offload_param). Called by engine.py.
+A partitioned policy can't be copied: between passes its parameters have shape (0,). Rank 0 reads, the others receive
+their partitions. With spec.reference.offload the partitions live in host memory or on a disk and DeepSpeed streams
+them in (zero_optimization.offload_param).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepspeed_config
@@ -19,9 +19,7 @@ from grpo_api.training import ReferenceOffload, ReferenceSync
 
 from ..weights.models import freeze, load_causal
 from .base import ReferenceStrategy
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .policy_trainer import PolicyTrainer
 
 
 class Sharded(ReferenceStrategy):
@@ -37,13 +35,13 @@ class Sharded(ReferenceStrategy):
         self.offload = offload
         self.remote_code = remote_code
 
-    def build(self, trainer: ReferenceGRPOTrainer) -> nn.Module:
+    def build(self, trainer: PolicyTrainer) -> nn.Module:
         """Loads the policy's files again, partitioned as they are read."""
         with self._config(trainer):
             reference: nn.Module = load_causal(trainer.source, self.remote_code)
         return freeze(reference)
 
-    def prepare(self, model: nn.Module, trainer: ReferenceGRPOTrainer, wrap: Callable[..., Any]) -> nn.Module:
+    def prepare(self, model: nn.Module, trainer: PolicyTrainer, wrap: Callable[..., Any]) -> nn.Module:
         """Wraps with the reference's own offload settings instead of the policy's."""
         if model is not trainer.ref_model:
             return super().prepare(model, trainer, wrap)
@@ -65,10 +63,10 @@ class Sharded(ReferenceStrategy):
         return config
 
     @contextmanager
-    def _config(self, trainer: ReferenceGRPOTrainer) -> Iterator[None]:
+    def _config(self, trainer: PolicyTrainer) -> Iterator[None]:
         """transformers' global DeepSpeed config is the reference's inside, the policy's afterwards."""
         policy = trainer.args.hf_deepspeed_config
-        reference = HfDeepSpeedConfig(self.config(policy.config))  # held by name: transformers keeps a weak reference
+        reference = HfDeepSpeedConfig(self.config(policy.config))  # kept by name: transformers has but a weak reference
         try:
             yield
         finally:

@@ -1,6 +1,6 @@
 """Reward functions: the kinds of `spec.rewards` as callables for TRL's trainer.
 
-Exists as a package because a reward must never hang or fail a run unnamed, which takes more than a function each.
+A reward must never hang a run, or fail it without a name, which takes more than a function each.
 """
 
 from .reward_set import RewardSet, build_rewards

@@ -1,10 +1,10 @@
 """The `accuracy` reward: does the completion's answer equal the dataset's?
 
-Exists for datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer like
-`9^{9^{9^9}}` would else keep the training busy for ever. Built by reward_set.
+For datasets with one right answer, such as GSM8K. math-verify runs in a process of its own: an answer like
+`9^{9^{9^9}}` would else keep the training busy for ever.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_api.rewards import AccuracyReward
@@ -12,9 +12,6 @@ from grpo_api.rewards import AccuracyReward
 from .answers import EXTRACTORS, expected_answer, same_number, same_text
 from .base import Completion, Deadline, RewardCounters, Scores, completion_text, current_step, reward_error
 from .child_process import START_SECONDS, FunctionFailed, FunctionProcess
-
-Comparison = Callable[[str, str, Deadline], bool | None]
-"""From the given and the expected answer to whether they are the same; None when time was up."""
 
 
 class AccuracyFunction:
@@ -27,11 +24,6 @@ class AccuracyFunction:
         self._counters = counters
         self._extract = EXTRACTORS[spec.extract]
         self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare") if spec.compare == "Math" else None
-
-    @property
-    def answer_column(self) -> str:
-        """Column that the dataset must have."""
-        return self._spec.answer_column
 
     @property
     def longest_seconds(self) -> float:

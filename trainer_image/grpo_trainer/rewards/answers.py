@@ -1,7 +1,4 @@
-"""Finding the answer in a text and comparing two answers: pure functions, linear in the length of the text.
-
-Exists apart from the reward so that each rule can be tested by hand-computed cases. Used by accuracy.py.
-"""
+"""Finding the answer in a text and comparing two answers: pure functions, linear in the length of the text."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -80,7 +77,7 @@ def expected_answer(value: str | float) -> str:
 
 
 def number(text: str) -> Decimal | None:
-    """The number that a text such as `1,000`, `$18`, `-3.50` or `1e3` is; None if it is no finite number.
+    """The number that a text such as `1,000`, `$18`, `-3.50` or `1e3` is; None if it is not a finite number.
 
     Thousands may be set off by commas; one currency sign in front and one full stop behind are left out.
     """

@@ -1,6 +1,6 @@
 """What all reward functions share: the text of a completion, counters, time budgets and errors that name the sample.
 
-Exists so that every kind of reward fails, times out and reports in one way. Imported by the modules of this package.
+Every kind of reward thus fails, times out and reports in one way.
 """
 
 import time
@@ -64,7 +64,7 @@ def checked_scores(scores: Sequence[object], *, name: str, step: int, expected: 
     """The scores as floats and Nones.
 
     Raises:
-        RewardError: there are more or fewer than `expected`, or one is no finite number.
+        RewardError: there are more or fewer than `expected`, or one is not a finite number.
     """
     if len(scores) != expected:
         raise reward_error(

@@ -1,7 +1,7 @@
 """FunctionProcess: a function that runs in a process of its own, so that a time-out can end it.
 
-Exists for `python` rewards and for math-verify, whose run time nobody knows. The program at the other end is
-reward_child.py. Not `multiprocessing`: fork copies the locks of torch's threads, spawn imports the trainer again.
+For `python` rewards and for math-verify, whose run time nobody knows. The program at the other end is child.py. Not
+`multiprocessing`: fork copies the locks of torch's threads, spawn imports the trainer again.
 """
 
 import json

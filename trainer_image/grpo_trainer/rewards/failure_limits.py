@@ -1,8 +1,7 @@
 """Ends a run when a reward's service failed for more of a generation's completions than declared.
 
-Exists because the share is one of all ranks: judged by each for itself, one lost request of a rank with few completions
-would end a run that scored nearly all. Fed by pulse.py, which exchanges the counters once per step: every rank judges
-the same sums, so all end together.
+The share is one of all ranks: judged by each for itself, one lost request of a rank with few completions would end a
+run that scored nearly all. Every rank judges the same sums, which the step's exchange brings, so all end together.
 """
 
 from collections.abc import Mapping

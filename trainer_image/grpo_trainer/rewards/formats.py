@@ -1,8 +1,8 @@
 """The `format` reward: does the whole completion match a regular expression?
 
-Exists because a pattern and a completion together can take exponential time: matching runs in the `regex` package,
-which can be timed out and releases the GIL, so a bad pattern costs its budget and freezes nobody. `regex` measures its
-time-outs in CPU seconds of the process, all threads together (C's clock()). Built by reward_set.
+A pattern and a completion together can take exponential time. Matching therefore runs in the `regex` package, which can
+be timed out and releases the GIL: a bad pattern costs its budget and freezes nobody. `regex` measures its time-outs in
+CPU seconds of the process, all threads together (C's clock()).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class FormatFunction:
         """Compiles the pattern.
 
         Raises:
-            BadInput: the pattern is no regular expression.
+            BadInput: the pattern is not a regular expression.
         """
         self.__name__ = name
         self._spec = spec
@@ -31,7 +31,7 @@ class FormatFunction:
         try:
             self._pattern = regex.compile(spec.pattern)
         except regex.error as error:
-            problem = f"format.pattern {spec.pattern!r:.200} is no regular expression: {error}"
+            problem = f"format.pattern {spec.pattern!r:.200} is not a regular expression: {error}"
             raise BadInput(f"reward {name!r}: {problem}; correct the pattern") from error
 
     @property

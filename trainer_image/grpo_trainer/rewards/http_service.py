@@ -1,8 +1,8 @@
 """The `http` reward: POSTs batches of completions to a service and takes its numbers.
 
-Exists because a service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are
-tried again, then their completions get no reward and are counted; only a larger share than declared ends the run.
-Built by reward_set; TRL awaits it together with the other async rewards.
+A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are tried again, then
+their completions get no reward and are counted; only a larger share than declared ends the run. TRL awaits it together
+with the other async rewards.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from .base import Completion, RewardCounters, Scores, checked_scores, current_st
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _LONGEST_ANSWER = 16 << 20
-_PERMANENT = frozenset(range(300, 500)) - {408, 425, 429}
+_PERMANENT_STATUSES = frozenset(range(300, 500)) - {408, 425, 429}
 """Statuses that another try won't change; 408, 425 and 429 ask for one."""
 _HOOKS = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 
@@ -33,8 +33,8 @@ class _Failed(Exception):
     """A request that may succeed when tried again."""
 
 
-class _Refused(Exception):
-    """A request that would be refused again."""
+class _Permanent(Exception):
+    """A failure that another try would meet again."""
 
 
 class HTTPFunction:
@@ -105,7 +105,7 @@ class HTTPFunction:
                     return await self._post(session, chunk, step)
                 except _Failed as error:
                     self._failed(str(error))
-                except _Refused as error:
+                except _Permanent as error:
                     self._failed(str(error))
                     return None
         return None
@@ -130,7 +130,7 @@ class HTTPFunction:
         try:
             rewards = json.loads(answer)["rewards"]
         except (ValueError, LookupError, TypeError) as error:
-            raise _Failed(f'the answer is no {{"rewards": [...]}}: {answer[:80]!r}') from error
+            raise _Failed(f'the answer is not {{"rewards": [...]}}: {answer[:80]!r}') from error
         if not isinstance(rewards, list):
             raise _Failed(f"the answer's rewards are {rewards!r:.80}, no list")
         try:
@@ -144,9 +144,9 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for block in response.content.iter_any():
         body += block
         if len(body) > _LONGEST_ANSWER:
-            raise _Refused(f"an answer of more than {_LONGEST_ANSWER >> 20} MiB")
-    if response.status in _PERMANENT:
-        raise _Refused(f"HTTP {response.status}: {body[:200]!r}")
+            raise _Permanent(f"an answer of more than {_LONGEST_ANSWER >> 20} MiB")
+    if response.status in _PERMANENT_STATUSES:
+        raise _Permanent(f"HTTP {response.status}: {body[:200]!r}")
     if response.status != 200:
         raise _Failed(f"HTTP {response.status}: {body[:200]!r}")
     return body

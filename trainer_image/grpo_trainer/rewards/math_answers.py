@@ -1,7 +1,7 @@
 """Compares answers as mathematics, by math-verify (LaTeX and plain expressions, sets, intervals, fractions, percent).
 
-Exists as a module of its own because it is imported only in the process that accuracy.py starts for it: math-verify's
-own time-outs use SIGALRM, which a run-away multiplication of integers never looks at.
+Runs in a process of its own only: math-verify's time-outs use SIGALRM, which a run-away multiplication of integers
+never looks at.
 """
 
 import logging

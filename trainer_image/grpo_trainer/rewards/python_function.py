@@ -1,8 +1,7 @@
 """The `python` reward: a user's function with TRL's reward signature.
 
-Exists so that a function that hangs, crashes or returns nonsense costs its batch or ends the run with a name, and never
-hangs the gang. Sync and async functions run in a process of their own; an async one runs beside the other async
-rewards. Built by reward_set.
+A function that hangs, crashes or returns nonsense costs its batch, or ends the run with a name, and never hangs the
+gang: sync and async functions run in a process of their own. An async one runs beside the other async rewards.
 """
 
 import asyncio

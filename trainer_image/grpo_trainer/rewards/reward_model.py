@@ -1,8 +1,8 @@
 """The `model` reward: a frozen sequence-classification model with one label, as TRL takes it.
 
-Exists because TRL loads a reward model with the policy's settings and prepares one like the policy: under DeepSpeed it
-would be cast to the policy's dtype, or refused for having another. Handed over as a plain module it keeps its own
-dtype, is whole on every GPU, and scores in batches of bounded memory. Built by reward_set.
+TRL itself would load a reward model with the policy's settings and prepare it like the policy: under DeepSpeed it would
+be cast to the policy's dtype, or fail for having another. Handed over as a plain module it keeps its own dtype, is
+whole on every GPU, and scores in batches of bounded memory.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
 """RewardSet: `spec.rewards` as the functions, weights and names that TRL's trainer takes.
 
-Exists as the one place where a declared reward becomes a callable. Built by the worker before the trainer. Torch and
-transformers are imported where a reward is a model, and only then.
+The one place where a declared reward becomes a callable. Torch and transformers are imported where a reward is a model,
+and only then.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RewardSet:
         """Whether the dataset has what the rewards need, before anything is trained.
 
         Raises:
-            BadInput: an answer column is missing, or one of its cells holds no answer (names the row); or a reward
+            BadInput: an answer column is missing, or one of its cells has no answer (names the row); or a reward
                 model can't read chats.
         """
         for spec, name, tokenizer in zip(self.specs, self.names, self.processing_classes, strict=True):
@@ -104,13 +104,14 @@ def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: 
     if column not in rows.column_names:
         raise BadInput(f"{where} is not in the dataset; set accuracy.answerColumn to one of {rows.column_names}")
     for index, cell in enumerate(rows[column]):
+        row = f"{where}, row {index + 1} of those that are trained on"
         if not isinstance(cell, str | int | float):
-            raise BadInput(f"{where}, row {index + 1} of those that are trained on: {cell!r:.80} is no text or number")
+            raise BadInput(f"{row}: {cell!r:.80} is neither text nor a number")
         if not expected_answer(cell):
-            raise BadInput(f"{where}, row {index + 1} of those that are trained on: the answer is empty")
+            raise BadInput(f"{row}: the answer is empty")
         if numeric and number(expected_answer(cell)) is None:
-            problem = f"{expected_answer(cell)!r:.80} is no number; set accuracy.compare to Exact or Math"
-            raise BadInput(f"{where}, row {index + 1} of those that are trained on: {problem}")
+            problem = f"{expected_answer(cell)!r:.80} is not a number; set accuracy.compare to Exact or Math"
+            raise BadInput(f"{row}: {problem}")
 
 
 def build_rewards(
@@ -148,7 +149,7 @@ def _build(
         return python_function(name, reward.python, counters, root / str(position))
     if reward.http:
         return HTTPFunction(name, reward.http, counters, os.environ.get(reward_token_env(position)))
-    assert reward.model is not None, "the API refuses a reward without a kind"
+    assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model
 
     return reward_model(name, reward.model, device)

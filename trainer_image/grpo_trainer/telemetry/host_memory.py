@@ -1,7 +1,4 @@
-"""Host memory of this process, from Linux.
-
-Exists for telemetry, which must cost microseconds per step. Used by pulse.py.
-"""
+"""Host memory of this process, from Linux, at a cost of microseconds per step."""
 
 import os
 from pathlib import Path

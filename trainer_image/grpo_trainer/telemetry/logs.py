@@ -1,25 +1,20 @@
-"""Feeds TRL's logs and completions into the recorder, and stops a run whose KL diverges.
+"""Feeds TRL's logs and completions into the recorder, and writes each step as one JSON line.
 
-Exists because TRL writes its numbers to experiment trackers only. TrainerCallbacks of the trainer that worker.py
-builds; keys that a step did not log are left as they were, never set to zero.
+TRL writes its numbers to experiment trackers only. A key that a step did not log keeps its last value; it is never set
+to zero.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api import metrics as catalogue
-from grpo_api.plan import TrainingPlan
-from grpo_api.running import GuardSpec
 
-from ..checkpoints.volume import read_manifest
-from ..errors import DivergedKL
+from ..process.recorder import Recorder
 from .observer import StepObserver
-from .recorder import Recorder
 
 _BY_TRL_KEY = {metric.trl: metric.key for metric in catalogue.TRAINING if metric.trl}
 
@@ -51,15 +46,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def announce_start(plan: TrainingPlan, recorder: Recorder, checkpoint: Path | None) -> None:
-    """Say in the log where this attempt begins."""
-    if recorder.place.is_main:
-        step = read_manifest(checkpoint).step if checkpoint else 0
-        recorder.resumed(step)
-        log_line(attempt=plan.job.attempt, resumedFromStep=step, checkpoint=checkpoint and str(checkpoint))
-
-
-class Telemetry(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Publishes the logs of every step: in the recorder, and on rank 0 as one JSON line."""
 
     def __init__(self, recorder: Recorder, observer: StepObserver) -> None:
@@ -92,37 +79,6 @@ class Telemetry(TrainerCallback):  # type: ignore[misc]  # transformers is not f
 
 
 def _by_key(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that are no finite numbers, by the catalogue's keys: a log must show a NaN."""
+    """Values that are not finite numbers, by the catalogue's keys: a log must show a NaN."""
     named = {_BY_TRL_KEY[name]: value for name, value in logs.items() if name in _BY_TRL_KEY}
     return {key: value for key, value in named.items() if isinstance(value, float) and not math.isfinite(value)}
-
-
-class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Ends the run when the KL stays above guard.maxKL; a KL that is no finite number counts as above."""
-
-    def __init__(self, guard: GuardSpec) -> None:
-        self._guard = guard
-        self._above = 0
-
-    def on_log(
-        self,
-        _args: TrainingArguments,
-        state: TrainerState,
-        _control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        """Count the steps above the limit. TRL logs the same mean on every rank, so all of them stop together.
-
-        Raises:
-            DivergedKL: maxKLSteps steps in a row were above maxKL.
-        """
-        kl = (logs or {}).get("kl")
-        if self._guard.max_kl is None or kl is None:
-            return
-        self._above = self._above + 1 if not kl <= self._guard.max_kl else 0
-        if self._above >= self._guard.max_kl_steps:
-            raise DivergedKL(
-                f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, {kl:.4g} at step "
-                f"{state.global_step}; lower training.learningRate, or raise training.beta or guard.maxKL"
-            )

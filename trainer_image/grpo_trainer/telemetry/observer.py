@@ -1,9 +1,9 @@
 """What the engine shows of a step while it runs: the phase clock, and a few completions with their rewards.
 
-Exists so that the engine, which touches TRL's private names, knows nothing of telemetry. Made by building.py, called by
-engine.py, read by the callbacks.
+The engine, which touches TRL's private names, writes here and knows nothing else of telemetry.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ class StepObserver:
     """The live view of a step."""
 
     def __init__(self) -> None:
-        self.clock = PhaseClock()
+        self.clock = PhaseClock(time.perf_counter)
         self.samples: list[dict[str, str | float]] = []
         """The last generation's samples: prompt, completion and one number per reward function."""
 

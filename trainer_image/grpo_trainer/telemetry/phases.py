@@ -1,28 +1,27 @@
-"""Measures the parts of a step: seconds, and the peak of device memory, of generate, reward, reference, forward,
-backward and step.
+"""Measures the phases of a step: seconds, and the peak of device memory.
 
-Exists so that a slow or hungry part has a name, and so that the plan's memory prediction can be compared phase by
-phase; everything before the first of them is the phase `load`. Switched by engine.py and the callbacks, read once per
-step by pulse.py.
+A slow or hungry phase thus has a name, and the plan's memory prediction is compared phase by phase. Everything before
+the first of them is the phase `load`.
 """
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
-LOAD = "load"
-MEMORY = (LOAD, *PHASES)
-"""Phases whose peak of allocated bytes is kept; loading takes its time once, so it is no part of a step."""
+from grpo_api.report import LOAD, STEP_PHASES
+
+MEMORY = (LOAD, *STEP_PHASES)
+"""Phases whose peak of allocated bytes is kept."""
 
 
 class PhaseClock:
     """Adds up the time of each phase within a step; a phase inside another interrupts it."""
 
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+    def __init__(self, now: Callable[[], float]) -> None:
+        """Starts in the phase of loading; `now` is a clock that never goes back, in seconds."""
+        self._now = now
+        self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
         self.peaks = dict.fromkeys(MEMORY, 0)
         self.reserved = 0
         """Most bytes that the caching allocator held of the device."""
@@ -31,7 +30,7 @@ class PhaseClock:
 
     def enter(self, phase: str | None) -> str | None:
         """End the current phase and begin another, or none; returns the one that ended, which loading does for good."""
-        now = time.perf_counter()
+        now = self._now()
         ended = self._current
         if ended in self.seconds:
             self.seconds[ended] += now - self._since
@@ -55,7 +54,7 @@ class PhaseClock:
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call, and start anew."""
         self.enter(self._current)
-        taken, self.seconds = self.seconds, dict.fromkeys(PHASES, 0.0)
+        taken, self.seconds = self.seconds, dict.fromkeys(STEP_PHASES, 0.0)
         return taken
 
 

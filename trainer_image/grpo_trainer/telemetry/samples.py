@@ -1,7 +1,7 @@
 """Keeps a few sample completions on the checkpoint volume: `attempt-N/samples.jsonl`, one JSON object per line.
 
-Exists because /progress shows the latest completions only and ends with its pod, while how the answers changed over a
-run is what people look at afterwards. A TrainerCallback of the trainer that building.py makes; rank 0's own samples.
+/progress shows the latest completions only and ends with its pod, while how the answers changed over a run is what
+people look at afterwards. The samples are rank 0's own.
 """
 
 import json
@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_api.plan import TrainingPlan
 
-from ..process.outcome import attempt_folder
+from ..paths import attempt_folder
 from .observer import StepObserver
 
 EVERY_STEPS = 10
@@ -20,7 +20,7 @@ EVERY_STEPS = 10
 FILE = "samples.jsonl"
 OLDER = "samples.older.jsonl"
 FILE_BYTES = 8 * 2**20
-"""Size at which FILE takes the place of OLDER: together they hold the newest 8 to 16 MiB of an attempt."""
+"""Size at which FILE takes the place of OLDER: together they have the newest 8 to 16 MiB of an attempt."""
 
 
 class KeepSamples(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

@@ -1,7 +1,7 @@
 """Rank 0's HTTP server: /progress (JSON), /metrics (Prometheus) and /healthz.
 
-Exists because the operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no
-part in training; started by worker.py.
+The operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no part in
+training.
 """
 
 import os
@@ -18,7 +18,7 @@ from grpo_api import metrics as catalogue
 from grpo_api.contract import PROGRESS_BIND_ENV, PROGRESS_PORT
 from grpo_api.report import Progress
 
-from .recorder import Recorder
+from ..process.recorder import Recorder
 
 
 class ProgressCollector:

@@ -1,7 +1,6 @@
-"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times and memory peaks.
+"""The one exchange of all ranks per optimizer step: SIGTERM, step times, phase times, memory peaks, reward failures.
 
-Exists so that agreeing on a stop and showing the slowest rank cost one small collective together, and none of them
-a synchronisation of the GPU. A TrainerCallback of the trainer that worker.py builds.
+Agreeing on a stop and showing the slowest rank cost one small collective together, and none of it synchronises the GPU.
 """
 
 import time
@@ -12,21 +11,22 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.metrics import PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS
+from grpo_api.report import STEP_PHASES
 
 from ..process.preemption import Preemption
+from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
 from ..rewards.failure_limits import FailureLimits
 from .host_memory import resident_bytes
 from .observer import StepObserver
-from .phases import MEMORY, PHASES, device_bytes
-from .recorder import Recorder
+from .phases import MEMORY, device_bytes
 
 SIZES = (*MEMORY, "reserved", "device", "host")
 """Peak of allocated bytes by phase, then most reserved bytes, and the device's and the host's use after the step."""
 FIELDS = (
     "sigterm",
     "step_seconds",
-    *(f"seconds/{name}" for name in PHASES),
+    *(f"seconds/{name}" for name in STEP_PHASES),
     *(f"memory/{name}" for name in SIZES),
 )
 """Columns of the exchanged rows; the counters of the reward functions follow."""
@@ -34,7 +34,7 @@ OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference"
 """Phases whose duration is a rank's own; in the others it waits for the slowest."""
 
 
-class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Gathers a row of numbers from every rank after each step and acts on them."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         self._clock.enter("step")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """It ended."""
+        """The optimizer step ended."""
         self._clock.enter(None)
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -89,12 +89,12 @@ class Pulse(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
     def _row(self, seconds: float) -> list[float]:
         waited = self._watchdog.seconds_since_sigterm
         phases = self._clock.take()
-        row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in PHASES)]
+        row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in STEP_PHASES)]
         row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
         return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts, c.asked)]
 
     def _publish(self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
-        values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in PHASES}
+        values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in STEP_PHASES}
         own = rows[:, OWN_WORK].sum(dim=1)
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
         for name, (failures, timeouts, _) in counted.items():

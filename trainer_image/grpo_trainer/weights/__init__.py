@@ -1,1 +1,1 @@
-"""Loading weights, and proving that all ranks hold the same ones."""
+"""Loading weights, and proving that all ranks have the same ones."""

@@ -1,8 +1,7 @@
 """The safetensors files of a checkpoint, read slice by slice.
 
-Exists so that a rank can compare its own part of a model with its own copy of the file, without reading or holding
-more than that. Only safetensors: a pickle runs code when it is read, and can't be read in slices.
-Called by models.py (are the files whole?) and proof.py (are the weights these?).
+A rank compares its own part of a model with its own copy of the file, and never needs memory for more than that. Only
+safetensors: a pickle runs code when it is read, and can't be read in slices.
 """
 
 import json
@@ -27,7 +26,7 @@ class WeightFiles:
     """Tensors of one or more safetensors files by their key. A context manager: files are open only inside it."""
 
     paths: dict[str, Path]
-    """Key of every tensor, and the file that holds it."""
+    """Key of every tensor, and the file that has it."""
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
 
@@ -38,12 +37,10 @@ class WeightFiles:
         self._open.clear()
         self._stack.close()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.paths
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of a tensor, from its file's header."""
-        return tuple(self._file(self.paths[key]).get_slice(key).get_shape())
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor by its key, from the files' headers."""
+        return {key: tuple(self._file(path).get_slice(key).get_shape()) for key, path in self.paths.items()}
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of the flattened tensor, in the file's dtype, on the CPU; shape (stop - start,).
@@ -76,7 +73,7 @@ def open_weights(folder: Path) -> WeightFiles:
     if not files:
         raise BadInput(
             f"model folder {folder} has neither {WHOLE} nor {INDEX} nor {ADAPTER}; save the model with "
-            "save_pretrained (pickled weights are refused: reading them runs code)"
+            "save_pretrained (pickled weights are never read: that runs code)"
         )
     return WeightFiles({key: path for path in files for key in _keys(path)})
 

@@ -1,8 +1,8 @@
 """A short name for the bytes of a tensor.
 
-Exists so that ranks can compare what they hold by exchanging 16 bytes a tensor, and messages can show it. XXH3-128
-(xxhash): as fast as memory, and for weights, which nobody forges, as good as a cryptographic hash; SHA-256 over the
-model would cost as much as loading it. Called by proof.py and reference/store.py.
+Ranks compare what they hold by exchanging 16 bytes a tensor, and messages can show it. XXH3-128 (xxhash): as fast as
+memory, and for weights, which nobody forges, as good as a cryptographic hash; SHA-256 over the model would cost as much
+as loading it.
 """
 
 from collections.abc import Iterable

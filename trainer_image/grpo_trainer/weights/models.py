@@ -1,7 +1,6 @@
 """Loads what a plan names: the policy with its tokenizer, reward models, and a second copy for a sharded reference.
 
-Exists so that dtype, revision and adapter are decided in one place, and so that every rank provably means the same
-files. Called by the worker, by rewards of kind `model` and by reference/sharded.py.
+Dtype, revision and adapter are decided here, and every rank provably means the same files.
 
 Order: `GRPOConfig(...)` first. Under ZeRO-3 its DeepSpeed config (a weak global of transformers) makes
 `from_pretrained` build the model inside `deepspeed.zero.Init`: rank 0 reads the values, the others receive their

@@ -1,7 +1,7 @@
 """The part of a parameter that this rank holds, with and without ZeRO-3.
 
-Exists because ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`: the
-proof, the reference's sync and its checkpoint all work on that share, so that none of them needs a gather.
+ZeRO-3 leaves a parameter of shape (0,) in the module and keeps the rank's share in `ds_tensor`: the proof, the
+reference's sync and its checkpoint all work on that share, so that none of them needs a gather.
 Facts of DeepSpeed 0.19: shares are equal ranges of the flattened parameter, the last one padded
 (deepspeed/runtime/zero/partition_parameters.py, `_partition_param`).
 """
@@ -98,11 +98,20 @@ def shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(managed.ds_shape if is_partitioned(parameter) else parameter.shape)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DDP or a DeepSpeed engine."""
+    inner = getattr(model, "module", model)
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
 def _all(parameter: nn.Parameter) -> Share:
     return Share(parameter.detach().view(-1), 0, tuple(parameter.shape))
 
 
 def _partition(parameter: Any) -> Share:
+    # All shares have one length; where it does not divide the parameter, the last ranks' shares end in padding, and a
+    # parameter smaller than the world leaves some with nothing but padding: start is then the end.
     padded = parameter.ds_tensor.detach().view(-1)
     start = min(parameter.ds_zero_partition_rank * padded.numel(), parameter.ds_numel)
     return Share(padded[: max(0, min(padded.numel(), parameter.ds_numel - start))], start, shape(parameter))

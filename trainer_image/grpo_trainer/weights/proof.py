@@ -1,14 +1,14 @@
 """Proves on every rank that a model holds exactly the weights of its checkpoint.
 
-Exists because wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the policies
-of the other ranks and leaves their references as they were. Each rank compares its own elements (all, or its ZeRO-3
-partition) with the same slice of its own file, bit for bit, and the ranks exchange fingerprints of what they hold
-whole. That needs no network beyond those, and costs one read of the rank's share.
+Wrong weights train without an error: ZeRO-3 silently takes rank 0's file, DDP overwrites the policies of the other
+ranks and leaves their references as they were. Each rank compares its own elements (all, or its ZeRO-3 partition) with
+the same slice of its own file, bit for bit, and the ranks exchange fingerprints of what they hold whole. That needs no
+network beyond those, and costs one read of the rank's share. It must come before TRL wraps anything, since wrapping
+overwrites what differs.
 
 A parameter whose key in the file has another name or form (transformers merges the experts of a mixture, for example)
 is gathered alone and compared in the file's form, converted by transformers itself. A fresh adapter is in no file: it
-must be the same on all ranks. Called by engine.py before TRL wraps anything, since wrapping overwrites what differs,
-by models.py for reward models and by bootstrap.py after a resume.
+must be the same on all ranks.
 """
 
 import time
@@ -28,13 +28,13 @@ from ..gang import ranks
 from . import partition
 from .files import WeightFiles
 from .fingerprint import combined, fingerprint, same_bits
-from .keys import Key, keys_of
+from .keys import TensorKey, keys_of
 
 CHUNK = 1 << 24
 """Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """What was proven, and what it cost."""
 
@@ -54,7 +54,7 @@ class Proof:
     """One name for the weights; the same for the same weights, parallelism and world size."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Finding:
     """What one rank found."""
 
@@ -77,7 +77,7 @@ class _Parameter:
     model: nn.Module
     name: str
     tensor: nn.Parameter
-    key: Key
+    key: TensorKey
 
 
 def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
@@ -87,7 +87,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
         WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the ranks and fingerprints.
     """
     start = time.perf_counter()
-    keys = keys_of(model, files)
+    keys = keys_of(model, files.shapes)
     _same_keys(keys, what)
     finding = _Finding()
     for name, parameter in partition.parameters_by_name(model).items():
@@ -102,6 +102,7 @@ def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
         across_ranks=forms["absent"],
         bytes=finding.bytes,
         seconds=time.perf_counter() - start,
+        # whole on every rank: one rank's say is all; partitioned: the ranks' shares in order
         fingerprint=combined(combined(item.held.values()) for item in findings[: 1 if finding.whole else None]),
     )
 
@@ -121,7 +122,7 @@ def prove_equal(model: nn.Module, what: str) -> None:
     _judge(ranks.gather(finding), what)
 
 
-def _same_keys(keys: dict[str, Key], what: str) -> None:
+def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
     """All ranks must gather the same parameters, or they wait for each other for ever."""
     everyone = ranks.gather(list(keys.items()))
     for number, theirs in enumerate(everyone):
@@ -133,13 +134,15 @@ def _same_keys(keys: dict[str, Key], what: str) -> None:
             )
 
 
-def _described(item: tuple[str, Key] | None) -> str:
+def _described(item: tuple[str, TensorKey] | None) -> str:
     return f"parameter {item[0]} ({item[1].form})" if item else "no further parameter"
 
 
 def _compare(parameter: _Parameter, files: WeightFiles, finding: _Finding) -> None:
     """Adds one parameter to the finding. After the first difference only fingerprints are taken."""
     converted = parameter.key.form == "converted"
+    # Gathering is a collective: whether a parameter is gathered follows from its key alone, on which all ranks have
+    # agreed (_same_keys), and never from what this rank has found so far.
     with (partition.gathered if converted else partition.held)(parameter.tensor) as share:
         name, held = parameter.name, fingerprint(share.tensor)
         finding.held[name] = held
@@ -179,7 +182,7 @@ def _as_loaded(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return same_bits(mine, theirs.to(device=mine.device, dtype=mine.dtype))
 
 
-def _expected(key: Key, share: partition.Share, files: WeightFiles) -> str:
+def _expected(key: TensorKey, share: partition.Share, files: WeightFiles) -> str:
     if key.form == "converted":
         return "has others in its own form"
     return f"has {fingerprint(files.read(key.name, share.start, share.stop).to(share.tensor.dtype))}"
@@ -187,6 +190,7 @@ def _expected(key: Key, share: partition.Share, files: WeightFiles) -> str:
 
 def _judge(findings: list[_Finding], what: str) -> None:
     """Raises for the first parameter, in the model's order, that is wrong anywhere."""
+    # the files first: that a rank differs from its own file names the fault better than that it differs from its peers
     wrong = [number for number, finding in enumerate(findings) if finding.different]
     if wrong:
         first = findings[wrong[0]]

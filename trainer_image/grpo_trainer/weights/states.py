@@ -1,25 +1,35 @@
 """The policy trains, everything else stands still: checked, not assumed.
 
-Exists because a reference that trains, or a reward model in train mode, changes results without any error (TRL 1.16
-leaves requires_grad on in its reference). GRPO has no value model: the mean reward of a group is the baseline, so
-there is nothing of that kind to check. Called by engine.py at the start, after a resume and after every sync.
+A reference that trains, or a reward model in train mode, changes results without any error (TRL 1.16 leaves
+requires_grad on in its reference). GRPO has no value model: the mean reward of a group is the baseline, so there is
+nothing of that kind to check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from ..errors import TrainingError
-from ..reference.base import unwrapped
-
-if TYPE_CHECKING:
-    from ..engine import ReferenceGRPOTrainer
+from .partition import unwrapped
 
 
-def check_states(trainer: ReferenceGRPOTrainer) -> None:
+class TrainerModels(Protocol):
+    """The models of a GRPO trainer."""
+
+    model: Any
+    """The policy."""
+    ref_model: Any
+    """The reference, as wrapped for several ranks; None without one."""
+    reward_funcs: list[Any]
+    """Reward functions, some of which may be models."""
+    optimizer: Any
+    """The policy's optimizer; None before training."""
+
+
+def check_states(trainer: TrainerModels) -> None:
     """Policy: trained parameters, all in the optimizer. Reference and reward models: frozen, eval, not in it.
 
     Raises:
@@ -36,7 +46,7 @@ def check_states(trainer: ReferenceGRPOTrainer) -> None:
         _check_frozen(kind, model, optimized)
 
 
-def frozen_models(trainer: ReferenceGRPOTrainer) -> Iterator[tuple[str, nn.Module]]:
+def frozen_models(trainer: TrainerModels) -> Iterator[tuple[str, nn.Module]]:
     """The reference and the reward models, with a name for messages; without a DeepSpeed engine's own, unused, mode."""
     if trainer.ref_model is not None:
         yield "reference", unwrapped(trainer.ref_model)
@@ -48,7 +58,7 @@ def frozen_models(trainer: ReferenceGRPOTrainer) -> Iterator[tuple[str, nn.Modul
 def optimizer_parameters(optimizer: Any) -> Iterator[nn.Parameter]:
     """The model's parameters that an optimizer steps, also through accelerate's and DeepSpeed's wrappers.
 
-    DeepSpeed's ZeRO optimizers hold flat copies in `param_groups` and the model's own in `fp16_groups` (stage 3) or
+    DeepSpeed's ZeRO optimizers have flat copies in `param_groups` and the model's own in `fp16_groups` (stage 3) or
     `bit16_groups` (stages 1 and 2), whatever the dtype.
     """
     while optimizer is not None:

@@ -1,9 +1,8 @@
 """Moves the reference towards the policy: reference = mixup * policy + (1 - mixup) * reference.
 
-Exists because TRL's SyncRefModelCallback gathers both models whole on every rank under ZeRO-3 (4 bytes per parameter
-of each in bf16), and because its result is lost on resume. Elementwise mixing needs no gather: policy and reference
-are partitioned alike, so each rank mixes its own partitions, in the same operations and so to the same bits.
-Called by reference/base.py after every `spec.reference.sync.everySteps` steps.
+TRL's SyncRefModelCallback gathers both models whole on every rank under ZeRO-3 (4 bytes per parameter of each in bf16),
+and its result is lost on resume. Elementwise mixing needs no gather: policy and reference are partitioned alike, so
+each rank mixes its own partitions, in the same operations and so to the same bits.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The KL divergences of GRPO, one function each, and how they relate.
 
-Exists because three quantities go by the name "KL" and only one of them is trained on. With log-ratio
+Three quantities go by the name "KL" and only one of them is trained on. With log-ratio
 d = log ref(token) - log policy(token):
 
 - `k3`: exp(d) - d - 1 per sampled token (Schulman, "Approximating KL Divergence", 2020; GRPO paper, equation 4). Never
@@ -11,8 +11,6 @@ d = log ref(token) - log policy(token):
 - `full`: the sum over the whole vocabulary, the exact value that k3 estimates. `F.kl_div(log_softmax(policy),
   softmax(reference), reduction="batchmean")`, often seen in its place, is KL(reference || policy), the other direction,
   divided by the number of sequences instead of tokens: call `full` with the arguments swapped to get it per token.
-
-Called by overflow.py and by the tests and benchmarks that compare strategies.
 """
 
 import torch
@@ -27,7 +25,7 @@ def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def logged(policy: torch.Tensor, reference: torch.Tensor, sampling: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Mean over the masked tokens of k3 times the importance ratio; a scalar in nats per token.
 
-    `sampling` holds the log-probabilities of the policy that sampled the tokens (TRL: old_per_token_logps); all of
+    `sampling` has the log-probabilities of the policy that sampled the tokens (TRL: old_per_token_logps); all of
     shape (batch, tokens).
     """
     weighted = k3(policy, reference) * torch.exp(policy - sampling)

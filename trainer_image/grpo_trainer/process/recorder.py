@@ -1,7 +1,7 @@
 """What a run knows about itself: stage, step, start-up times, metrics, memory and samples, behind one lock.
 
-Exists so that the trainer's callbacks write and the HTTP server, the watchdog and the outcome read without knowing
-each other. One per process, made by `__main__` before torch is imported.
+The trainer's callbacks write it; the HTTP server, the watchdog and the outcome read it, and none of them knows the
+others. There is one per process, made before torch is imported.
 """
 
 import threading
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Progress
+from grpo_api.report import Outcome, Progress
 
 from ..gang.placement import Placement
 
@@ -81,6 +81,10 @@ class Recorder:
     def resumed(self, step: int) -> None:
         """The run continues from a checkpoint of this step."""
         self._update(resumed_from_step=step, step=step)
+
+    def adopt(self, earlier: Outcome) -> None:
+        """An earlier attempt had reached the end: its numbers are the run's."""
+        self._update(step=earlier.step, total_steps=earlier.total_steps, metrics=earlier.metrics)
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training starts after `step` finished steps of `total_steps`."""

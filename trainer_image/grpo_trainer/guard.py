@@ -1,0 +1,44 @@
+"""Stops a run whose KL diverges: spec.guard.maxKL.
+
+A policy that has run away from its reference trains on without an error, and the GPUs work for a model that nobody
+wants.
+"""
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from grpo_api.running import GuardSpec
+
+from .errors import DivergedKL
+
+
+class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Ends the run when the KL stays above guard.maxKL; a KL that is not a finite number counts as above."""
+
+    def __init__(self, guard: GuardSpec) -> None:
+        self._guard = guard
+        self._above = 0
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Count the steps above the limit. TRL logs the same mean on every rank, so all of them stop together.
+
+        Raises:
+            DivergedKL: maxKLSteps steps in a row were above maxKL.
+        """
+        kl = (logs or {}).get("kl")
+        if self._guard.max_kl is None or kl is None:
+            return
+        self._above = self._above + 1 if not kl <= self._guard.max_kl else 0
+        if self._above >= self._guard.max_kl_steps:
+            raise DivergedKL(
+                f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, {kl:.4g} at step "
+                f"{state.global_step}; lower training.learningRate, or raise training.beta or guard.maxKL"
+            )

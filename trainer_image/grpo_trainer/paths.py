@@ -1,0 +1,46 @@
+"""Where a run's files are on its checkpoint volume.
+
+    <checkpoint_directory>/owner.json                             who may write (checkpoints/volume.py)
+    <checkpoint_directory>/attempt-N/outcome-rank-R.json          how the attempt's processes ended
+    <checkpoint_directory>/attempt-N/samples.jsonl                completions of its steps
+    <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json   written last: the checkpoint is complete
+    <checkpoint_directory>/export                                 the finished model
+
+Every part that writes there knows its folder from here, and none of them knows another.
+"""
+
+from pathlib import Path
+
+from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_PREFIX
+from grpo_api.plan import TrainingPlan
+
+ATTEMPTS = f"{ATTEMPT_PREFIX}*"
+"""Matches the folders of all attempts."""
+CHECKPOINTS = f"{CHECKPOINT_PREFIX}*"
+"""Matches the checkpoints of an attempt."""
+
+
+def run_folder(plan: TrainingPlan) -> Path | None:
+    """Folder of all attempts; None without a shared volume."""
+    return Path(plan.checkpoint_directory) if plan.checkpoint_directory is not None else None
+
+
+def attempt_folder(plan: TrainingPlan) -> Path | None:
+    """Folder of this attempt's checkpoints, samples and outcomes; None without a shared volume."""
+    folder = run_folder(plan)
+    return folder and folder / attempt_name(plan)
+
+
+def attempt_name(plan: TrainingPlan) -> str:
+    """Name of this attempt's folder."""
+    return f"{ATTEMPT_PREFIX}{plan.job.attempt}"
+
+
+def checkpoint_folder(attempt: Path, step: int) -> Path:
+    """Folder into which transformers writes the checkpoint of a step."""
+    return attempt / f"{CHECKPOINT_PREFIX}{step}"
+
+
+def number(folder: Path) -> int:
+    """The attempt's number or the checkpoint's step that a folder's name ends with."""
+    return int(folder.name.rpartition("-")[2])
