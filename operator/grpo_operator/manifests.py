@@ -1,7 +1,7 @@
 """The objects that an attempt consists of: the Indexed Job, the namespace's headless Service, the checkpoint claim.
 
-Exists so that what reaches the API server is a pure function of the GRPOJob, its plan and the attempt. Each function
-returns one object as a dict. Called by reconcile and by `grpo render`; the pod itself is in podspec.py.
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same.
+Each function returns one object as a dict; the pod itself is in podspec.py.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One gang start: whose, what, how, and the how-manieth."""
+    """One gang start: whose, what, how, and which in the row."""
 
     key: Key
     uid: str
@@ -62,7 +62,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         guard=spec.guard,
         # a job made again under the same name must not resume the old one's checkpoints
         checkpoint_directory=f"{CHECKPOINT_MOUNT}/{key.name}-{attempt.uid}" if lasting else None,
-        grace_period_seconds=spec.pod_overrides.termination_grace_period_seconds,
+        grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )
 
@@ -105,7 +105,7 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
     key, spec, plan = attempt.key, attempt.spec, attempt.plan
     own = labels(key.name, attempt.uid, attempt.number)
     annotations = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
-    pod_labels = {**spec.pod_overrides.labels, **own}
+    users = spec.pod_template.metadata
     queue = spec.placement.queue_name
     return {
         "apiVersion": "batch/v1",
@@ -123,7 +123,7 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
             "backoffLimit": 0,
             **({"suspend": True} if queue else {}),
             "template": {
-                "metadata": {"labels": pod_labels, "annotations": {**spec.pod_overrides.annotations, **annotations}},
+                "metadata": {"labels": {**users.labels, **own}, "annotations": {**users.annotations, **annotations}},
                 "spec": pod_spec(key.name, spec, plan, own, image),
             },
         },

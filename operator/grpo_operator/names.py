@@ -37,9 +37,6 @@ LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
 
-CONTAINER = "trainer"
-"""Name of the training container."""
-
 
 class Key(NamedTuple):
     """Which GRPOJob a piece of work is about."""

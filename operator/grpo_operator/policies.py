@@ -224,7 +224,7 @@ def hangs(seen: Observation, limits: Limits) -> Decision | None:
 
 def hang_allowance(spec: GRPOJobSpec) -> float:
     """Seconds without a step after which the operator ends an attempt: twice the trainer's own limit and its grace."""
-    return 2.0 * spec.guard.hang_timeout_seconds + spec.pod_overrides.termination_grace_period_seconds
+    return 2.0 * spec.guard.hang_timeout_seconds + spec.pod_template.spec.termination_grace_period_seconds
 
 
 def _again(seen: Observation, limits: Limits, outcome: Outcome, counted: bool) -> Decision:

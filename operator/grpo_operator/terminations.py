@@ -97,8 +97,17 @@ def pod_end(status: Mapping[str, Any]) -> PodEnd | None:
         return _container_end(ended[0], disrupted, why)
     if status.get("phase") != "Failed":
         return None
+    broken = next((c for c in status.get("initContainerStatuses") or () if _exit_code(c)), None)
+    if broken and not disrupted:
+        message = f"init container {broken['name']} ended with exit code {_exit_code(broken)}; see its log"
+        return PodEnd(Outcome(result=Result.ERROR, message=_cut(message)), None, False)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     return PodEnd(Outcome(result=Result.PREEMPTED, message=_cut(why or "the pod failed")), None, False, disrupted=True)
+
+
+def _exit_code(container: Mapping[str, Any]) -> int:
+    """Exit code of a container that has ended, else 0."""
+    return int((container.get("state") or {}).get("terminated", {}).get("exitCode", 0))
 
 
 def _container_end(terminated: Mapping[str, Any], disrupted: bool, why: str) -> PodEnd:
@@ -108,7 +117,7 @@ def _container_end(terminated: Mapping[str, Any], disrupted: bool, why: str) -> 
     if reported:
         return PodEnd(reported, at, True, disrupted, code)
     if terminated.get("reason") == "OOMKilled":
-        message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.placement.memory"
+        message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.resources.limits.memory"
         return PodEnd(Outcome(result=Result.OUT_OF_MEMORY, message=message), at, False, disrupted, code)
     if code == 0:
         result, message = Result.ERROR, "the container ended with exit code 0 but left no outcome, so it is not done"

@@ -160,7 +160,7 @@ class Search:
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         for layout in self._layouts(pool):
             room = pool.host_room(layout, self._demand.pod_cpu) or 0
-            yield Place(pool, layout, min(room, self._demand.pod_memory or room))
+            yield Place(pool, layout, min(room, self._demand.most_memory or room))
 
     def _layouts(self, pool: Pool) -> Iterator[Layout]:
         """Every extent that splits the batch evenly and is within the job's limits.

@@ -7,15 +7,15 @@ looked at. Pure; a Board is made for one pass of line.py and changes only within
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node
 
 from ..observe import queued_by_kueue
+from ..podspec import init_container
 from ..records import GRPOJobRecord
 from .inventory import Cards, NodeFacts, PodFacts, cards, left_out, planner_node, takers
-from .resources import Amounts, quantity
+from .resources import Amounts, pod_requests
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
@@ -40,9 +40,12 @@ class Snapshot:
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    memory = quantity_bytes(spec.placement.memory) if spec.placement.memory else plan.host_memory_bytes
-    cpu = quantity(spec.placement.cpu_request(plan.processes_per_node))
-    return {plan.gpu_resource: float(plan.gpus_per_node), "memory": float(memory), "cpu": cpu}
+    trainer = spec.container_resources(plan.processes_per_node, plan.host_memory_bytes)
+    pod = {
+        "containers": [{"resources": trainer}],
+        "initContainers": [init_container(one) for one in spec.pod_template.spec.init_containers],
+    }
+    return {**pod_requests(pod), plan.gpu_resource: float(plan.gpus_per_node)}
 
 
 class Board:

@@ -35,7 +35,7 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
         )
         return Reason.NOT_SUPPORTED, sentence + "set ReadWriteMany, or placement.nodes to 1"
     carried = plan_json(training_plan(Attempt(job.parent, job.uid, spec, plan, job.status.attempt + 1)))
-    size = len((carried + "".join(spec.pod_overrides.annotations.values())).encode())
+    size = len((carried + "".join(spec.pod_template.metadata.annotations.values())).encode())
     if size > MAX_PLAN_BYTES:
         sentence = f"spec: {size} bytes of settings and annotations; the pods' annotations hold {MAX_PLAN_BYTES}; "
         return Reason.NOT_SUPPORTED, sentence + "move long patterns into a reward function of a ConfigMap"
