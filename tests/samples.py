@@ -1,7 +1,7 @@
 """GRPOJobs that must be accepted and ones that must be rejected, each with the reason in one place.
 
 The models (tests/unit/test_schema.py) and the real API server (tests/integration/test_bad_specs.py) are asked about the
-same specs. Those about the pods are in tests/pod_samples.py.
+same specs. Those about containers and pods are in files of their own.
 """
 
 import copy
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
-from tests.pod_samples import BAD_PODS, GOOD_PODS, NORMALISED_PODS
+from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
+from tests.pod_samples import BAD_PODS, GOOD_PODS
 
 REMOVE = object()
 """As the value of a change: the field is taken out."""
@@ -99,12 +100,10 @@ GOOD: dict[str, dict[str, Any]] = {
     "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
+    **GOOD_CONTAINERS,
     **GOOD_PODS,
 }
 """Changes of SPEC that must be accepted."""
-
-NORMALISED: dict[str, dict[str, Any]] = NORMALISED_PODS
-"""Changes of SPEC that must be accepted and read as if they had been written otherwise."""
 
 BAD: tuple[Bad, ...] = (
     Bad("unknown-field", {"modell": {"name": "x"}}, "spec.modell", "unknown field"),
@@ -225,6 +224,6 @@ BAD: tuple[Bad, ...] = (
     Bad("image-with-space", {"image": "my image"}, "spec.image", "match"),
     Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
     Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
-    *(Bad(*sample) for sample in BAD_PODS),
+    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS)),
 )
 """Specs that must be rejected."""

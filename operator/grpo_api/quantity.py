@@ -31,6 +31,7 @@ def _int_or_string(pattern: str, least: int) -> Any:
     """The limits of a field in the shape that controller-gen gives a resource.Quantity."""
     schema: dict[str, Any] = {
         "x-kubernetes-int-or-string": True,
+        "pattern": pattern,
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         "minimum": least,
     }
