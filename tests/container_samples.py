@@ -38,7 +38,7 @@ GOOD_CONTAINERS: dict[str, Changes] = {
 """Changes that must be accepted."""
 
 NORMALISED: dict[str, Changes] = {
-    "numbers-as-quantities": {"resources": {"requests": {"cpu": 1}, "limits": {"cpu": 2, "memory": 17179869184}}},
+    "numbers-as-quantities": {"resources": {"requests": {"cpu": 1}, "limits": {"cpu": 2.0, "memory": 17179869184}}},
     "nulls": {"env": None, "resources": {"requests": None}, "podTemplate.spec.affinity": None, "image": None},
     "null-in-a-map": {"podTemplate.metadata.labels": {"team": None}},
     "null-in-a-list": {"env": [{"name": "A", "value": None}]},

@@ -23,8 +23,9 @@ _PARAMETER_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def _text(value: Any) -> Any:
-    """A quantity that was written as a number, such as `cpu: 2`."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """The quantity as text if it was written as a whole number, such as `cpu: 2`."""
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+    return str(int(value)) if whole else value
 
 
 def _int_or_string(pattern: str, least: int) -> Any:

@@ -98,7 +98,7 @@ def pod_end(status: Mapping[str, Any]) -> PodEnd | None:
     if status.get("phase") != "Failed":
         return None
     broken = next((c for c in status.get("initContainerStatuses") or () if _exit_code(c)), None)
-    if broken and not disrupted:
+    if broken and not why:
         message = f"init container {broken['name']} ended with exit code {_exit_code(broken)}; see its log"
         return PodEnd(Outcome(result=Result.ERROR, message=_cut(message)), None, False)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program

@@ -5,17 +5,17 @@ looked at. Pure; a Board is made for one pass of line.py and changes only within
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node
 
 from ..observe import queued_by_kueue
-from ..podspec import init_container
 from ..records import GRPOJobRecord
 from .inventory import Cards, NodeFacts, PodFacts, cards, left_out, planner_node, takers
-from .resources import Amounts, pod_requests
+from .node_fit import extra_amounts, lacks, pod_amounts, unfit
+from .resources import Amounts
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
@@ -36,16 +36,6 @@ class Snapshot:
     """Whether all namespaces' pods could be listed."""
     problem: str = ""
     """Why nodes could not be listed."""
-
-
-def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
-    """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    trainer = spec.container_resources(plan.processes_per_node, plan.host_memory_bytes)
-    pod = {
-        "containers": [{"resources": trainer}],
-        "initContainers": [init_container(one) for one in spec.pod_template.spec.init_containers],
-    }
-    return {**pod_requests(pod), plan.gpu_resource: float(plan.gpus_per_node)}
 
 
 class Board:
@@ -100,15 +90,17 @@ class Board:
     def _nodes(self, spec: GRPOJobSpec) -> tuple[list[Node], list[str]]:
         nodes: list[Node] = []
         warnings: list[str] = []
+        extra = extra_amounts(spec)
         for node in self._snapshot.nodes:
             found, said = self._cards[node.name]
             if not (found or said):
                 continue
-            if why := left_out(node, spec.placement):
+            if why := left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
                 continue
             warnings += said
-            nodes += [planner_node(node, kind, self._taken[node.name]) for kind in found]
+            seen = [planner_node(node, kind, self._taken[node.name]) for kind in found]
+            nodes += [replace(one, gpus_free=0) for one in seen] if lacks(node, self._taken[node.name], extra) else seen
         return nodes, warnings
 
     def hold(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
