@@ -1,4 +1,4 @@
-"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no schema is refused.
+"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no schema is rejected.
 
 The API server's own judgement of the same samples is in tests/integration/test_bad_specs.py.
 """
@@ -40,7 +40,7 @@ def test_models_accept_and_default_as_the_server_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_models_refuse_what_the_server_refuses(bad: Bad) -> None:
+def test_models_reject_what_the_server_refuses(bad: Bad) -> None:
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(bad.spec)
     assert any(problem.startswith(bad.path) for problem in caught.value.problems)
@@ -172,7 +172,7 @@ def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
         (Tree, "recursive model"),
     ],
 )
-def test_a_model_without_a_structural_schema_is_refused(model: type[Model], says: str) -> None:
+def test_a_model_without_a_structural_schema_is_rejected(model: type[Model], says: str) -> None:
     with pytest.raises(NotStructural, match=re.escape(says)):
         structural(model, defaults=True)
 
