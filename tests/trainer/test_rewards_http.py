@@ -143,7 +143,7 @@ async def test_all_tries_together_end_with_the_batch_s_time() -> None:
         function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=2)
         assert await score(function) == [None, 2.0, 3.0, 4.0, 5.0]
     assert counters == RewardCounters(timeouts=1, failures=0)
-    assert "within 2.0 s" in counters.last_problem
+    assert "within 2 s" in counters.last_problem
     assert function.longest_seconds == 2
 
 
