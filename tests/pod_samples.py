@@ -265,6 +265,16 @@ BAD_PODS: tuple[tuple[str, Changes, str, str], ...] = (
         "take no values",
     ),
     (
+        "greater-than-a-word",
+        {
+            f"{_POD}.affinity.nodeAffinity.{_REQUIRED}.nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["b"]}]},
+            ],
+        },
+        f"{_SPEC_POD}.affinity.nodeAffinity.{_REQUIRED}.nodeSelectorTerms[0].matchExpressions[0]",
+        "one whole number",
+    ),
+    (
         "misspelt-affinity",
         {f"{_POD}.affinity.podAntiAffinity.{_REQUIRED}": [{"topologykey": "zone"}]},
         f"{_SPEC_POD}.affinity.podAntiAffinity.{_REQUIRED}[0].topologykey",

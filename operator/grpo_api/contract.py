@@ -1,6 +1,6 @@
-"""Paths, ports and names that the operator and the pods must agree on, each written down once.
+"""Paths, ports and names on which the operator, the pods and the API's rules must agree, each written down once.
 
-The two sides share no code but this package; what one of them alone knows is not here.
+The operator and the trainer share no code but this package, and a user's spec must not take what the two live by.
 """
 
 from pathlib import PurePath

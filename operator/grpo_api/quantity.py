@@ -1,7 +1,6 @@
 """The quantities of the contract: Kubernetes amounts such as `500m`, `16Gi` and `1e3`, and parameter counts.
 
-Amounts are read here and nowhere else, and exactly: capacity is compared and summed, so two spellings of one amount
-must not differ in the last digit.
+Amounts are read here and nowhere else, and exactly: two spellings of one amount must not differ in the last digit.
 """
 
 import math

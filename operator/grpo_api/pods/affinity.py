@@ -1,19 +1,27 @@
 """`podTemplate.spec.affinity` as in core/v1; the operator adds that a gang's pods keep to nodes of their own."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ..base import ATOMIC_LIST, Model, Rule
-from ..names import LabelKey, Labels, LabelValue, Name
+from ..names import LabelKey, Labels, Name
 
 _VALUES_RULE = Rule(
     "self.operator in ['Exists', 'DoesNotExist'] ? size(self.values) == 0 : size(self.values) > 0",
     "operators Exists and DoesNotExist take no values; every other operator needs them",
     lambda own: (own.operator in ("Exists", "DoesNotExist")) == (not own.values),
 )
-Values = Annotated[list[LabelValue], Field(max_length=64, json_schema_extra=ATOMIC_LIST)]
+Value = Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z0-9]*$")]
+"""A label's value, or the name of a node."""
+Values = Annotated[list[Value], Field(max_length=64, json_schema_extra=ATOMIC_LIST)]
 Weight = Annotated[int, Field(ge=1, le=100)]
+
+
+def is_whole(value: str) -> bool:
+    """Whether a label's value is a whole number, as Gt and Lt need it."""
+    return re.fullmatch("-?[0-9]+", value) is not None
 
 
 class LabelSelectorRequirement(Model):
@@ -78,7 +86,14 @@ class PodAffinity(Model):
 class NodeSelectorRequirement(Model):
     """What one label or field of a node must be."""
 
-    RULES = (_VALUES_RULE,)
+    RULES = (
+        _VALUES_RULE,
+        Rule(
+            "!(self.operator in ['Gt', 'Lt']) || size(self.values) == 1 && self.values[0].matches('^-?[0-9]+$')",
+            "operators Gt and Lt compare with exactly one whole number",
+            lambda own: own.operator not in ("Gt", "Lt") or (len(own.values) == 1 and is_whole(own.values[0])),
+        ),
+    )
 
     key: LabelKey
     """The label, or `metadata.name` among matchFields."""

@@ -41,14 +41,14 @@ class ResourceRequirements(Model):
         Rule(
             f"self.requests.all(name, !(name in self.limits) || {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) <= 0)",
             "a request must not exceed its limit: raise the limit or lower the request",
-            lambda own: all(own.exceeds(name) <= 0 for name in own.requests if name in own.limits),
+            lambda own: all(own.compared(name) <= 0 for name in own.requests if name in own.limits),
         ),
         Rule(
             f"self.requests.all(name, !{_CEL_INDIVISIBLE} || "
             f"(name in self.limits && {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) == 0))",
             "extended resources and hugepages are not shared: their request must equal their limit, or be left out",
             lambda own: all(
-                name in own.limits and own.exceeds(name) == 0 for name in own.requests if _is_indivisible(name)
+                name in own.limits and own.compared(name) == 0 for name in own.requests if _is_indivisible(name)
             ),
         ),
         Rule(
@@ -68,7 +68,7 @@ class ResourceRequirements(Model):
         """The requests as the API server completes them: a limit alone is also the request."""
         return {**self.limits, **self.requests}
 
-    def exceeds(self, name: str) -> int:
+    def compared(self, name: str) -> int:
         """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""
         request, limit = parse_quantity(self.requests[name]), parse_quantity(self.limits[name])
         return (request > limit) - (request < limit)

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
-from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm
+from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
 
 from ..podspec import init_container
 from .inventory import NodeFacts
@@ -66,12 +66,10 @@ def _true(requirement: NodeSelectorRequirement, value: str | None) -> bool:
 
 
 def _compared(value: str | None, bounds: list[str], above: bool) -> bool:
-    """Gt and Lt; what is not a whole number compares as false, as in the scheduler."""
-    try:
-        number, bound = int(value or ""), int(bounds[0])
-    except ValueError:
+    """Gt and Lt; a label that is not a whole number compares as false, as in the scheduler."""
+    if value is None or not is_whole(value):
         return False
-    return number > bound if above else number < bound
+    return int(value) > int(bounds[0]) if above else int(value) < int(bounds[0])
 
 
 _OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
