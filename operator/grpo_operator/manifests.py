@@ -36,7 +36,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One gang start: whose, what, how, and which in the row."""
+    """One gang start: whose it is, what it trains and how, and its number."""
 
     key: Key
     uid: str
