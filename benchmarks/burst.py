@@ -72,8 +72,9 @@ def ours(name: str, pods: int, mark: str) -> Object:
         "model": {"name": "/models/tiny", "parameters": "77K"},
         "dataset": {"name": "openai/gsm8k", "config": "main"},
         "rewards": [{"format": {"pattern": "<answer>.*</answer>"}}, {"accuracy": {"score": 2.0}}],
-        "placement": {"accelerator": "CPU", "nodes": pods, "cpu": "100m", "memory": "64Mi"},
-        "podOverrides": {"labels": {ROUND: mark}},
+        "placement": {"accelerator": "CPU", "nodes": pods},
+        "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}},
+        "podTemplate": {"metadata": {"labels": {ROUND: mark}}},
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 

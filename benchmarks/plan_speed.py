@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.quantity import GIB
 from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.edit import with_value
 from grpo_planner.hardware.products import lookup

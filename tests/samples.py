@@ -1,7 +1,7 @@
-"""GRPOJobs that must be accepted and ones that must be refused, each with the reason in one place.
+"""GRPOJobs that must be accepted and ones that must be rejected, each with the reason in one place.
 
-Exists so that the models (tests/unit/test_schema.py) and the real API server (tests/integration/test_bad_specs.py)
-are asked about the same specs.
+The models (tests/unit/test_schema.py) and the real API server (tests/integration/test_bad_specs.py) are asked about the
+same specs. Those about containers and pods are in files of their own.
 """
 
 import copy
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
+from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
+from tests.pod_samples import BAD_PODS, GOOD_PODS
 
 REMOVE = object()
 """As the value of a change: the field is taken out."""
@@ -78,14 +80,14 @@ GOOD: dict[str, dict[str, Any]] = {
             {"format": {"pattern": r"^\w+$", "score": -1}, "weight": 0.5, "name": "shape"},
             {"accuracy": {"compare": "Numeric", "extract": "Hash"}},
             {"python": {"function": "my_rewards.length:score", "configMap": {"name": "rewards"}}},
-            {"http": {"url": "http://judge.svc:8000/score", "tokenSecret": {"name": "judge"}}},
+            {"http": {"url": "http://judge.svc:8000/score", "tokenSecretRef": {"name": "judge", "key": "token"}}},
             {"model": {"name": "some/reward-model", "parameters": "335M"}},
         ],
     },
     "moving-reference": {"reference.sync": {"everySteps": 64, "mixup": 0.5}, "adapter.use": "Never"},
     "offloaded": {"reference": {"strategy": "Offload", "offload": {"target": "NVMe", "path": "/scratch"}}},
     "adapter": {"adapter": {"use": "Always", "rank": 8, "targetModules": ["q_proj"]}, "reference.strategy": "Adapter"},
-    "cpu": {**_CPU, "placement.nodes": 2, "placement.processesPerNode": 2, "placement.memory": "2Gi"},
+    "cpu": {**_CPU, "placement.nodes": 2, "placement.processesPerNode": 2, "resources.limits.memory": "2Gi"},
     "gpu-limits": {"placement": {"gpus": {"min": 2, "max": 16}, "nodes": 2, "gpuMemory": "80Gi"}},
     "tolerant": {
         "placement": {
@@ -95,18 +97,12 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "claim-template": {"checkpoint": {"volumeClaimTemplate": {"size": "100Gi"}, "everySteps": 10}},
     "guarded": {"guard": {"maxKL": 10, "maxKLSteps": 3, "hangTimeoutSeconds": 600}},
-    "environment": {"env": [{"name": "A", "value": ""}, {"name": "B", "secret": {"name": "s", "key": "k"}}]},
-    "pods": {
-        "podOverrides": {
-            "labels": {"team": "rl"},
-            "annotations": {"example.com/note": "größer"},
-            "volumes": [{"claimName": "more", "mountPath": "/mnt/more"}],
-        },
-    },
     "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
+    **GOOD_CONTAINERS,
+    **GOOD_PODS,
 }
 """Changes of SPEC that must be accepted."""
 
@@ -187,8 +183,12 @@ BAD: tuple[Bad, ...] = (
     Bad("nodes-without-gpus", {"placement": {"nodes": 4, "gpus": {"max": 2}}}, "spec.placement", "at least nodes"),
     Bad("gpus-on-cpu", {**_CPU, "placement.gpus": {}}, "spec.placement", "belong to accelerator GPU"),
     Bad("processes-on-gpu", {"placement.processesPerNode": 2}, "spec.placement", "belongs to accelerator CPU"),
-    Bad("zero-memory", {"placement.memory": "0"}, "spec.placement.memory", "match"),
-    Bad("memory-in-words", {"placement.memory": "16 GB"}, "spec.placement.memory", "match"),
+    Bad("zero-gpu-memory", {"placement.gpuMemory": "0"}, "spec.placement.gpuMemory", "match"),
+    Bad("no-gpu-memory", {"placement.gpuMemory": 0}, "spec.placement.gpuMemory", "match|greater than or equal to 1"),
+    Bad("memory-in-words", {"placement.gpuMemory": "16 GB"}, "spec.placement.gpuMemory", "match"),
+    Bad("millibytes", {"placement.gpuMemory": "512m"}, "spec.placement.gpuMemory", "match"),
+    Bad("half-a-second", {"rewards.0.format.timeoutSeconds": 0.5}, "spec.rewards[0].format.timeoutSeconds", "integer"),
+    Bad("token-without-key", {"model.tokenSecretRef": {"name": "hub"}}, "spec.model.tokenSecretRef.key", "Required"),
     Bad("bad-label-value", {"placement.nodeSelector": {"pool": "a b"}}, "spec.placement.nodeSelector.pool", "match"),
     Bad("bad-label-key", {"placement.nodeSelector": {"-pool": "a"}}, "spec.placement.nodeSelector", "match"),
     Bad(
@@ -222,22 +222,12 @@ BAD: tuple[Bad, ...] = (
         "spec.checkpoint.volume",
         "inside the volume",
     ),
-    Bad("value-and-secret", {"env": [{"name": "A", "value": "b", "secret": {"name": "s"}}]}, "spec.env[0]", "at most"),
-    Bad("reserved-variable", {"env": [{"name": "GRPO_PLAN", "value": "x"}]}, "spec.env[0]", "remove it"),
-    Bad("same-variable-twice", {"env": [{"name": "A"}, {"name": "A"}]}, "spec.env", "uplicate|more than one"),
-    Bad("bad-variable-name", {"env": [{"name": "A-B"}]}, "spec.env[0].name", "match"),
-    Bad("operators-label", {"podOverrides.labels": {"grpo.dev/attempt": "9"}}, "spec.podOverrides", "another prefix"),
-    Bad(
-        "mount-over-checkpoints",
-        {"podOverrides.volumes": [{"claimName": "c", "mountPath": "/checkpoints/x"}]},
-        "spec.podOverrides.volumes[0]",
-        "must lie outside",
-    ),
     Bad("image-with-space", {"image": "my image"}, "spec.image", "match"),
     Bad("manager-without-domain", {"managedBy": "dispatcher"}, "spec.managedBy", "match"),
     Bad("manager-in-capitals", {"managedBy": "Example.com/dispatcher"}, "spec.managedBy", "match"),
     Bad("long-manager", {"managedBy": f"example.com/{'x' * 60}"}, "spec.managedBy", "63"),
     Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
     Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
+    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS)),
 )
-"""Specs that must be refused."""
+"""Specs that must be rejected."""

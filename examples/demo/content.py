@@ -1,10 +1,10 @@
 """Makes what the first example trains on: a tiny model and small arithmetic problems in GSM8K's answer format.
 
-Exists so that the demo needs no model hub and no download. The model is a 78,000-parameter Qwen2 with tied embeddings
+The demo needs no model hub and no download. The model is a 78,000-parameter Qwen2 with tied embeddings
 and one token per character. It gets a short supervised warm-up, first on right answers, then on answers of which most
 are wrong and some not in the asked form: afterwards it often could, but mostly doesn't say the right thing, as a base
 model before alignment. The rest is GRPO's.
-Called by the demo, the example's preparation Job and the trainer's tests:
+By hand:
 
     python -m examples.demo.content FOLDER      # writes FOLDER/model and FOLDER/arithmetic.jsonl
 """

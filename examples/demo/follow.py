@@ -1,7 +1,6 @@
 """Follows a GRPOJob in the terminal: a live table while it runs, and its step-by-step history from rank 0's log.
 
-Exists so that the demo shows what `kubectl get grpojob -w` and `kubectl logs -f` tell, side by side. Called by
-examples.demo.
+What `kubectl get grpojob -w` and `kubectl logs -f` tell, side by side.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Draws reward and KL over the steps of a run into one PNG.
 
-Exists so that the demo ends with a picture of what was learned at what distance from the reference. Called by
-examples.demo.
+The demo ends with this picture of what was learned, and at what distance from the reference.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Puts the demo's model and problems on the job's volume, by a Job in the cluster that runs content.py.
 
-Exists because the volume is the cluster's: only a pod can write to it everywhere. Called by examples.demo.
+The volume is the cluster's: only a pod can write to it everywhere.
 """
 
 from pathlib import Path

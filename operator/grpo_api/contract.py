@@ -1,7 +1,9 @@
-"""Paths, ports and names that the operator and the pods must agree on, each written down once.
+"""Paths, ports and names on which the operator, the pods and the API's rules must agree, each written down once.
 
-Exists because the two sides share no code but this package. The operator's manifests and the trainer import it.
+The operator and the trainer share no code but this package, and a user's spec must not take what the two live by.
 """
+
+from pathlib import PurePath
 
 GROUP = "grpo.dev"
 VERSION = "v1alpha1"
@@ -23,6 +25,12 @@ PLAN_ENV = "GRPO_PLAN"
 
 INDEX_ENV = "JOB_COMPLETION_INDEX"
 """Set by the Job controller: the pod's index is its node rank."""
+
+ENV_PREFIX = "GRPO_"
+"""Environment variables of the contract begin with it."""
+
+RANK_ENV = (INDEX_ENV, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that say which process of the gang this is: the Job controller's, and what the trainer tells torch."""
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where the kubelet reads the Outcome of an ended container."""
@@ -56,8 +64,53 @@ DATA_MOUNT_ENV = "GRPO_DATA"
 """Overrides DATA_MOUNT outside a pod."""
 SCRATCH = "/tmp"
 
+RESERVED_MOUNTS = (
+    MODEL_MOUNT,
+    DATA_MOUNT,
+    CHECKPOINT_MOUNT,
+    REWARD_MOUNT,
+    SCRATCH,
+    str(PurePath(PLAN_PATH).parent),
+    "/dev",
+    "/proc",
+    "/sys",
+)
+"""Folders of the training container that belong to the operator or to the kernel."""
+
+CONTAINER = "trainer"
+"""Name of the training container."""
+
+PLAN_VOLUME = "plan"
+SCRATCH_VOLUME = "scratch"
+SHARED_MEMORY_VOLUME = "shared-memory"
+MODEL_VOLUME = "model"
+DATA_VOLUME = "data"
+CHECKPOINT_VOLUME = "checkpoints"
+REWARD_VOLUME_PREFIX = "reward-"
+RESERVED_VOLUMES = (
+    PLAN_VOLUME,
+    SCRATCH_VOLUME,
+    SHARED_MEMORY_VOLUME,
+    MODEL_VOLUME,
+    DATA_VOLUME,
+    CHECKPOINT_VOLUME,
+)
+"""Names of the pods' own volumes, beside those of rewards."""
+
+RESERVED_LABELS = (
+    f"{GROUP}/",
+    "batch.kubernetes.io/",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "job-name",
+    "controller-uid",
+)
+"""Labels and annotations of pods, or with a slash at the end all below a prefix, that the operator and the Job
+controller find their pods by."""
+
 DATASET_TOKEN_ENV = "GRPO_DATASET_TOKEN"
-"""Hub token of spec.dataset.tokenSecret; unset: anonymous."""
+"""Hub token of spec.dataset.tokenSecretRef; unset: anonymous."""
 
 
 def reward_mount(position: int) -> str:

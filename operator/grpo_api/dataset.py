@@ -1,14 +1,12 @@
-"""`spec.dataset`: where prompts and answers come from, and how a row becomes a prompt.
-
-Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
-"""
+"""`spec.dataset`: where prompts and answers come from, and how a row becomes a prompt."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, Repository, Revision, Rule, SubPath, stays_inside
-from .model import ConfigMapFiles, SecretKey, VolumeClaim
+from .base import ATOMIC_LIST, Model, Rule
+from .names import Repository, Revision, SubPath, stays_inside
+from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 
 Column = Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -53,9 +51,9 @@ class DatasetSpec(Model):
             lambda data: (data.name is None) != (data.files is None),
         ),
         Rule(
-            "has(self.name) || (!has(self.config) && !has(self.revision) && !has(self.tokenSecret))",
-            "config, revision and tokenSecret belong to a hub dataset; remove them or set name",
-            lambda data: data.name is not None or not (data.config or data.revision or data.token_secret),
+            "has(self.name) || (!has(self.config) && !has(self.revision) && !has(self.tokenSecretRef))",
+            "config, revision and tokenSecretRef belong to a hub dataset; remove them or set name",
+            lambda data: data.name is not None or not (data.config or data.revision or data.token_secret_ref),
         ),
     )
 
@@ -67,7 +65,7 @@ class DatasetSpec(Model):
     """Split of the hub dataset. Unset: `train`."""
     revision: Revision | None = None
     """Commit, tag or branch of the hub dataset. Unset: the default branch."""
-    token_secret: SecretKey | None = None
+    token_secret_ref: SecretKeySelector | None = None
     """Hub token for gated datasets. Unset: anonymous."""
     files: DatasetFiles | None = None
     """Files instead of a hub dataset. Unset: `name` must be set."""

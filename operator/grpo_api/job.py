@@ -1,20 +1,27 @@
 """GRPOJob v1alpha1: the spec and the object, as the one source of the CRD.
 
-Exists so that a field, its default, its limits and its description are written once. codegen renders the CRD from it,
-the operator parses objects with it, the trainer reads the same sections inside the plan.
+A field, its default, its limits and its description are written once: the CRD is rendered from here, objects are
+parsed with it, and the trainer reads the same sections inside the plan.
 """
 
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
-from pydantic_core import ErrorDetails
 
-from .base import ATOMIC_LIST, Model, Rule, dotted, map_list, unique
+from .base import ATOMIC_LIST, Model, Rule, map_list, unique
 from .contract import MAX_JOB_NAME
 from .dataset import DatasetSpec
 from .model import ModelSpec
+from .pods.containers import Environment, EnvironmentSources, Image, PullPolicy
+from .pods.mounts import TrainerMount
+from .pods.resources import ResourceRequirements
+from .pods.template import PodTemplate
+from .problems import sentence
+from .quantity import ByteQuantity
 from .rewards import RewardSpec
-from .running import CheckpointSpec, EnvVar, GuardSpec, PlacementSpec, PodOverrides, RestartsSpec
+from .running import CheckpointSpec, GuardSpec, PlacementSpec, RestartsSpec
+from .schema import Schema, structural
 from .status import GRPOJobStatus
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
@@ -69,6 +76,11 @@ class GRPOJobSpec(Model):
             lambda spec: spec.adapter.use != "Always" or spec.reference.sync is None,
         ),
         Rule(
+            "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, volume.name == mount.name))",
+            "volumeMounts can show only what podTemplate.spec.volumes names: add the volume there",
+            lambda spec: all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts),
+        ),
+        Rule(
             "self.rewards.all(a, !has(a.name) || self.rewards.filter(b, has(b.name) && b.name == a.name).size() == 1)",
             "rewards must have different names",
             lambda spec: _all_different([reward.name for reward in spec.rewards if reward.name]),
@@ -102,14 +114,26 @@ class GRPOJobSpec(Model):
     """The finished job is deleted after this time. Unset: kept."""
     suspend: bool = False
     """Ends the pods and keeps the job; false starts it again from its last checkpoint. Unset: false."""
-    image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")] | None = None
+    image: Image | None = None
     """Training image. Unset: the one that the operator was installed with."""
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    image_pull_policy: PullPolicy = "IfNotPresent"
     """When the image is pulled. Unset: IfNotPresent."""
-    env: Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique("name")] = []
-    """Further environment variables of the training containers. Unset: none."""
-    pod_overrides: PodOverrides = Field(default_factory=PodOverrides)
-    """Further settings of the pods. Unset: none."""
+    env: Environment = []
+    """Further environment variables of the training container. Unset: none."""
+    env_from: EnvironmentSources = []
+    """Secrets and ConfigMaps whose keys become variables of the training container. Unset: none."""
+    resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
+    """Requests and limits of the training container on each node, GPUs left out. Unset: requests of a quarter core per
+    GPU (accelerator CPU: a core per process) and of the host memory that the plan predicts, and no limits."""
+    volume_mounts: Annotated[
+        list[TrainerMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique("mount_path")
+    ] = []
+    """Volumes of podTemplate.spec.volumes in the training container. Unset: none."""
+    shared_memory: ByteQuantity | None = None
+    """Size of /dev/shm. Unset: half of the pod's memory at most."""
+    pod_template: PodTemplate = Field(default_factory=PodTemplate)
+    """Labels, annotations and settings of the pods. Unset: the operator's."""
+
     managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=_DOMAIN_PREFIXED)] | None = None
     """Controller that runs the job, as a domain-prefixed path such as `example.com/dispatcher`; it can't change. This
     operator leaves alone what it does not manage. Unset: grpo.dev/operator, which is this operator."""
@@ -118,6 +142,18 @@ class GRPOJobSpec(Model):
     def adapter_requested(self) -> bool:
         """Whether the user asked for LoRA: by adapter.use, or by its reference, the base without its adapter."""
         return self.adapter.use == "Always" or self.reference.strategy == "Adapter"
+
+    def container_resources(self, processes: int, host_memory: int) -> dict[str, dict[str, str]]:
+        """Requests and limits of the training container of one pod, as resource.Quantities and without GPUs.
+
+        Args:
+            processes: processes of the pod.
+            host_memory: bytes of host memory that the plan sets aside for it, 0 where it says nothing.
+        """
+        defaults = {"cpu": self.placement.default_cpu(processes)}
+        if host_memory:
+            defaults["memory"] = str(host_memory)
+        return self.resources.manifest(defaults)
 
 
 def _all_different(names: list[str]) -> bool:
@@ -175,7 +211,7 @@ class GRPOJob(Model):
 
 
 class SpecInvalid(ValueError):
-    """A GRPOJob that its types refuse; `problems` holds one sentence per wrong field, each with its path."""
+    """A GRPOJob that its types reject; `problems` holds one sentence per wrong field, each with its path."""
 
     def __init__(self, problems: list[str]) -> None:
         """Keeps the problems and joins them into the message."""
@@ -184,7 +220,7 @@ class SpecInvalid(ValueError):
 
 
 def parse_spec(spec: dict[str, Any]) -> GRPOJobSpec:
-    """The typed spec of a GRPOJob object. As strict as the API server: `"4"` is no integer.
+    """The typed spec of a GRPOJob object. As strict as the API server: `"4"` is not an integer.
 
     Raises:
         SpecInvalid: with every wrong field at once, by its path.
@@ -192,10 +228,10 @@ def parse_spec(spec: dict[str, Any]) -> GRPOJobSpec:
     try:
         return GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise SpecInvalid([_sentence(problem) for problem in error.errors()]) from error
+        raise SpecInvalid([sentence(problem, _spec_schema()) for problem in error.errors()]) from error
 
 
-def _sentence(problem: ErrorDetails) -> str:
-    """`spec.training.beta: Input should be … (got -1)`; a broken rule over several fields has no single value."""
-    got = "" if problem["type"] == "rule" else f" (got {problem['input']!r:.80})"
-    return f"{dotted(['spec', *problem['loc']])}: {problem['msg']}{got}"
+@cache
+def _spec_schema() -> Schema:
+    """Where the right names of misspelt fields are found."""
+    return structural(GRPOJobSpec, defaults=False)

@@ -1,33 +1,13 @@
-"""`spec.model` and the volumes that models, data and checkpoints come from.
-
-Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
-"""
+"""`spec.model`: which model is trained, where its weights come from, and its shape for planning memory."""
 
 from typing import Annotated
 
 from pydantic import Field
 
-from .base import SUB_PATH_RULE, Model, Name, ParameterCount, Repository, Revision, SubPath
-
-
-class VolumeClaim(Model):
-    """An existing PersistentVolumeClaim of the job's namespace."""
-
-    RULES = (SUB_PATH_RULE,)
-
-    claim_name: Name
-    """Name of the claim. Pods stay Pending while it doesn't exist."""
-    sub_path: SubPath | None = None
-    """Folder inside the volume to mount. Unset: the volume's root."""
-
-
-class SecretKey(Model):
-    """One key of a Secret in the job's namespace."""
-
-    name: Name
-    """Name of the Secret."""
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "token"
-    """Key inside the Secret. Unset: `token`."""
+from .base import Model
+from .names import Repository, Revision
+from .quantity import ParameterCount
+from .references import SecretKeySelector, VolumeClaim
 
 
 class Architecture(Model):
@@ -61,19 +41,12 @@ class ModelSpec(Model):
     """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
     parameters: ParameterCount | None = None
     """Number of parameters, such as `1.24B`; with it the job is planned without reading the model. Unset: taken from
-    the built-in catalogue by name, or from `architecture`; a model known by neither is refused."""
+    the built-in catalogue by name, or from `architecture`; a model known by neither is rejected."""
     architecture: Architecture | None = None
     """Exact shape for the memory model. Unset: the catalogue's, or the nearest dense shape of `parameters`."""
-    token_secret: SecretKey | None = None
+    token_secret_ref: SecretKeySelector | None = None
     """Hub token for gated models. Unset: anonymous."""
     volume: VolumeClaim | None = None
     """Volume with the model, mounted read-only at /models in every pod. Unset: no volume."""
     trust_remote_code: bool = False
     """Run code that the model's repository ships. Unset: false."""
-
-
-class ConfigMapFiles(Model):
-    """A ConfigMap of the job's namespace, each key a file."""
-
-    name: Name
-    """Name of the ConfigMap."""

@@ -1,8 +1,8 @@
 """TrainingPlan: everything a training pod needs, and ExecutionPlan: the planner's answer inside it.
 
-Exists so that the planner, the operator and the trainer mean the same by "plan". The ExecutionPlan is committed to
-status.plan before an attempt starts; the TrainingPlan is derived from it and the spec, travels in the pod template's
-annotation and is read by the trainer. Frozen, and the same bytes for the same inputs.
+The ExecutionPlan is committed to status.plan before an attempt starts; the TrainingPlan is derived from it and the
+spec, travels in the pod template's annotation and is read by the trainer. Both are frozen, and the same bytes for the
+same inputs.
 """
 
 from typing import Annotated, Literal
@@ -13,8 +13,9 @@ from .base import ATOMIC_LIST, Model
 from .contract import RENDEZVOUS_PORT
 from .dataset import DatasetSpec
 from .model import ModelSpec
+from .names import Labels
 from .rewards import RewardSpec
-from .running import CheckpointSpec, GuardSpec, Labels
+from .running import CheckpointSpec, GuardSpec
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -157,7 +158,7 @@ class TrainingPlan(Model):
     """All that a training pod is told. JSON in an annotation, a file in the pod."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    """Version of this schema; a trainer refuses one that it doesn't know."""
+    """Version of this schema; a trainer rejects one that it doesn't know."""
     job: JobIdentity
     """Whose attempt this is."""
     rendezvous: Rendezvous

@@ -1,28 +1,27 @@
-"""`spec.rewards`: the reward functions, each item exactly one kind with a weight.
-
-Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
-"""
+"""`spec.rewards`: the reward functions, each item exactly one kind with a weight."""
 
 import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from .base import Model, ParameterCount, Repository, Revision, Rule
+from .base import Model, Rule
 from .dataset import Column
-from .model import ConfigMapFiles, SecretKey, VolumeClaim
+from .names import Repository, Revision
+from .quantity import ParameterCount
+from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
-BatchTimeout = Annotated[float, Field(gt=0, le=86400)]
+BatchTimeout = Annotated[int, Field(ge=1, le=86400)]
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
 def _compiled(pattern: str) -> str:
-    """Refuse what is no regular expression before anything is started; the API server can't, it knows only RE2."""
+    """Reject what is not a regular expression before anything is started; the API server can't, it knows only RE2."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"not a regular expression: {error}") from error
     return pattern
 
 
@@ -34,9 +33,9 @@ class FormatReward(Model):
     match a line break: write `[\\s\\S]`."""
     score: Score = 1.0
     """Reward of a match; anything else gets 0. Unset: 1."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 1.0
+    timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 1
     """Time for one completion; past it the completion gets no reward and is counted. Unset: 1 s."""
-    batch_timeout_seconds: BatchTimeout = 10.0
+    batch_timeout_seconds: BatchTimeout = 10
     """Time for all completions of one process and generation; past it the rest gets no reward and is counted. Unset:
     10 s."""
 
@@ -54,9 +53,9 @@ class AccuracyReward(Model):
     Exact."""
     score: Score = 1.0
     """Reward of a right answer; anything else gets 0. Unset: 1."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 5
     """Time for one comparison by math-verify; past it the completion gets no reward and is counted. Unset: 5 s."""
-    batch_timeout_seconds: BatchTimeout = 60.0
+    batch_timeout_seconds: BatchTimeout = 60
     """Time for all comparisons of one process and generation; past it the rest gets no reward and is counted. Unset:
     60 s."""
 
@@ -68,7 +67,7 @@ class PythonReward(Model):
     """`module:function`, found in `configMap` or in the image; sync or async. It runs in a process of its own."""
     config_map: ConfigMapFiles | None = None
     """ConfigMap whose keys are Python files, put first on the import path. Unset: the image's modules only."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    timeout_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
     """Time for all completions of one process and generation; past it the function's process is ended and started
     again, and they get no reward and are counted. Unset: 60 s."""
 
@@ -78,11 +77,11 @@ class HTTPReward(Model):
 
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
     """Address of the service."""
-    token_secret: SecretKey | None = None
+    token_secret_ref: SecretKeySelector | None = None
     """Bearer token. Unset: no Authorization header."""
-    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Time for one try of one request. Unset: 30 s."""
-    batch_timeout_seconds: BatchTimeout = 300.0
+    batch_timeout_seconds: BatchTimeout = 300
     """Time for all requests of one process and generation, further tries included; past it the rest gets no reward and
     is counted. Unset: 300 s."""
     retries: Annotated[int, Field(ge=0, le=20)] = 3
@@ -108,7 +107,7 @@ class ModelReward(Model):
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per forward pass. Unset: 8."""
     parameters: ParameterCount | None = None
-    """Size, for planning memory. Unset: the catalogue's by name; an unknown model is refused."""
+    """Size, for planning memory. Unset: the catalogue's by name; an unknown model is rejected."""
     volume: VolumeClaim | None = None
     """Volume with the model, mounted read-only at /rewards/<position in the list>. Unset: none."""
 

@@ -1,48 +1,16 @@
-"""`spec.placement`, `checkpoint`, `guard`, `restarts` and `podOverrides`: where a job runs and how it is kept alive.
+"""`spec.placement`, `checkpoint`, `guard` and `restarts`: where a job runs, what it saves, and when it is given up."""
 
-Exists to keep the parts of the spec readable one by one. Imported by job.py and plan.py.
-"""
-
-from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, SUB_PATH_RULE, ByteQuantity, Model, Name, Path, Quantity, Rule, SubPath, map_list, unique
-from .contract import (
-    CHECKPOINT_MOUNT,
-    DATA_MOUNT,
-    GROUP,
-    INDEX_ENV,
-    MODEL_MOUNT,
-    PLAN_ENV,
-    PLAN_PATH,
-    REWARD_MOUNT,
-    SCRATCH,
-    TERMINATION_LOG_ENV,
-)
-from .model import SecretKey, VolumeClaim
+from .base import ATOMIC_LIST, Model, Rule
+from .names import LabelKey, Labels, LabelValue, Name
+from .quantity import ByteQuantity
+from .references import VolumeClaim
 
-_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
-LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
-RESERVED_MOUNTS = (
-    MODEL_MOUNT,
-    DATA_MOUNT,
-    CHECKPOINT_MOUNT,
-    REWARD_MOUNT,
-    SCRATCH,
-    str(PurePath(PLAN_PATH).parent),
-    "/dev",
-    "/proc",
-    "/sys",
-)
-"""Folders of the containers that belong to the operator or to the kernel."""
-RESERVED_ENV = (PLAN_ENV, INDEX_ENV, TERMINATION_LOG_ENV)
-"""Environment variables that carry the contract between operator and pod."""
 GPU_PROCESS_MILLICPU = 250
 """Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use what is idle."""
-Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 
 
 class GPURange(Model):
@@ -123,10 +91,6 @@ class PlacementSpec(Model):
     """Only GPUs with this `nvidia.com/gpu.product` label (a prefix will do). Unset: any one product."""
     gpu_memory: ByteQuantity | None = None
     """Memory of one GPU, for nodes without GPU-feature-discovery labels. Unset: from the labels."""
-    cpu: Quantity | None = None
-    """CPU request of each pod, no limit. Unset: a quarter core per GPU; for accelerator CPU a core per process."""
-    memory: ByteQuantity | None = None
-    """Memory request and limit of each pod. Unset: a request of what the plan predicts for the host, and no limit."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that nodes must have. Unset: any node."""
     tolerations: Annotated[list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)] = []
@@ -136,12 +100,11 @@ class PlacementSpec(Model):
     queue_name: Name | None = None
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
     priority_class_name: Name | None = None
-    """PriorityClass of the pods and of the job's place in the line. Unset: the cluster's default."""
+    """PriorityClass of the pods and of the job's place in the queue. Unset: the cluster's default."""
 
-    def cpu_request(self, processes: int) -> str:
-        """CPU request of a pod with so many processes, as a resource.Quantity."""
-        default = str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
-        return self.cpu or default
+    def default_cpu(self, processes: int) -> str:
+        """CPU request, as a resource.Quantity, of a pod with so many processes where the spec names none."""
+        return str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
 
 
 class VolumeClaimTemplate(Model):
@@ -197,87 +160,3 @@ class RestartsSpec(Model):
 
     limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts after failures; preemption, eviction, node loss and suspension don't count. Unset: 3."""
-
-
-class EnvVar(Model):
-    """An environment variable of the training containers."""
-
-    RULES = (
-        Rule(
-            "!(has(self.value) && has(self.secret))",
-            "set at most one of value and secret",
-            lambda env: env.value is None or env.secret is None,
-        ),
-        Rule(
-            f"!(self.name in {list(RESERVED_ENV)})",
-            f"the operator sets {', '.join(RESERVED_ENV)} itself: remove it",
-            lambda env: env.name not in RESERVED_ENV,
-        ),
-    )
-
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-    """Name of the variable."""
-    value: Annotated[str, Field(max_length=4096)] | None = None
-    """Its value. Unset: from `secret`, or empty."""
-    secret: SecretKey | None = None
-    """Take the value from a Secret. Unset: `value`."""
-
-
-class ExtraVolume(Model):
-    """A further claim mounted into the training containers."""
-
-    RULES = (
-        SUB_PATH_RULE,
-        Rule(
-            f"!{list(RESERVED_MOUNTS)}.exists(taken, (self.mountPath + '/').startsWith(taken + '/'))",
-            f"mountPath must lie outside of {', '.join(RESERVED_MOUNTS)}: the operator mounts there itself",
-            lambda volume: not any(f"{volume.mount_path}/".startswith(f"{taken}/") for taken in RESERVED_MOUNTS),
-        ),
-    )
-
-    claim_name: Name
-    """Name of the claim."""
-    mount_path: Path
-    """Folder in the containers."""
-    sub_path: SubPath | None = None
-    """Folder inside the volume. Unset: the volume's root."""
-    read_only: bool = True
-    """Mount read-only. Unset: true."""
-
-
-class PodOverrides(Model):
-    """The few settings of the pods that a user may change."""
-
-    RULES = (
-        Rule(
-            f"!(has(self.labels) && self.labels.exists(key, key.startsWith('{GROUP}/'))) && "
-            f"!(has(self.annotations) && self.annotations.exists(key, key.startsWith('{GROUP}/')))",
-            f"labels and annotations under {GROUP}/ are the operator's: use another prefix",
-            lambda pod: not any(key.startswith(f"{GROUP}/") for key in (*pod.labels, *pod.annotations)),
-        ),
-    )
-
-    labels: Labels = Field(default_factory=dict)
-    """Further labels of the pods. Unset: none."""
-    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] = Field(
-        default_factory=dict
-    )
-    """Further annotations of the pods. Unset: none."""
-    service_account_name: Name | None = None
-    """Service account; its token is never mounted. Unset: the namespace's default."""
-    image_pull_secrets: Annotated[list[Name], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
-    """Names of pull secrets. Unset: none."""
-    runtime_class_name: Name | None = None
-    """RuntimeClass, such as `nvidia`. Unset: the cluster's default."""
-    scheduler_name: Name | None = None
-    """Scheduler. Unset: the cluster's default."""
-    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
-    """Time between SIGTERM and SIGKILL, in which a checkpoint may be written. Unset: 60 s."""
-    shared_memory: ByteQuantity | None = None
-    """Size of /dev/shm. Unset: half of the pod's memory at most."""
-    volumes: Annotated[
-        list[ExtraVolume],
-        Field(max_length=16, json_schema_extra=map_list("mountPath")),
-        unique("mount_path"),
-    ] = []
-    """Further claims. Unset: none."""

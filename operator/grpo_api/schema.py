@@ -1,11 +1,12 @@
 """From pydantic models to the structural schema that a CustomResourceDefinition demands.
 
-Exists so that the CRD has one source, the models. Called by grpo_codegen. Pure. What structural means:
+With it the CRD has one source, the models. What structural means:
 https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,9 +25,9 @@ class NotStructural(ValueError):
 def structural(model: type[BaseModel], *, defaults: bool) -> Schema:
     """The structural schema of a model, references resolved, every string, list and map bounded.
 
-    With `defaults` the API server fills in the models' defaults; sub-objects with a default factory get `default: {}`,
-    for the server defaults only inside objects that are present. Without, defaults are left out: a status is written
-    whole by its controller.
+    With `defaults` the API server fills in the models' defaults. Sub-objects with a default factory get the whole
+    default object: the server defaults only inside objects that are present, and judges the default itself by the
+    object's rules. Without, defaults are left out: a status is written whole by its controller.
 
     Raises:
         NotStructural: a union, a recursion, or a string, list or map without a bound.
@@ -72,8 +73,12 @@ class _Converter:
     def _flat(self, schema: Schema, path: str) -> Schema:
         """The schema without `$ref` and without the null of an optional field; its own keywords win."""
         schema = dict(schema)
+        if "x-kubernetes-int-or-string" in schema:
+            schema.pop("type", None)
+            return schema
         if "$ref" in schema:
-            return self._flat(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]] | schema, path)
+            # a copy each time, as below: shared parts would become anchors in YAML
+            return self._flat(deepcopy(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]]) | schema, path)
         if "anyOf" not in schema:
             return schema
         options = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
@@ -84,7 +89,7 @@ class _Converter:
     def _keywords(self, schema: Schema) -> Schema:
         """The schema in the keywords that a CRD knows."""
         schema.pop("title", None)
-        if schema.get("type") == "object" and "properties" not in schema:
+        if _kind(schema) == "map":
             _map_keywords(schema)
         if "const" in schema:
             schema["enum"] = [schema.pop("const")]
@@ -104,10 +109,19 @@ class _Converter:
         properties = {}
         for name, raw in schema["properties"].items():
             child = self.convert(raw, f"{path}.{name}")
-            if self._defaults and name not in required and "default" not in raw and child["type"] == "object":
-                child["default"] = {}
+            if self._defaults and name not in required and "default" not in raw and child.get("type") == "object":
+                inner = child.get("properties", {})
+                child["default"] = {k: deepcopy(part["default"]) for k, part in inner.items() if "default" in part}
             properties[name] = child
         return properties
+
+
+def _kind(schema: Schema) -> str:
+    """The schema's type; `map` for an object whose keys are the user's, empty where users may write anything."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return ""
+    kind = str(schema.get("type", ""))
+    return "map" if kind == "object" and "properties" not in schema else kind
 
 
 def _map_keywords(schema: Schema) -> None:
@@ -125,8 +139,8 @@ def _map_keywords(schema: Schema) -> None:
 
 
 def _require_bound(schema: Schema, path: str) -> None:
-    """Refuse what has no upper size: the API server would refuse its CEL rules as too dear."""
-    kind = "map" if "additionalProperties" in schema else schema.get("type", "")
+    """Reject what has no upper size: the API server would reject its CEL rules as too dear."""
+    kind = _kind(schema)
     bound = _BOUNDS.get(kind)
     if bound and bound not in schema and "enum" not in schema:
         raise NotStructural(f"{path}: a {kind} without {bound}")

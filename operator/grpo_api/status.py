@@ -1,6 +1,6 @@
 """GRPOJob's status: conditions, the plan, progress, metrics and what became of the pods.
 
-The half of the object that only the operator writes.
+The half of the object that only the operator writes, and that kubectl, the CLI and dashboards read.
 """
 
 from datetime import datetime
@@ -59,7 +59,7 @@ class Condition(Model):
     type: Annotated[str, Field(max_length=316)]
     """Name of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether it is true."""
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """Generation of the spec that it was judged on."""
     last_transition_time: Time
@@ -166,7 +166,7 @@ class GRPOJobStatus(Model):
     """Time of finished attempts, for activeDeadlineSeconds."""
     attempt_start_time: Time | None = None
     """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active, or while Kueue
-    holds it."""
+    has not admitted it."""
     job_uid: Annotated[str, Field(max_length=64)] | None = None
     """uid of the current attempt's Job, once it was created: the same name with another uid is another Job."""
     plan: ExecutionPlan | None = None

@@ -1,14 +1,14 @@
 """`spec.training`, `spec.reference` and `spec.adapter`: what is trained and against which reference.
 
 Fields carry TRL's own names in camelCase and TRL 1.16's defaults (GRPOConfig); where ours differ, the field says why.
-Imported by job.py and plan.py.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, Path, Rule
+from .base import ATOMIC_LIST, Model, Rule
+from .names import Path
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -39,7 +39,7 @@ class TrainingSpec(Model):
 
     beta: Annotated[float, Field(ge=0, le=100)] = 0.04
     """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which leaves nothing that
-    holds the policy near its start; 0.04 is the value of the GRPO paper)."""
+    keeps the policy near its start; 0.04 is the value of the GRPO paper)."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
     """Peak learning rate. Unset: 1e-6."""
     num_generations: Annotated[int, Field(ge=2, le=1024)] = 8

@@ -7,7 +7,8 @@ import subprocess
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from grpo_operator.names import CONTAINER, LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB
+from grpo_api.contract import CONTAINER
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB
 
 from . import kubectl
 from .errors import NotYet

@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from grpo_api.base import GIB
+from grpo_api.quantity import GIB
 
 _PIPE_WIDTH = 240
 

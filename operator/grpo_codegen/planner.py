@@ -7,8 +7,8 @@ with ample memory clone, else train an adapter), and goes stale loudly when a pl
 import json
 from collections.abc import Iterator
 
-from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.quantity import GIB
 from grpo_planner import Inventory, PlanResult, plan_job
 from grpo_planner.hardware.inventory_file import parse_inventory
 from grpo_planner.model.catalogue import lookup

@@ -1,7 +1,7 @@
 """The objects that an attempt consists of: the Indexed Job, the namespace's headless Service, the checkpoint claim.
 
-What reaches the API server is a pure function of the GRPOJob, its plan and the attempt. Each function returns one
-object as a dict; the pod itself is in podspec.py.
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same.
+Each function returns one object as a dict; the pod itself is in podspec.py.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         guard=spec.guard,
         # a job made again under the same name must not resume the old one's checkpoints
         checkpoint_directory=f"{CHECKPOINT_MOUNT}/{key.name}-{attempt.uid}" if lasting else None,
-        grace_period_seconds=spec.pod_overrides.termination_grace_period_seconds,
+        grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )
 
@@ -105,9 +105,9 @@ def labels(name: str, uid: str, attempt: int) -> dict[str, str]:
 
 
 def pod_annotations(attempt: Attempt) -> dict[str, str]:
-    """All annotations of an attempt's pods: the GRPOJob's, those of podOverrides, which win, and the plan."""
+    """All annotations of an attempt's pods: the GRPOJob's, those of podTemplate, which win, and the plan."""
     plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
-    return {**attempt.annotations, **attempt.spec.pod_overrides.annotations, **plan}
+    return {**attempt.annotations, **attempt.spec.pod_template.metadata.annotations, **plan}
 
 
 def owner_reference(name: str, uid: str) -> Manifest:
@@ -131,7 +131,7 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
     key, spec, plan = attempt.key, attempt.spec, attempt.plan
     own = labels(key.name, attempt.uid, attempt.number)
     job_labels = {**attempt.labels, **own}
-    pod_labels = {**attempt.labels, **spec.pod_overrides.labels, **own}
+    pod_labels = {**attempt.labels, **spec.pod_template.metadata.labels, **own}
     queue = spec.placement.queue_name
     return {
         "apiVersion": "batch/v1",

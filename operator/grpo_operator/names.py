@@ -44,9 +44,6 @@ could lift a pod above the `restricted` standard, and ours."""
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
 
-CONTAINER = "trainer"
-"""Name of the training container."""
-
 
 class ObjectKey(NamedTuple):
     """Namespace and name of an object; a GRPOJob's is what the work queue is about."""

@@ -1,29 +1,40 @@
 """The pod of a gang: one restricted container, the plan as a file, the spec's volumes, and a node of its own.
 
-Exists apart from manifests.py because the pod is most of what there is to say. Pure; called by manifests.indexed_job.
+Apart from the Job around it because the pod is most of what there is to say. Pure: the same spec, the same pod.
 """
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from grpo_api.contract import (
     CHECKPOINT_MOUNT,
+    CHECKPOINT_VOLUME,
+    CONTAINER,
     DATA_MOUNT,
+    DATA_VOLUME,
     DATASET_TOKEN_ENV,
     MODEL_MOUNT,
+    MODEL_VOLUME,
     PLAN_ANNOTATION,
     PLAN_ENV,
     PLAN_PATH,
+    PLAN_VOLUME,
     PROGRESS_PORT,
+    REWARD_VOLUME_PREFIX,
     SCRATCH,
+    SCRATCH_VOLUME,
+    SHARED_MEMORY_VOLUME,
     reward_mount,
     reward_token_env,
 )
 from grpo_api.job import GRPOJobSpec
-from grpo_api.model import ConfigMapFiles, SecretKey, VolumeClaim
 from grpo_api.plan import ExecutionPlan
-from grpo_api.running import EnvVar, Toleration
+from grpo_api.pods.affinity import Affinity
+from grpo_api.pods.containers import InitContainer
+from grpo_api.references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 
-from .names import CONTAINER, LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE, checkpoint_claim
+from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE, checkpoint_claim
 
 Manifest = dict[str, Any]
 USER = 1000
@@ -34,29 +45,36 @@ _FOLDER, _, _FILE = PLAN_PATH.rpartition("/")
 def pod_spec(name: str, spec: GRPOJobSpec, plan: ExecutionPlan, own: dict[str, str], image: str) -> Manifest:
     """The pod template's spec; it passes the `restricted` pod security standard."""
     volumes, mounts = _volumes(name, spec)
-    overrides = spec.pod_overrides
+    settings = spec.pod_template.spec
     pod: Manifest = {
         "restartPolicy": "Never",
         "subdomain": RENDEZVOUS_SERVICE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": overrides.termination_grace_period_seconds,
+        "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(),
         "tolerations": _tolerations(spec, plan),
         "containers": [_container(spec, plan, image, mounts)],
-        "volumes": volumes,
+        "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
-    if plan.nodes > 1:
-        pod["affinity"] = _own_node(own)
     optional: Manifest = {
+        "initContainers": [init_container(one) for one in settings.init_containers],
+        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 else {}),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
-        "serviceAccountName": overrides.service_account_name,
-        "imagePullSecrets": [{"name": secret} for secret in overrides.image_pull_secrets],
-        "runtimeClassName": overrides.runtime_class_name,
-        "schedulerName": overrides.scheduler_name,
+        "serviceAccountName": settings.service_account_name,
+        "imagePullSecrets": [_given(secret) for secret in settings.image_pull_secrets],
+        "runtimeClassName": settings.runtime_class_name,
+        "schedulerName": settings.scheduler_name,
+        "dnsPolicy": settings.dns_policy,
+        "dnsConfig": _given(settings.dns_config),
     }
     return pod | {field: value for field, value in optional.items() if value}
+
+
+def _given(part: BaseModel | None) -> Manifest:
+    """What a user wrote in core/v1's shape; defaults are left out, for they are the API server's own."""
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True) if part else {}
 
 
 def _pod_security() -> Manifest:
@@ -71,26 +89,38 @@ def _pod_security() -> Manifest:
     }
 
 
-def _own_node(own: dict[str, str]) -> Manifest:
-    """Keeps the gang's pods apart. A topology spread would allow two on a node when nodes are few."""
-    selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT)}}
-    term = {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+def _affinity(given: Affinity | None, own: dict[str, str]) -> Manifest:
+    """The user's affinity, and that the gang's pods keep apart where there are several.
+
+    A topology spread would allow two on a node when nodes are few.
+    """
+    affinity = _given(given)
+    if own:
+        selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT)}}
+        apart = affinity.setdefault("podAntiAffinity", {})
+        apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
+            {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
+        )
+    return affinity
 
 
 def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
-    given = [_toleration(one) for one in spec.placement.tolerations]
+    given = [_given(toleration) for toleration in spec.placement.tolerations]
     if plan.accelerator == "CPU":
         return given
     return given + [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in GPU_TAINTS]
 
 
-def _toleration(one: Toleration) -> Manifest:
-    return one.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _container_security() -> Manifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
 def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[Manifest]) -> Manifest:
-    return {
+    container: Manifest = {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
@@ -98,31 +128,34 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
         "env": _environment(spec),
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT}],
         "resources": _resources(spec, plan),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": _container_security(),
         # without an outcome the end of the log says more than nothing
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts,
+        "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
     }
+    if spec.env_from:
+        container["envFrom"] = [_given(source) for source in spec.env_from]
+    return container
+
+
+def init_container(one: InitContainer) -> Manifest:
+    """A user's init container; the rights that it doesn't name are the training container's."""
+    rights = _given(one.security_context)
+    security = _container_security() | rights
+    security["capabilities"] = {"drop": ["ALL"]} | rights.get("capabilities", {})
+    container = _given(one) | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
+    if resources := one.resources.manifest({}):
+        container["resources"] = resources
+    return container
 
 
 def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
-    """Requests of one pod. A memory limit is set only where the user declares the memory: a prediction may be low."""
-    placement = spec.placement
-    requests = {"cpu": placement.cpu_request(plan.processes_per_node)}
-    limits: dict[str, str] = {}
-    memory = placement.memory or (str(plan.host_memory_bytes) if plan.host_memory_bytes else None)
-    if memory:
-        requests["memory"] = memory
-    if placement.memory:
-        limits["memory"] = placement.memory
+    """Requests and limits of one pod. A predicted memory is a request without a limit: it may be low."""
+    resources = spec.container_resources(plan.processes_per_node, plan.host_memory_bytes)
     if plan.gpus_per_node:
-        limits[plan.gpu_resource] = str(plan.gpus_per_node)
-        requests[plan.gpu_resource] = str(plan.gpus_per_node)
-    return {"requests": requests, "limits": limits} if limits else {"requests": requests}
+        for kind in ("requests", "limits"):
+            resources[kind] = {**resources.get(kind, {}), plan.gpu_resource: str(plan.gpus_per_node)}
+    return resources
 
 
 def _environment(spec: GRPOJobSpec) -> list[Manifest]:
@@ -137,42 +170,35 @@ def _environment(spec: GRPOJobSpec) -> list[Manifest]:
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
-    env += _secret("HF_TOKEN", spec.model.token_secret) + _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret)
+    env += _secret("HF_TOKEN", spec.model.token_secret_ref)
+    env += _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret_ref)
     for position, reward in enumerate(spec.rewards):
         if reward.http:
-            env += _secret(reward_token_env(position), reward.http.token_secret)
-    given = [_variable(variable) for variable in spec.env]
+            env += _secret(reward_token_env(position), reward.http.token_secret_ref)
+    given = [_given(variable) for variable in spec.env]
     taken = {variable["name"] for variable in given}
     return [variable for variable in env if variable["name"] not in taken] + given
 
 
-def _secret(name: str, secret: SecretKey | None) -> list[Manifest]:
-    if secret is None:
-        return []
-    return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}]
-
-
-def _variable(variable: EnvVar) -> Manifest:
-    if variable.secret:
-        return _secret(variable.name, variable.secret)[0]
-    return {"name": variable.name, "value": variable.value or ""}
+def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:
+    return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}] if secret else []
 
 
 def _volumes(name: str, spec: GRPOJobSpec) -> tuple[list[Manifest], list[Manifest]]:
     """The pod's volumes and the container's mounts of them."""
     shared: Manifest = {"medium": "Memory"}
-    if spec.pod_overrides.shared_memory:
-        shared["sizeLimit"] = spec.pod_overrides.shared_memory
+    if spec.shared_memory:
+        shared["sizeLimit"] = spec.shared_memory
     plan = {"items": [{"path": _FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{PLAN_ANNOTATION}']"}}]}
     volumes: list[Manifest] = [
-        {"name": "plan", "downwardAPI": plan},
-        {"name": "scratch", "emptyDir": {}},
-        {"name": "shared-memory", "emptyDir": shared},
+        {"name": PLAN_VOLUME, "downwardAPI": plan},
+        {"name": SCRATCH_VOLUME, "emptyDir": {}},
+        {"name": SHARED_MEMORY_VOLUME, "emptyDir": shared},
     ]
     mounts: list[Manifest] = [
-        {"name": "plan", "mountPath": _FOLDER, "readOnly": True},
-        {"name": "scratch", "mountPath": SCRATCH},
-        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        {"name": PLAN_VOLUME, "mountPath": _FOLDER, "readOnly": True},
+        {"name": SCRATCH_VOLUME, "mountPath": SCRATCH},
+        {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
     ]
     for volume, mount in _spec_volumes(name, spec):
         volumes.append(volume)
@@ -181,21 +207,18 @@ def _volumes(name: str, spec: GRPOJobSpec) -> tuple[list[Manifest], list[Manifes
 
 
 def _spec_volumes(name: str, spec: GRPOJobSpec) -> list[tuple[Manifest, Manifest]]:
-    found = [_claim("model", spec.model.volume, MODEL_MOUNT)]
+    found = [_claim(MODEL_VOLUME, spec.model.volume, MODEL_MOUNT)]
     if spec.dataset.files:
-        found += [_claim("data", spec.dataset.files.volume, DATA_MOUNT)]
-        found += [_files("data", spec.dataset.files.config_map, DATA_MOUNT)]
+        found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
+        found += [_files(DATA_VOLUME, spec.dataset.files.config_map, DATA_MOUNT)]
     checkpoints = spec.checkpoint.volume
     if spec.checkpoint.volume_claim_template:
         checkpoints = VolumeClaim(claim_name=checkpoint_claim(name))
-    found += [_claim("checkpoints", checkpoints, CHECKPOINT_MOUNT, read_only=False)]
+    found += [_claim(CHECKPOINT_VOLUME, checkpoints, CHECKPOINT_MOUNT, read_only=False)]
     for position, reward in enumerate(spec.rewards):
-        volume, path = f"reward-{position}", reward_mount(position)
+        volume, path = f"{REWARD_VOLUME_PREFIX}{position}", reward_mount(position)
         found += [_claim(volume, reward.model.volume if reward.model else None, path)]
         found += [_files(volume, reward.python.config_map if reward.python else None, path)]
-    for position, extra in enumerate(spec.pod_overrides.volumes):
-        claim = VolumeClaim(claim_name=extra.claim_name, sub_path=extra.sub_path)
-        found += [_claim(f"extra-{position}", claim, extra.mount_path, read_only=extra.read_only)]
     return [pair for pair in found if pair]
 
 

@@ -92,7 +92,7 @@ class GRPOJobRecord:
         """
         if self.spec is None:
             return None
-        return 2.0 * self.spec.guard.hang_timeout_seconds + self.spec.pod_overrides.termination_grace_period_seconds
+        return 2.0 * self.spec.guard.hang_timeout_seconds + self.spec.pod_template.spec.termination_grace_period_seconds
 
     @property
     def nodes(self) -> int:

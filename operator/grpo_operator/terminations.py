@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from grpo_api.causes import Tier, tier
+from grpo_api.contract import CONTAINER
 from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
-from .names import CONTAINER
 from .texts import cut
 from .untyped import MAX_OBJECT, Part
 
@@ -79,9 +79,19 @@ def pod_termination(status: Part) -> PodTermination | None:
         return _container_termination(state.part("terminated"), disrupted, why)
     if status.text("phase") != "Failed":
         return None
+    broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
+    if broken and not why:
+        message = f"init container {broken.text('name')} ended with exit code {_exit_code(broken)}; see its log"
+        outcome = Outcome(result=Result.ERROR, message=message)
+        return PodTermination(outcome=outcome, finished_at=None, reported=False)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     outcome = with_message(Outcome(result=Result.PREEMPTED), why or "the pod failed")
     return PodTermination(outcome=outcome, finished_at=None, reported=False, disrupted=True)
+
+
+def _exit_code(container: Part) -> int:
+    """Exit code of a container that has ended, else 0."""
+    return container.part("state").part("terminated").integer("exitCode")
 
 
 def _container_termination(terminated: Part, disrupted: bool, why: str) -> PodTermination:

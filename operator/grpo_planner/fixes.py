@@ -118,5 +118,6 @@ def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, lis
         yield "spec.placement.nodes", [None], "as many nodes as it needs"
     if placement.gpu_product:
         yield "spec.placement.gpuProduct", [None], "another kind of GPU"
-    if placement.memory is not None:
-        yield "spec.placement.memory", [None], "the host memory that the plan needs"
+    for kind in ("limits", "requests"):
+        if "memory" in getattr(spec.resources, kind):
+            yield f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs"

@@ -1,6 +1,6 @@
 """Numbers as the planner's sentences write them: counts with their noun, bytes in GiB."""
 
-from grpo_api.base import GIB
+from grpo_api.quantity import GIB
 
 
 def gib(count: float) -> str:

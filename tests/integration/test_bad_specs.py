@@ -1,7 +1,7 @@
-"""The real API server refuses every bad spec with the field's path and what is allowed, and accepts the good ones.
+"""The real API server rejects every bad spec with the field's path and what is allowed, and accepts the good ones.
 
-Exists because a schema is only as good as the server's reading of it: CEL, defaulting, pruning and ratcheting run
-nowhere else. Uses the specs of tests/samples.py.
+A schema is only as good as the server's reading of it: CEL, defaulting, pruning and ratcheting run nowhere else. The
+specs are those of tests/samples.py.
 """
 
 import json
@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from grpo_api.job import parse_spec
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
+from tests.container_samples import NORMALISED
 from tests.samples import BAD, GOOD, SPEC, Bad, changed, job
 
 MEGABYTE = 1 << 20
@@ -44,6 +46,14 @@ def test_a_bad_spec_is_refused_with_its_path(server: AnyCluster, bad: Bad, verb:
 def test_a_good_spec_is_accepted(server: AnyCluster, name: str) -> None:
     document = job(name, changed(GOOD[name]))
     server.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(document))
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_what_may_be_written_otherwise_is_read_as_the_models_read_it(server: AnyCluster, name: str) -> None:
+    document = job(name, changed(NORMALISED[name]))
+    flags = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+    stored = json.loads(server.kubectl(*flags, input=json.dumps(document)))["spec"]
+    assert parse_spec(stored) == parse_spec(document["spec"])
 
 
 @pytest.mark.parametrize("verb", ["create", "apply"])
@@ -112,7 +122,12 @@ def patch(server: AnyCluster, change: dict[str, Any], *flags: str) -> str:
         ("image", None),
         ("imagePullPolicy", "Always"),
         ("env", [{"name": "A", "value": "b"}]),
-        ("podOverrides.runtimeClassName", "nvidia"),
+        ("envFrom", [{"secretRef": {"name": "s"}}]),
+        ("resources.limits", {"memory": "1Gi"}),
+        ("sharedMemory", "1Gi"),
+        ("podTemplate.spec.runtimeClassName", "nvidia"),
+        ("podTemplate.spec.volumes", [{"name": "more", "emptyDir": {"sizeLimit": 5}}]),
+        ("podTemplate.metadata.labels", {"team": "rl"}),
     ],
 )
 @pytest.mark.parametrize("status", [{}, {"status": None}, {"status": {"attempt": 0}}], ids=["", "null", "zero"])

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from grpo_api.base import GIB
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan import ExecutionPlan
+from grpo_api.quantity import GIB
 from grpo_planner import Inventory, Node, PlanResult, plan_job
 from tests.samples import changed
 

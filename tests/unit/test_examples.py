@@ -1,7 +1,4 @@
-"""Every example is a job that the API accepts, numbered without gaps.
-
-Exists because an example that does not apply is worse than none.
-"""
+"""Every example is a job that the API accepts, numbered without gaps: one that doesn't apply is worse than none."""
 
 import re
 from pathlib import Path

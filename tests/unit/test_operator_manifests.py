@@ -44,12 +44,8 @@ def test_the_job_is_an_indexed_gang_without_retries() -> None:
     body = job()
     spec = body["spec"]
     assert body["metadata"]["name"] == "run-3"
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (
-        "Indexed",
-        2,
-        2,
-        0,
-    )
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert spec["backoffLimit"] == 0
     assert not {"suspend", "podFailurePolicy", "podReplacementPolicy", "activeDeadlineSeconds"} & spec.keys()
 
 
@@ -62,24 +58,23 @@ def test_children_carry_whose_they_are() -> None:
     assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, True)
 
 
-def test_a_users_labels_can_not_replace_ours() -> None:
-    mine = "app.kubernetes.io/managed-by"
-    body = job(podOverrides={"labels": {mine: "another", "team": "a"}, "annotations": {"note": "b"}})
+def test_a_users_labels_and_annotations_reach_the_pods_beside_ours() -> None:
+    body = job(podTemplate={"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}})
     template = body["spec"]["template"]["metadata"]
-    assert (template["labels"][mine], template["labels"]["team"]) == (MANAGER, "a")
-    assert template["annotations"]["note"] == "b"
+    assert (template["labels"]["app.kubernetes.io/managed-by"], template["labels"]["team"]) == (MANAGER, "a")
+    assert template["annotations"].keys() == {"note", "grpo.dev/plan"}
 
 
 def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
     given = {"team": "a", "app.kubernetes.io/managed-by": "Helm"}
     found = make_job(labels=given, annotations={"example.com/cost": "42", "note": "job"})
-    spec = parse_spec({**SPEC, "podOverrides": {"annotations": {"note": "pod"}}})
+    spec = parse_spec({**SPEC, "podTemplate": {"metadata": {"annotations": {"note": "pod"}}}})
     body = indexed_job(attempt_of(found, spec, PLAN, 1), "trainer:1")
     for metadata in (body["metadata"], body["spec"]["template"]["metadata"]):
         assert (metadata["labels"]["team"], metadata["labels"]["app.kubernetes.io/managed-by"]) == ("a", MANAGER)
         assert metadata["annotations"]["example.com/cost"] == "42"
     assert body["metadata"]["annotations"]["note"] == "job"
-    assert body["spec"]["template"]["metadata"]["annotations"]["note"] == "pod", "podOverrides win"
+    assert body["spec"]["template"]["metadata"]["annotations"]["note"] == "pod", "podTemplate wins"
 
 
 def test_metadata_that_means_something_else_on_a_child_stays_on_the_grpojob() -> None:
@@ -138,7 +133,7 @@ def test_the_pod_passes_the_restricted_standard_and_has_no_credentials() -> None
 def test_scratch_and_shared_memory_are_writable() -> None:
     found = mounts()
     assert (found["/tmp"], found["/dev/shm"]) == (("scratch", False), ("shared-memory", False))
-    volume = next(one for one in pod(podOverrides={"sharedMemory": "8Gi"})["volumes"] if one["name"] == "shared-memory")
+    volume = next(one for one in pod(sharedMemory="8Gi")["volumes"] if one["name"] == "shared-memory")
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     values = {variable["name"]: variable.get("value") for variable in container()["env"]}
     assert (values["HOME"], values["HF_HOME"]) == ("/tmp", "/tmp/huggingface")
@@ -153,7 +148,8 @@ def test_every_volume_of_the_spec_is_mounted_where_the_trainer_looks() -> None:
             {"python": {"function": "rewards:score", "configMap": {"name": "code"}}},
             {"model": {"name": "/rewards/1", "parameters": "1B", "volume": {"claimName": "reward-model"}}},
         ],
-        "podOverrides": {"volumes": [{"claimName": "cache", "mountPath": "/cache", "readOnly": False}]},
+        "podTemplate": {"spec": {"volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]}},
+        "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
     }
     found = mounts(**spec)
     assert found["/models"] == ("model", True)
@@ -161,7 +157,7 @@ def test_every_volume_of_the_spec_is_mounted_where_the_trainer_looks() -> None:
     assert found["/checkpoints"] == ("checkpoints", False)
     assert found["/rewards/0"] == ("reward-0", True)
     assert found["/rewards/1"] == ("reward-1", True)
-    assert found["/cache"] == ("extra-0", False)
+    assert found["/cache"] == ("cache", False)
     assert {volume["name"] for volume in pod(**spec)["volumes"]} >= {name for name, _ in found.values()}
     model = next(mount for mount in container(**spec)["volumeMounts"] if mount["name"] == "model")
     assert model["subPath"] == "tiny"
@@ -176,22 +172,24 @@ def test_data_may_come_from_a_config_map() -> None:
 
 def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
     spec: dict[str, Any] = {
-        "model": {"name": "org/model", "parameters": "1B", "tokenSecret": {"name": "hub"}},
-        "dataset": {"name": "org/data", "tokenSecret": {"name": "hub", "key": "data"}},
-        "rewards": [{"http": {"url": "http://judge", "tokenSecret": {"name": "judge"}}}],
+        "model": {"name": "org/model", "parameters": "1B", "tokenSecretRef": {"name": "hub", "key": "token"}},
+        "dataset": {"name": "org/data", "tokenSecretRef": {"name": "hub", "key": "data"}},
+        "rewards": [{"http": {"url": "http://judge", "tokenSecretRef": {"name": "judge", "key": "token"}}}],
         "env": [
             {"name": "HOME", "value": "/home"},
-            {"name": "KEY", "secret": {"name": "s", "key": "k"}},
+            {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
             {"name": "E"},
         ],
+        "envFrom": [{"prefix": "NCCL_", "configMapRef": {"name": "nccl"}}],
     }
     env = {variable["name"]: variable for variable in container(**spec)["env"]}
     assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
     assert env["GRPO_DATASET_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "data"}
     assert env["GRPO_REWARD_TOKEN_0"]["valueFrom"]["secretKeyRef"] == {"name": "judge", "key": "token"}
     assert env["HOME"]["value"] == "/home"
-    assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "s", "key": "k"}
-    assert env["E"]["value"] == ""
+    assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "s", "key": "k", "optional": True}
+    assert env["E"] == {"name": "E"}
+    assert container(**spec)["envFrom"] == [{"prefix": "NCCL_", "configMapRef": {"name": "nccl"}}]
     names = [variable["name"] for variable in container(**spec)["env"]]
     assert len(names) == len(set(names))
 
@@ -201,6 +199,34 @@ def test_each_pod_of_a_gang_gets_a_node_of_its_own() -> None:
     assert term["topologyKey"] == "kubernetes.io/hostname"
     assert term["labelSelector"] == {"matchLabels": {LABEL_UID: UID, LABEL_ATTEMPT: "3"}}
     assert "affinity" not in pod(PLAN.model_copy(update={"nodes": 1}))
+
+
+def test_a_users_affinity_is_kept_beside_ours() -> None:
+    theirs = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "noisy"}}}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": [{}]}}, "podAntiAffinity": {required: [theirs]}}
+    found = pod(podTemplate={"spec": {"affinity": affinity}})["affinity"]
+    assert found["nodeAffinity"] == affinity["nodeAffinity"]
+    assert found["podAntiAffinity"][required][0] == theirs
+    assert found["podAntiAffinity"][required][1]["topologyKey"] == "kubernetes.io/hostname"
+    alone = pod(PLAN.model_copy(update={"nodes": 1}), podTemplate={"spec": {"affinity": affinity}})
+    assert alone["affinity"] == affinity
+
+
+def test_init_containers_get_the_trainers_rights_where_they_name_none() -> None:
+    one: dict[str, Any] = {"name": "fetch", "image": "fetch:1", "resources": {"limits": {"cpu": 1}}}
+    rights = {"runAsUser": 65532, "readOnlyRootFilesystem": False, "capabilities": {"add": ["NET_BIND_SERVICE"]}}
+    containers = [one, {"name": "beside", "image": "b", "restartPolicy": "Always", "securityContext": rights}]
+    fetch, beside = pod(podTemplate={"spec": {"initContainers": containers}})["initContainers"]
+    assert fetch["securityContext"] == container()["securityContext"]
+    assert fetch["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    assert beside["restartPolicy"] == "Always"
+    assert beside["securityContext"] == {
+        "runAsUser": 65532,
+        "readOnlyRootFilesystem": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
+    }
 
 
 def test_gpus_are_requested_by_the_plans_resource_and_their_taints_tolerated() -> None:
@@ -213,27 +239,39 @@ def test_gpus_are_requested_by_the_plans_resource_and_their_taints_tolerated() -
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "zone": "b"}
 
 
-def test_declared_memory_is_also_the_limit() -> None:
-    resources = container(placement={"accelerator": "CPU", "cpu": "2", "memory": "3Gi"})["resources"]
-    assert resources == {"requests": {"cpu": "2", "memory": "3Gi"}, "limits": {"memory": "3Gi"}}
+def test_a_limit_alone_is_also_the_request() -> None:
+    declared = {"requests": {"cpu": 2}, "limits": {"memory": "3Gi", "rdma/hca": 1}}
+    assert container(resources=declared)["resources"] == {
+        "requests": {"cpu": "2", "memory": "3Gi", "rdma/hca": "1"},
+        "limits": {"memory": "3Gi", "rdma/hca": "1"},
+    }
     assert container()["resources"] == {"requests": {"cpu": "1"}}
-    assert "tolerations" in pod()
     assert pod()["tolerations"] == []
 
 
-def test_overrides_of_the_pod() -> None:
-    overrides = {
+def test_extra_resources_stand_beside_gpus() -> None:
+    resources = container(GPU_PLAN, placement={"accelerator": "GPU"}, resources={"limits": {"rdma/hca": 1}})[
+        "resources"
+    ]
+    assert resources["limits"] == {"rdma/hca": "1", "nvidia.com/gpu": "4"}
+    assert resources["requests"].keys() == {"cpu", "memory", "rdma/hca", "nvidia.com/gpu"}
+
+
+def test_settings_of_the_pod() -> None:
+    settings = {
         "serviceAccountName": "trainer",
-        "imagePullSecrets": ["registry"],
+        "imagePullSecrets": [{"name": "registry"}],
+        "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
         "runtimeClassName": "nvidia",
         "schedulerName": "volcano",
         "terminationGracePeriodSeconds": 7,
     }
-    spec = pod(podOverrides=overrides, placement={"accelerator": "CPU", "priorityClassName": "high"})
+    spec = pod(podTemplate={"spec": settings}, placement={"accelerator": "CPU", "priorityClassName": "high"})
     assert (spec["serviceAccountName"], spec["runtimeClassName"]) == ("trainer", "nvidia")
     assert (spec["imagePullSecrets"], spec["schedulerName"]) == ([{"name": "registry"}], "volcano")
     assert (spec["terminationGracePeriodSeconds"], spec["priorityClassName"]) == (7, "high")
-    assert training_plan(attempt(podOverrides=overrides)).grace_period_seconds == 7
+    assert spec["dnsConfig"] == {"options": [{"name": "ndots", "value": "2"}]}
+    assert training_plan(attempt(podTemplate={"spec": settings})).grace_period_seconds == 7
 
 
 def test_kueue_gets_a_suspended_job() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from grpo_operator.observe import Observation
 from grpo_operator.policies import Action
+from grpo_operator.terminations import pod_termination
+from grpo_operator.untyped import Part
 from tests.unit.operator_world import (
     active_status,
     judged,
@@ -227,3 +229,16 @@ def test_the_answer_to(case: tuple[Observation, Action, str, bool]) -> None:
     seen, action, reason, counted = case
     decision = judged(seen)
     assert (decision.action, decision.reason, decision.counted) == (action, reason, counted)
+
+
+@pytest.mark.parametrize(
+    ("reason", "result", "disrupted"), [(None, "Error", False), ("Evicted", "Preempted", True)], ids=["own", "evicted"]
+)
+def test_an_init_container_that_fails_is_the_jobs_own_failure(reason: str | None, result: str, disrupted: bool) -> None:
+    broken = {"name": "fetch", "state": {"terminated": {"exitCode": 3}}}
+    status: dict[str, Any] = {"phase": "Failed", "initContainerStatuses": [{"name": "ok", "state": {}}, broken]}
+    status["containerStatuses"] = [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    end = pod_termination(Part(status | ({"reason": reason} if reason else {})))
+    assert end is not None
+    assert (end.outcome.result, end.disrupted) == (result, disrupted)
+    assert ("init container fetch ended with exit code 3" in end.outcome.message) is not disrupted

@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_api.base import GIB
 from grpo_api.plan import ExecutionPlan
+from grpo_api.quantity import GIB
 from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
 from tests.unit.planning import (
     A10G,
@@ -203,17 +203,27 @@ def test_host_memory_bounds_offload() -> None:
     assert "125.0 GiB are there" in answer.message
 
 
-def test_a_pinned_pod_memory_is_the_limit_and_the_request() -> None:
-    job = spec(LLAMA_1B, placement__memory="32Gi")
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+def test_a_pinned_pod_memory_is_the_request_and_must_do(kind: str) -> None:
+    job = spec(LLAMA_1B, resources={kind: {"memory": "32Gi"}})
     assert plan(job, nodes(1, 1, H100)).host_memory_bytes == 32 * GIB
-    assert result(spec(LLAMA_1B, placement__memory="1Gi"), nodes(1, 1, H100)).reason == PlanReason.OUT_OF_HOST_MEMORY
+    answer = result(spec(LLAMA_1B, resources={kind: {"memory": "1Gi"}}), nodes(1, 1, H100))
+    assert answer.reason == PlanReason.OUT_OF_HOST_MEMORY
+
+
+def test_a_pod_may_use_up_to_its_limit() -> None:
+    job = spec(LLAMA_1B, resources={"requests": {"memory": "1Gi"}, "limits": {"memory": "32Gi"}})
+    assert plan(job, nodes(1, 1, H100)).host_memory_bytes == GIB
 
 
 def test_cpus_bound_the_pods() -> None:
     assert plan(spec(LLAMA_1B), nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5)).gpus <= 2
-    answer = result(spec(LLAMA_1B, placement__cpu="256"), nodes(1, 8, H100))
+    answer = result(spec(LLAMA_1B, resources__requests={"cpu": "256"}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
-    assert plan(spec(LLAMA_1B, placement__cpu="500m"), nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5)).gpus >= 1
+    assert (
+        plan(spec(LLAMA_1B, resources__requests={"cpu": "500m"}), nodes(1, 8, H100, cpu_free=0.5, cpu_total=0.5)).gpus
+        >= 1
+    )
 
 
 def test_reward_models_take_their_share() -> None:

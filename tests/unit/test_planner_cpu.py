@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.base import GIB
+from grpo_api.quantity import GIB
 from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
 from tests.unit.planning import spec
 
@@ -70,7 +70,7 @@ def test_pins_that_exclude_one_another_are_rejected_as_on_gpus(changes: dict[str
 def test_pins_are_obeyed() -> None:
     chosen = cpu(
         training__optimizer="AdamW8bit", training__gradientCheckpointing="Enabled", training__dtype="bfloat16",
-        placement__memory="3Gi",
+        resources__limits={"memory": "3Gi"},
     ).chosen  # fmt: skip
     assert chosen is not None
     assert (chosen.optimizer, chosen.gradient_checkpointing, chosen.dtype) == ("AdamW8bit", True, "bfloat16")

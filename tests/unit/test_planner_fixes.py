@@ -21,7 +21,8 @@ REJECTED = {
     ),
     "spec.placement.gpus.max": spec(QWEN_32B, placement__gpus=ONE, adapter__use="Never"),
     "spec.placement.gpuProduct": spec(QWEN_32B, placement__gpuProduct=L4, adapter__use="Never"),
-    "spec.placement.memory": spec(LLAMA_1B, placement__memory="2Gi"),
+    "spec.resources.limits.memory": spec(LLAMA_1B, resources__limits={"memory": "2Gi"}),
+    "spec.resources.requests.memory": spec(LLAMA_1B, resources__requests={"memory": "2Gi"}),
     "spec.adapter.use": spec(QWEN_7B, placement__gpus=ONE, placement__gpuProduct=L4, adapter__use="Never"),
     "spec.training.maxCompletionLength": spec(LLAMA_70B, training__maxCompletionLength=131072, adapter__use="Always"),
 }

@@ -1,4 +1,4 @@
-"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no schema is refused.
+"""The CRD's schema says what the models say: fields, defaults, limits, descriptions; what has no schema is rejected.
 
 The API server's own judgement of the same samples is in tests/integration/test_bad_specs.py.
 """
@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from grpo_api.base import ATOMIC_LIST, Model, Rule, format_parameters, parameter_count, quantity_bytes
+from grpo_api.base import ATOMIC_LIST, Model, Rule
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.schema import NotStructural, Schema, fields, structural
 from grpo_codegen import __main__ as codegen
@@ -40,7 +40,7 @@ def test_models_accept_and_default_as_the_server_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_models_refuse_what_the_server_refuses(bad: Bad) -> None:
+def test_models_reject_what_the_server_refuses(bad: Bad) -> None:
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(bad.spec)
     assert any(problem.startswith(bad.path) for problem in caught.value.problems)
@@ -52,7 +52,7 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
         with pytest.raises(SpecInvalid) as caught:
             parse_spec(bad.spec)
         told += str(caught.value)
-    assert [rule.message for rule in _rules(Model) if rule.holds and rule.message not in told] == []
+    assert [rule.message for rule in _rules(Model) if rule.satisfied and rule.message not in told] == []
 
 
 def _rules(model: type[Model]) -> list[Rule]:
@@ -66,15 +66,15 @@ def test_all_problems_are_told_at_once_with_path_and_value() -> None:
     with pytest.raises(SpecInvalid) as caught:
         parse_spec(spec)
     assert sorted(caught.value.problems) == [
-        "spec.modell: Extra inputs are not permitted (got {})",
+        "spec.modell: unknown field; did you mean model?",
         "spec.placement.gpus: max must be at least min",
         "spec.training.beta: Input should be greater than or equal to 0 (got -1)",
     ]
 
 
 @pytest.mark.parametrize("pattern", ["<answer>(", "a{99999999999}", "(" * 4000])
-def test_what_is_no_regular_expression_is_refused_before_anything_starts(pattern: str) -> None:
-    with pytest.raises(SpecInvalid, match=r"spec\.rewards\[0\]\.format\.pattern: .*no regular expression"):
+def test_what_is_not_a_regular_expression_is_rejected_before_anything_starts(pattern: str) -> None:
+    with pytest.raises(SpecInvalid, match=r"spec\.rewards\[0\]\.format\.pattern: .*not a regular expression"):
         parse_spec(changed({"rewards.0.format.pattern": pattern}))
 
 
@@ -172,34 +172,9 @@ def test_a_single_choice_is_an_enum_as_crds_know_no_const() -> None:
         (Tree, "recursive model"),
     ],
 )
-def test_a_model_without_a_structural_schema_is_refused(model: type[Model], says: str) -> None:
+def test_a_model_without_a_structural_schema_is_rejected(model: type[Model], says: str) -> None:
     with pytest.raises(NotStructural, match=re.escape(says)):
         structural(model, defaults=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "count", "shortest"),
-    [
-        ("77K", 77_000, "77K"),
-        ("1.24B", 1_240_000_000, "1.24B"),
-        ("1240000000", 1_240_000_000, "1.24B"),
-        ("12", 12, "12"),
-    ],
-)
-def test_parameter_counts(text: str, count: int, shortest: str) -> None:
-    assert parameter_count(text) == count
-    assert format_parameters(count) == shortest
-
-
-@pytest.mark.parametrize(("text", "size"), [("16Gi", 16 << 30), ("80G", 80 * 10**9), ("0.5k", 500), ("12", 12)])
-def test_quantities_of_bytes(text: str, size: int) -> None:
-    assert quantity_bytes(text) == size
-
-
-@pytest.mark.parametrize("read", [parameter_count, quantity_bytes])
-def test_nonsense_is_no_quantity(read: Any) -> None:
-    with pytest.raises(ValueError, match="write it as"):
-        read("a lot")
 
 
 def _is_named(path: str) -> bool:

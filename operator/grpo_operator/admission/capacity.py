@@ -5,26 +5,20 @@ for one pass of the queue and changes only within it.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node
 
 from ..records import GRPOJobRecord
 from .inventory import Cards, PodFacts, cards, left_out, planner_node, takers
-from .resources import Amounts, quantity
+from .node_fit import extra_amounts, lacks, pod_amounts, unfit
+from .resources import Amounts
 from .snapshot import Snapshot
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
-
-
-def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
-    """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    memory = quantity_bytes(spec.placement.memory) if spec.placement.memory else plan.host_memory_bytes
-    cpu = quantity(spec.placement.cpu_request(plan.processes_per_node))
-    return {plan.gpu_resource: float(plan.gpus_per_node), "memory": float(memory), "cpu": cpu}
 
 
 class Capacity:
@@ -95,15 +89,17 @@ class Capacity:
     def _nodes(self, spec: GRPOJobSpec) -> tuple[list[Node], list[str]]:
         nodes: list[Node] = []
         warnings: list[str] = []
+        extra = extra_amounts(spec)
         for node in self._snapshot.nodes:
             found, said = self._cards[node.name]
             if not (found or said):
                 continue
-            if why := left_out(node, spec.placement):
+            if why := left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
                 continue
             warnings += said
-            nodes += [planner_node(node, kind, self._taken[node.name]) for kind in found]
+            seen = [planner_node(node, kind, self._taken[node.name]) for kind in found]
+            nodes += [replace(one, gpus_free=0) for one in seen] if lacks(node, self._taken[node.name], extra) else seen
         return nodes, warnings
 
     def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:

@@ -3,23 +3,22 @@
 A pod's requests are more than the sum of its containers'.
 """
 
-import re
 from collections.abc import Iterable
 
-from ..untyped import Part
+from grpo_api.quantity import parse_quantity
 
-_SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-_SCALES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
-_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]i?|Ki)?")
+from ..untyped import Part
 
 Amounts = dict[str, float]
 """Amounts by resource name: cores for cpu, bytes for memory, pieces for GPUs."""
 
 
-def quantity(text: object) -> float:
+def quantity(value: object) -> float:
     """The number that a resource.Quantity such as `500m`, `16Gi` or `1e3` means; 0 for anything else."""
-    match = _QUANTITY.fullmatch(str(text))
-    return float(match[1]) * _SCALES[match[2] or ""] if match else 0.0
+    try:
+        return float(parse_quantity(str(value)))
+    except ValueError:
+        return 0.0
 
 
 def amounts(part: Part) -> Amounts:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from grpo_api.base import GIB, Model, dotted
+from grpo_api.base import Model, dotted
+from grpo_api.quantity import GIB
 
 from .inventory import Inventory, Node
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from grpo_api.base import MIB, quantity_bytes
+from grpo_api.quantity import MIB, quantity_bytes
 from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
 
 from ..words import plural

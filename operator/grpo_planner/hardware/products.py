@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import yaml
 
-from grpo_api.base import GIB, MIB
+from grpo_api.quantity import GIB, MIB
 
 NETWORK_GB_PER_S = 50.0
 """Bandwidth between nodes per GPU and direction, of a 400 Gbit/s network card; an assumption."""

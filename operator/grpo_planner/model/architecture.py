@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_api.base import format_parameters, parameter_count
 from grpo_api.model import Architecture, ModelSpec
+from grpo_api.quantity import format_parameters, parameter_count
 
 from ..result import PlanReason, SpecRejected
 from . import catalogue

@@ -6,8 +6,8 @@ The search then sees shapes, limits and bytes instead of a spec's optional field
 from dataclasses import dataclass
 from functools import cached_property
 
-from grpo_api.base import quantity_bytes
 from grpo_api.job import GRPOJobSpec
+from grpo_api.quantity import parse_quantity, quantity_bytes
 from grpo_api.rewards import ModelReward
 
 from ..hardware.products import Product
@@ -57,16 +57,21 @@ class Demand:
 
     @property
     def pod_cpu(self) -> float | None:
-        """CPU cores of one pod where they are pinned."""
-        text = self.spec.placement.cpu
-        if text is None:
-            return None
-        return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+        """CPU cores that one pod requests where the spec says so."""
+        cpu = self.spec.resources.requested.get("cpu")
+        return None if cpu is None else float(parse_quantity(cpu))
 
     @property
     def pod_memory(self) -> int | None:
-        """Host memory of one pod where it is pinned, in bytes."""
-        return quantity_bytes(self.spec.placement.memory) if self.spec.placement.memory else None
+        """Host memory that one pod requests where the spec says so, in bytes."""
+        memory = self.spec.resources.requested.get("memory")
+        return None if memory is None else quantity_bytes(memory)
+
+    @property
+    def most_memory(self) -> int | None:
+        """Host memory that one pod may use, in bytes: its limit; without one its request, as more is not promised."""
+        limit = self.spec.resources.limits.get("memory")
+        return self.pod_memory if limit is None else quantity_bytes(limit)
 
     @cached_property
     def updates_per_generation(self) -> int:

@@ -87,7 +87,7 @@ def _read_hub(dataset: DatasetSpec) -> tuple[datasets.Dataset, Place]:
     except (FileNotFoundError, datasets.exceptions.DatasetGenerationError, ValueError) as error:
         which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
         raise BadInput(
-            f"dataset {which} can't be loaded: {error}; check name, config, split and tokenSecret"
+            f"dataset {which} can't be loaded: {error}; check name, config, split and tokenSecretRef"
         ) from error
     return rows, lambda index: f"{dataset.name} {dataset.split} row {index + 1}"
 

@@ -190,7 +190,7 @@ def _folder(name: str, revision: str | None, field: str) -> tuple[Path, str]:
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise BadInput(
             f"{field}.name: {name} (revision {revision or 'default'}) can't be fetched: {error}. Check the name, the "
-            "revision, spec.model.tokenSecret for a gated model, and the pods' way to the hub"
+            "revision, spec.model.tokenSecretRef for a gated model, and the pods' way to the hub"
         ) from error
     return folder, folder.name
 

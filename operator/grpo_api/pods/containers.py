@@ -1,0 +1,151 @@
+"""`podTemplate.spec.initContainers`: what runs before the trainer, or beside it, within the `restricted` standard."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..base import ATOMIC_LIST, Model, Rule, map_list, unique
+from ..contract import CONTAINER
+from ..names import DNSLabel, Path
+from .environment import EnvFromSource, EnvVar
+from .mounts import VolumeMount
+from .resources import ResourceRequirements
+
+_STANDARD = "the `restricted` pod security standard"
+Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+Arguments = Annotated[
+    list[Annotated[str, Field(max_length=16384)]], Field(max_length=64, json_schema_extra=ATOMIC_LIST)
+]
+Capabilities = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=16, json_schema_extra=ATOMIC_LIST)
+]
+Environment = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map_list("name")), unique("name")]
+EnvironmentSources = Annotated[list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)]
+
+
+class CapabilitySet(Model):
+    """Linux capabilities."""
+
+    RULES = (
+        Rule(
+            "self.add.all(name, name == 'NET_BIND_SERVICE')",
+            f"{_STANDARD} lets a container add NET_BIND_SERVICE only: remove the others",
+            lambda own: all(name == "NET_BIND_SERVICE" for name in own.add),
+        ),
+        Rule(
+            "size(self.drop) == 0 || 'ALL' in self.drop",
+            f"{_STANDARD} drops ALL capabilities: set drop to [ALL], or leave it out",
+            lambda own: not own.drop or "ALL" in own.drop,
+        ),
+    )
+
+    add: Capabilities = []
+    """NET_BIND_SERVICE, or none. Unset: none."""
+    drop: Capabilities = []
+    """Must name ALL. Unset: [ALL]."""
+
+
+class Profile(Model):
+    """A seccomp or AppArmor profile."""
+
+    RULES = (
+        Rule(
+            "self.type in ['RuntimeDefault', 'Localhost']",
+            f"{_STANDARD} allows RuntimeDefault and Localhost",
+            lambda own: own.type in ("RuntimeDefault", "Localhost"),
+        ),
+        Rule(
+            "(self.type == 'Localhost') == has(self.localhostProfile)",
+            "type Localhost needs localhostProfile, and no other type takes it",
+            lambda own: (own.type == "Localhost") == (own.localhost_profile is not None),
+        ),
+    )
+
+    type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
+    """RuntimeDefault, or Localhost for a file of the node."""
+    localhost_profile: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """The file, for Localhost. Unset: none."""
+
+
+class SecurityContext(Model):
+    """A container's rights; what is not set is as in the training container."""
+
+    RULES = (
+        Rule(
+            "!(has(self.privileged) && self.privileged) "
+            "&& !(has(self.allowPrivilegeEscalation) && self.allowPrivilegeEscalation)",
+            f"{_STANDARD} allows neither privileged nor allowPrivilegeEscalation: set them to false",
+            lambda own: not (own.privileged or own.allow_privilege_escalation),
+        ),
+        Rule(
+            "(!has(self.runAsNonRoot) || self.runAsNonRoot) && (!has(self.runAsUser) || self.runAsUser > 0)",
+            f"{_STANDARD} allows no root user: remove runAsNonRoot, and set runAsUser above 0",
+            lambda own: own.run_as_non_root is not False and own.run_as_user != 0,
+        ),
+        Rule(
+            "!has(self.procMount) || self.procMount == 'Default'",
+            f"{_STANDARD} allows procMount Default only: remove it",
+            lambda own: own.proc_mount in (None, "Default"),
+        ),
+    )
+
+    run_as_user: Annotated[int, Field(ge=0, le=2147483647)] | None = None
+    """User id, not 0. Unset: 1000."""
+    run_as_group: Annotated[int, Field(ge=0, le=2147483647)] | None = None
+    """Group id. Unset: 1000."""
+    run_as_non_root: bool | None = None
+    """true. Unset: true."""
+    privileged: bool | None = None
+    """false. Unset: false."""
+    allow_privilege_escalation: bool | None = None
+    """false. Unset: false."""
+    read_only_root_filesystem: bool | None = None
+    """Whether the image's files can't be changed. Unset: true."""
+    capabilities: CapabilitySet | None = None
+    """Linux capabilities. Unset: none."""
+    seccomp_profile: Profile | None = None
+    """Filter of system calls. Unset: RuntimeDefault."""
+    app_armor_profile: Profile | None = None
+    """AppArmor profile. Unset: the node's default."""
+    proc_mount: Literal["Default", "Unmasked"] | None = None
+    """Default. Unset: Default."""
+
+
+class InitContainer(Model):
+    """A container that ends before the trainer starts; with restartPolicy Always it runs beside it (a sidecar)."""
+
+    RULES = (
+        Rule(
+            f"self.name != '{CONTAINER}'",
+            f"{CONTAINER} is the training container: use another name",
+            lambda own: own.name != CONTAINER,
+        ),
+    )
+
+    name: DNSLabel
+    """Name of the container."""
+    image: Image
+    """Its image."""
+    image_pull_policy: PullPolicy = "IfNotPresent"
+    """When the image is pulled. Unset: IfNotPresent."""
+    command: Arguments = []
+    """Program and arguments. Unset: the image's."""
+    args: Arguments = []
+    """Further arguments. Unset: the image's."""
+    working_dir: Path | None = None
+    """Folder to start in. Unset: the image's."""
+    env: Environment = []
+    """Environment variables. Unset: none."""
+    env_from: EnvironmentSources = []
+    """Secrets and ConfigMaps whose keys become variables. Unset: none."""
+    resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
+    """Requests and limits; the pod takes what is more, this or the trainer's, and a sidecar's on top. Unset: none."""
+    volume_mounts: Annotated[
+        list[VolumeMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique("mount_path")
+    ] = []
+    """Volumes of podTemplate.spec.volumes. Unset: none."""
+    security_context: SecurityContext = Field(default_factory=SecurityContext)
+    """Its rights. Unset: those of the training container."""
+    restart_policy: Literal["Always"] | None = None
+    """Always: a sidecar that runs beside the trainer. Unset: it must end before the trainer starts."""

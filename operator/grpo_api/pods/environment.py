@@ -1,0 +1,90 @@
+"""`spec.env` and `spec.envFrom`: environment variables as in core/v1, except those that the trainer lives by."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ..base import Model, Rule
+from ..contract import ENV_PREFIX, RANK_ENV
+from ..references import (
+    ConfigMapKeySelector,
+    ObjectFieldSelector,
+    OptionalReference,
+    ResourceFieldSelector,
+    SecretKeySelector,
+)
+
+SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
+_RESERVED = f"{ENV_PREFIX}* and {', '.join(RANK_ENV)} are set by the operator and the trainer"
+
+
+class EnvVarSource(Model):
+    """Where the value of a variable comes from."""
+
+    RULES = (
+        Rule(
+            "[" + ", ".join(f"has(self.{kind})" for kind in SOURCES) + "].filter(x, x).size() == 1",
+            f"set exactly one of {', '.join(SOURCES)}",
+            lambda source: len(source.model_fields_set) == 1,
+        ),
+    )
+
+    secret_key_ref: SecretKeySelector | None = None
+    """A key of a Secret. Unset: another source."""
+    config_map_key_ref: ConfigMapKeySelector | None = None
+    """A key of a ConfigMap. Unset: another source."""
+    field_ref: ObjectFieldSelector | None = None
+    """A field of the pod. Unset: another source."""
+    resource_field_ref: ResourceFieldSelector | None = None
+    """A request or limit of the container. Unset: another source."""
+
+
+class EnvVar(Model):
+    """An environment variable of a container."""
+
+    RULES = (
+        Rule(
+            "!(has(self.value) && has(self.valueFrom))",
+            "set at most one of value and valueFrom",
+            lambda env: env.value is None or env.value_from is None,
+        ),
+        Rule(
+            f"!(self.name.startsWith('{ENV_PREFIX}') || self.name in {list(RANK_ENV)})",
+            f"{_RESERVED}: remove it",
+            lambda env: not (env.name.startswith(ENV_PREFIX) or env.name in RANK_ENV),
+        ),
+    )
+
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"),
+    ]
+    """Name of the variable. Of the operator's own, HOME, HF_HOME and the like may be replaced."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value; `$(NAME)` of an earlier variable is filled in. Unset: from `valueFrom`, or empty."""
+    value_from: EnvVarSource | None = None
+    """Take the value from elsewhere. Unset: `value`."""
+
+
+class EnvFromSource(Model):
+    """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named singly win."""
+
+    RULES = (
+        Rule(
+            "has(self.configMapRef) != has(self.secretRef)",
+            "set exactly one of configMapRef and secretRef",
+            lambda source: (source.config_map_ref is None) != (source.secret_ref is None),
+        ),
+        Rule(
+            f"!has(self.prefix) || !self.prefix.startsWith('{ENV_PREFIX}')",
+            f"{_RESERVED}: use another prefix",
+            lambda source: not (source.prefix or "").startswith(ENV_PREFIX),
+        ),
+    )
+
+    prefix: Annotated[str, Field(max_length=128, pattern=r"^[-._a-zA-Z0-9]*$")] | None = None
+    """Put in front of every key. Unset: the keys as they are."""
+    config_map_ref: OptionalReference | None = None
+    """The ConfigMap. Unset: `secretRef` must be set."""
+    secret_ref: OptionalReference | None = None
+    """The Secret. Unset: `configMapRef` must be set."""

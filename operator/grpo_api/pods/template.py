@@ -1,0 +1,144 @@
+"""`spec.podTemplate`: labels, annotations and the fields of core/v1's PodSpec that a user may set.
+
+It has the shape of a pod template so that everybody knows where a field stands (cert-manager does the same); what
+belongs to the training container alone, such as env or resources, is in the spec itself.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..base import ATOMIC_LIST, Model, Rule, map_list, unique
+from ..contract import RESERVED_LABELS
+from ..names import Annotations, Labels, Name
+from ..references import LocalObjectReference
+from .affinity import Affinity
+from .containers import InitContainer
+from .volumes import Volume
+
+
+def _cel_reserved(field: str) -> str:
+    """CEL: none of the map's keys is reserved."""
+    tests = " || ".join(
+        f"key.startsWith('{name}')" if name.endswith("/") else f"key == '{name}'" for name in RESERVED_LABELS
+    )
+    return f"!self.{field}.exists(key, {tests})"
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a label or annotation is the operator's or the Job controller's."""
+    return any(key.startswith(name) if name.endswith("/") else key == name for name in RESERVED_LABELS)
+
+
+class PodMetadata(Model):
+    """Labels and annotations of the pods."""
+
+    RULES = (
+        Rule(
+            f"{_cel_reserved('labels')} && {_cel_reserved('annotations')}",
+            f"{', '.join(RESERVED_LABELS)} belong to the operator and the Job controller: use another name",
+            lambda own: not any(map(is_reserved, (*own.labels, *own.annotations))),
+        ),
+    )
+
+    labels: Labels = Field(default_factory=dict)
+    """Further labels of the pods. Unset: none."""
+    annotations: Annotations = Field(default_factory=dict)
+    """Further annotations of the pods. Unset: none."""
+
+
+class DNSOption(Model):
+    """A line `options` of resolv.conf."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Such as `ndots`."""
+    value: Annotated[str, Field(max_length=63)] | None = None
+    """Such as `2`. Unset: none."""
+
+
+class DNSConfig(Model):
+    """Further settings of resolv.conf."""
+
+    nameservers: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=45)]], Field(max_length=3, json_schema_extra=ATOMIC_LIST)
+    ] = []
+    """Addresses of name servers. Unset: the cluster's only."""
+    searches: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=32, json_schema_extra=ATOMIC_LIST)
+    ] = []
+    """Further search domains. Unset: the cluster's only."""
+    options: Annotated[list[DNSOption], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []
+    """Options. Unset: the cluster's only."""
+
+
+class PodSpec(Model):
+    """Settings of the pods; tolerations, node selector and priority are in spec.placement."""
+
+    RULES = (
+        Rule(
+            "!(has(self.hostNetwork) && self.hostNetwork) && !(has(self.hostPID) && self.hostPID) "
+            "&& !(has(self.hostIPC) && self.hostIPC)",
+            "hostNetwork, hostPID and hostIPC go beyond the `restricted` pod security standard: remove them",
+            lambda pod: not (pod.host_network or pod.host_pid or pod.host_ipc),
+        ),
+        Rule(
+            "self.initContainers.all(one, "
+            "one.volumeMounts.all(mount, self.volumes.exists(volume, volume.name == mount.name)))",
+            "initContainers can mount only what podTemplate.spec.volumes names: add the volume there",
+            lambda pod: all(
+                mount.name in pod.volume_names for container in pod.init_containers for mount in container.volume_mounts
+            ),
+        ),
+        Rule(
+            "!has(self.dnsPolicy) || self.dnsPolicy != 'None' "
+            "|| (has(self.dnsConfig) && size(self.dnsConfig.nameservers) > 0)",
+            "dnsPolicy None needs dnsConfig.nameservers",
+            lambda pod: pod.dns_policy != "None" or bool(pod.dns_config and pod.dns_config.nameservers),
+        ),
+    )
+
+    service_account_name: Name | None = None
+    """Service account; its token is never mounted. Unset: the namespace's default."""
+    image_pull_secrets: Annotated[
+        list[LocalObjectReference], Field(max_length=16, json_schema_extra=map_list("name")), unique("name")
+    ] = []
+    """Pull secrets. Unset: the service account's."""
+    runtime_class_name: Name | None = None
+    """RuntimeClass, such as `nvidia`. Unset: the cluster's default."""
+    scheduler_name: Name | None = None
+    """Scheduler. Unset: the cluster's default."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
+    """Time between SIGTERM and SIGKILL, in which a checkpoint may be written. Unset: 60 s."""
+    affinity: Affinity | None = None
+    """Nodes and pods to be near to or far from. Unset: only that a gang's pods have nodes of their own."""
+    dns_policy: Literal["ClusterFirst", "None"] | None = None
+    """ClusterFirst, or None with name servers of your own that know the cluster: rank 0 is found by its name. Unset:
+    ClusterFirst."""
+    dns_config: DNSConfig | None = None
+    """Further settings of resolv.conf. Unset: none."""
+    volumes: Annotated[list[Volume], Field(max_length=16, json_schema_extra=map_list("name")), unique("name")] = []
+    """Further volumes; spec.volumeMounts shows them to the trainer. Unset: none."""
+    init_containers: Annotated[
+        list[InitContainer], Field(max_length=8, json_schema_extra=map_list("name")), unique("name")
+    ] = []
+    """Containers that run before the trainer, in this order, or beside it. Unset: none."""
+    host_network: bool | None = None
+    """Rejected when true: goes beyond the `restricted` standard. Unset: false."""
+    host_pid: bool | None = Field(default=None, alias="hostPID")
+    """Rejected when true: goes beyond the `restricted` standard. Unset: false."""
+    host_ipc: bool | None = Field(default=None, alias="hostIPC")
+    """Rejected when true: goes beyond the `restricted` standard. Unset: false."""
+
+    @property
+    def volume_names(self) -> set[str]:
+        """Names of the user's volumes."""
+        return {volume.name for volume in self.volumes}
+
+
+class PodTemplate(Model):
+    """Labels, annotations and settings of the pods."""
+
+    metadata: PodMetadata = Field(default_factory=PodMetadata)
+    """Labels and annotations. Unset: the operator's."""
+    spec: PodSpec = Field(default_factory=PodSpec)
+    """Settings of the pods. Unset: the operator's."""

@@ -1,0 +1,81 @@
+"""References to other objects of the job's namespace: claims, keys of Secrets and ConfigMaps, fields of the pod.
+
+They have the shapes of Kubernetes' core/v1, so that what users know from a pod is right here too.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Model
+from .names import SUB_PATH_RULE, Name, SubPath
+from .quantity import Quantity
+
+DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+"""A key of a Secret or a ConfigMap."""
+
+
+class VolumeClaim(Model):
+    """An existing PersistentVolumeClaim of the job's namespace."""
+
+    RULES = (SUB_PATH_RULE,)
+
+    claim_name: Name
+    """Name of the claim. Pods stay Pending while it doesn't exist."""
+    sub_path: SubPath | None = None
+    """Folder inside the volume to mount. Unset: the volume's root."""
+
+
+class ConfigMapFiles(Model):
+    """A ConfigMap of the job's namespace, each key a file."""
+
+    name: Name
+    """Name of the ConfigMap."""
+
+
+class LocalObjectReference(Model):
+    """An object of the job's namespace, by its name."""
+
+    name: Name
+    """Name of the object."""
+
+
+class OptionalReference(LocalObjectReference):
+    """A Secret or a ConfigMap as a whole."""
+
+    optional: bool | None = None
+    """Start the pods even if it doesn't exist. Unset: they wait for it."""
+
+
+class SecretKeySelector(OptionalReference):
+    """One key of a Secret in the job's namespace."""
+
+    key: DataKey
+    """Key inside the Secret, such as `token`."""
+
+
+class ConfigMapKeySelector(OptionalReference):
+    """One key of a ConfigMap in the job's namespace."""
+
+    key: DataKey
+    """Key inside the ConfigMap."""
+
+
+class ObjectFieldSelector(Model):
+    """A field of the pod itself."""
+
+    api_version: Literal["v1"] = "v1"
+    """Version of the pod's schema. Unset: v1."""
+    field_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^(metadata|spec|status)\.[^\x00-\x1f]+$")]
+    """Such as `metadata.name`, `spec.nodeName` or `status.podIP`."""
+
+
+class ResourceFieldSelector(Model):
+    """A request or a limit of a container of the pod."""
+
+    container_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Name of the container; volumes need it. Unset: the container itself."""
+    resource: Annotated[str, Field(max_length=317, pattern=r"^(limits|requests)\.[-./a-zA-Z0-9]+$")]
+    """Such as `limits.memory`."""
+    divisor: Quantity | None = None
+    """Unit in which the amount is given. Unset: 1."""

@@ -1,0 +1,83 @@
+"""Whether a node suits a job's pods beyond GPUs: the user's node affinity, and resources such as RDMA cards.
+
+The planner counts GPUs, memory and cores; what else a spec asks of a node is settled here, before it counts. Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
+
+from ..podspec import init_container
+from ..untyped import Part
+from .inventory import NodeFacts
+from .resources import Amounts, pod_requests
+
+_COUNTED_BY_PLANNER = ("cpu", "memory")
+
+
+def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
+    """What one pod of a plan takes of its node; the same numbers as in its requests."""
+    trainer = spec.container_resources(plan.processes_per_node, plan.host_memory_bytes)
+    return {**_amounts(spec, trainer), plan.gpu_resource: float(plan.gpus_per_node)}
+
+
+def extra_amounts(spec: GRPOJobSpec) -> Amounts:
+    """What one pod takes of its node, whatever the plan, besides what the planner counts."""
+    found = _amounts(spec, spec.resources.manifest({}))
+    return {name: value for name, value in found.items() if name not in _COUNTED_BY_PLANNER}
+
+
+def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any]) -> Amounts:
+    """Requests of the whole pod, given the training container's resources."""
+    others = [init_container(one) for one in spec.pod_template.spec.init_containers]
+    return pod_requests(Part({"containers": [{"resources": trainer}], "initContainers": others}))
+
+
+def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
+    """Why the job's pods can never run on the node, empty when they can."""
+    for name, value in extra.items():
+        if node.offers.get(name, 0.0) < value:
+            return f"it offers {node.offers.get(name, 0.0):g} {name}, and a pod requests {value:g}"
+    affinity = spec.pod_template.spec.affinity
+    wanted = affinity.node_affinity if affinity else None
+    required = wanted.required_during_scheduling_ignored_during_execution if wanted else None
+    if required and not any(_meets(node, term) for term in required.node_selector_terms):
+        return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
+    return ""
+
+
+def lacks(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
+    """Whether too little of the extra resources is free on the node now."""
+    return any(node.offers.get(name, 0.0) - taken.get(name, 0.0) < value for name, value in extra.items())
+
+
+def _meets(node: NodeFacts, term: NodeSelectorTerm) -> bool:
+    """Whether the node meets all of a term; an empty term selects no node."""
+    fields = {"metadata.name": node.name}
+    met = [_true(one, node.labels.get(one.key)) for one in term.match_expressions]
+    met += [_true(one, fields.get(one.key)) for one in term.match_fields]
+    return bool(met) and all(met)
+
+
+def _true(requirement: NodeSelectorRequirement, value: str | None) -> bool:
+    return _OPERATORS[requirement.operator](value, requirement.values)
+
+
+def _compared(value: str | None, bounds: list[str], above: bool) -> bool:
+    """Gt and Lt; a label that is not a whole number compares as false, as in the scheduler."""
+    if value is None or not is_whole(value):
+        return False
+    return int(value) > int(bounds[0]) if above else int(value) < int(bounds[0])
+
+
+_OPERATORS: dict[str, Callable[[str | None, list[str]], bool]] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
+    "Gt": lambda value, values: _compared(value, values, above=True),
+    "Lt": lambda value, values: _compared(value, values, above=False),
+}

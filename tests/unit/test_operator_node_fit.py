@@ -1,0 +1,96 @@
+"""Node affinity and resources besides GPUs: which nodes count for a job, and what its pods take of them."""
+
+from typing import Any
+
+import pytest
+
+from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_operator.admission.capacity import Capacity
+from grpo_operator.admission.inventory import NodeFacts, node_facts
+from grpo_operator.admission.node_fit import extra_amounts, pod_amounts, unfit
+from tests.unit.operator_world import GPU_PLAN, SPEC, make_job
+from tests.unit.test_operator_admission_queue import cluster
+from tests.unit.test_operator_inventory import GFD, node
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+GPUS = {"placement": {"accelerator": "GPU"}}
+
+
+def spec(**changes: Any) -> GRPOJobSpec:
+    return parse_spec({**SPEC, **GPUS, **changes})
+
+
+def selecting(*terms: dict[str, Any]) -> GRPOJobSpec:
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
+    return spec(podTemplate={"spec": {"affinity": affinity}})
+
+
+def facts(**labels: str) -> NodeFacts:
+    return node_facts(node({**GFD, **labels}))
+
+
+def on(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "met"),
+    [
+        (on("zone", "In", "a", "b"), True),
+        (on("zone", "In", "b"), False),
+        (on("zone", "NotIn", "b"), True),
+        (on("zone", "NotIn", "a"), False),
+        (on("rack", "In", "1"), False),
+        (on("rack", "NotIn", "1"), True),
+        (on("zone", "Exists"), True),
+        (on("rack", "Exists"), False),
+        (on("rack", "DoesNotExist"), True),
+        (on("zone", "DoesNotExist"), False),
+        (on("disks", "Gt", "3"), True),
+        (on("disks", "Gt", "4"), False),
+        (on("disks", "Lt", "5"), True),
+        (on("disks", "Lt", "4"), False),
+        (on("zone", "Lt", "4"), False),
+        (on("rack", "Gt", "4"), False),
+    ],
+)
+def test_each_operator_of_node_affinity(requirement: dict[str, Any], met: bool) -> None:
+    why = unfit(facts(zone="a", disks="4"), selecting({"matchExpressions": [requirement]}), {})
+    assert why == ("" if met else "no term of podTemplate.spec.affinity.nodeAffinity selects it")
+
+
+def test_one_term_is_enough_and_all_of_it_is_needed() -> None:
+    right, wrong = on("zone", "In", "a"), on("zone", "In", "b")
+    both = {"matchExpressions": [right, wrong]}
+    assert unfit(facts(zone="a"), selecting(both), {})
+    assert unfit(facts(zone="a"), selecting(both, {"matchExpressions": [right]}), {}) == ""
+    assert unfit(facts(zone="a"), selecting({}), {}), "an empty term selects no node"
+    assert unfit(facts(), selecting({"matchFields": [on("metadata.name", "In", "node-0")]}), {}) == ""
+    assert unfit(facts(), selecting({"matchFields": [on("metadata.name", "NotIn", "node-0")]}), {})
+
+
+def test_nodes_without_the_extra_resource_are_left_out_and_busy_ones_have_nothing_free() -> None:
+    snapshot = cluster(8, 8, 8, other_use={"node-1": {"rdma/hca": 1.0}})
+    for number in (1, 2):
+        snapshot.nodes[number].offers["rdma/hca"] = 1.0
+    record = make_job({**GPUS, "resources": {"limits": {"rdma/hca": 1}}})
+    seen = Capacity(snapshot, ()).inventory(record)
+    assert [(one.name, one.gpus_free, one.gpus_total) for one in seen.nodes] == [("node-1", 0, 8), ("node-2", 8, 8)]
+    assert seen.warnings == ("node node-0: left out, it offers 0 rdma/hca, and a pod requests 1",)
+
+
+def test_init_containers_and_sidecars_count_as_the_scheduler_counts_them() -> None:
+    containers = [
+        {"name": "fetch", "image": "f", "resources": {"limits": {"memory": "4Gi", "ephemeral-storage": "9G"}}},
+        {"name": "beside", "image": "b", "restartPolicy": "Always", "resources": {"requests": {"cpu": 2}}},
+    ]
+    own = spec(
+        podTemplate={"spec": {"initContainers": containers}}, resources={"requests": {"ephemeral-storage": "5G"}}
+    )
+    assert pod_amounts(own, GPU_PLAN) == {
+        "nvidia.com/gpu": 4.0,
+        "cpu": 3.0,
+        "memory": 4 * 2.0**30,
+        "ephemeral-storage": 9e9,
+    }
+    assert extra_amounts(own) == {"ephemeral-storage": 9e9}

@@ -1,0 +1,109 @@
+"""A spec is read as the API server reads it: nulls, whole numbers, folders in any spelling, misspelt names."""
+
+import copy
+import posixpath
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_api.contract import RESERVED_MOUNTS
+from grpo_api.job import SpecInvalid, parse_spec
+from tests.container_samples import NORMALISED
+from tests.samples import GOOD, SPEC, changed
+
+PARTS = st.sampled_from(["models", "tmp", "etc", "grpo", "dev", "shm", "cache", "modelsx", "x", "models ", ".x", "..x"])
+SLASHES = st.sampled_from(["/", "//", "/./", "/.//", "///"])
+
+
+@st.composite
+def dirty_paths(draw: st.DrawFn) -> str:
+    """An absolute path, spelt as nobody would."""
+    parts = draw(st.lists(PARTS, max_size=4))
+    path = "".join(draw(SLASHES) + part for part in parts)
+    return path + draw(st.sampled_from(["", "/", "//", "/.", "/./"])) or "/"
+
+
+def mounted(path: str) -> dict[str, Any]:
+    volume = {"name": "cache", "emptyDir": {}}
+    mount = {"name": "cache", "mountPath": path}
+    return changed({"podTemplate.spec.volumes": [volume], "volumeMounts": [mount]})
+
+
+@given(dirty_paths())
+def test_a_mount_is_rejected_just_where_its_folder_is_in_on_or_above_a_reserved_one(path: str) -> None:
+    meant = posixpath.normpath(path).replace("//", "/")
+    common = [posixpath.commonpath([meant, taken]) for taken in RESERVED_MOUNTS]
+    shadows = any(shared in (meant, taken) for shared, taken in zip(common, RESERVED_MOUNTS, strict=True))
+    if not shadows:
+        parse_spec(mounted(path))
+        return
+    with pytest.raises(SpecInvalid, match=r"spec\.volumeMounts\[0\]: mountPath must lie outside"):
+        parse_spec(mounted(path))
+
+
+@given(dirty_paths(), dirty_paths())
+def test_a_mount_never_leads_upwards(before: str, after: str) -> None:
+    with pytest.raises(SpecInvalid, match=r"mountPath must not contain `\.\.`"):
+        parse_spec(mounted(f"{before}/..{after}"))
+
+
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a spec whose fields are ours: those of settings, not of maps that users key themselves."""
+    if isinstance(value, list):
+        for item in value:
+            yield from objects(item)
+    elif isinstance(value, dict):
+        yield value
+        for item in value.values():
+            yield from objects(item)
+
+
+@given(st.sampled_from(sorted(GOOD)), st.randoms(use_true_random=False))
+def test_nulls_and_whole_floats_change_nothing(name: str, random: Any) -> None:
+    spec = changed(GOOD[name])
+    plain = parse_spec(copy.deepcopy(spec))
+    for part in objects(spec):
+        for key, value in part.items():
+            if isinstance(value, int) and not isinstance(value, bool):
+                part[key] = float(value)
+    unset = sorted(set(type(plain).model_fields) - {"model", "dataset", "rewards"})
+    aliases = [type(plain).model_fields[field].alias or field for field in unset]
+    spec |= {alias: None for alias in aliases if alias not in spec and random.random() < 0.5}
+    assert parse_spec(spec) == plain
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_other_spellings_are_accepted(name: str) -> None:
+    parse_spec(changed(NORMALISED[name]))
+
+
+def test_a_required_field_that_is_null_is_missing() -> None:
+    with pytest.raises(SpecInvalid, match=r"spec\.model: Field required"):
+        parse_spec(SPEC | {"model": None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training.learning_rate": 1e-6}, "spec.training.learning_rate: unknown field; did you mean learningRate?"),
+        ({"training.learningrate": 1e-6}, "spec.training.learningrate: unknown field; did you mean learningRate?"),
+        ({"rewards.0.formatt": {}}, "spec.rewards[0].formatt: unknown field; did you mean format?"),
+        ({"guard.max_kl": 1}, "spec.guard.max_kl: unknown field; did you mean maxKL?"),
+        (
+            {"podTemplate.spec.volumes": [{"name": "a", "configmap": {}}]},
+            "spec.podTemplate.spec.volumes[0].configmap: unknown field; did you mean configMap?",
+        ),
+        (
+            {"podTemplate.spec.volumes": [{"name": "a", "projected": {"sources": [{"iscsi": {}}]}}]},
+            "spec.podTemplate.spec.volumes[0].projected.sources[0].iscsi: unknown field; "
+            "`kubectl explain grpojob.spec.podTemplate.spec.volumes.projected.sources` lists what there is",
+        ),
+    ],
+)
+def test_an_unknown_field_is_answered_with_the_right_name(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        parse_spec(changed(changes))
+    assert says in caught.value.problems
