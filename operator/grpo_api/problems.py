@@ -21,7 +21,7 @@ def sentence(problem: ErrorDetails, schema: Schema) -> str:
         return f"{dotted(path)}: {_unknown(problem['loc'], schema)}"
     # a broken rule over several fields has no single value
     got = "" if problem["type"] == "rule" else f" (got {problem['input']!r:.80})"
-    return f"{dotted(path)}: {problem['msg']}{got}"
+    return f"{dotted(path)}: {problem['msg'].removeprefix('Value error, ')}{got}"
 
 
 def _unknown(location: Sequence[int | str], schema: Schema) -> str:

@@ -49,7 +49,7 @@ def created(bench: Bench) -> list[Object]:
             "pattern",
             {"rewards": [{"format": {"pattern": "<answer>("}}]},
             "InvalidSpec",
-            "spec.rewards[0].format.pattern: Value error, no regular expression",
+            "spec.rewards[0].format.pattern: not a regular expression",
         ),
         ("model", {"model": {"name": "nobody/knows-this"}}, "UnknownModel", "parameters"),
         ("batch", {"training": {"promptsPerStep": 1, "numGenerations": 3}}, "InvalidBatchSplit", "3"),
