@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Kind:
     resource: Resource
     walls: list[float] = field(default_factory=list)
     cpus: list[float] = field(default_factory=list)
+    _: KW_ONLY
     parts: list[dict[str, float]] = field(default_factory=list)
 
     def body(self, name: str, pods: int, mark: str) -> Object:

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from threading import Barrier, Semaphore
 from typing import Any
@@ -45,6 +45,7 @@ class Turns(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
     start: Barrier
     mine: Semaphore
     others: Semaphore
+    _: KW_ONLY
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)

@@ -7,7 +7,7 @@ killed and started again on the same data and port, which is how tests take it a
 import json
 import random
 import socket
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class ControlPlaneSettings:
 
     address: str = "127.0.0.1"
     port: int = 0
+    _: KW_ONLY
     node_grace_seconds: int = 40
     client_qps: int = 300
     assets: str = ""

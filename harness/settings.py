@@ -4,7 +4,7 @@ Separate from the cluster itself because a node's first process and the guard re
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class ClusterSettings:
 
     nodes: int = 0
     kwok_nodes: int = 0
+    _: KW_ONLY
     slot: int = 0
     shown: dict[str, str] = field(default_factory=dict)
     gpus: GpuSettings = field(default_factory=GpuSettings)

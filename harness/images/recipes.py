@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class _Recipe:
     name: str
     dockerfile: str
     mounts: tuple[tuple[Path, str], ...] = ()
+    _: KW_ONLY
     environment: tuple[str, ...] = ()
     layers: bool = True
     sources: tuple[str, ...] = SOURCES
@@ -94,7 +95,7 @@ def light_trainer_image() -> Image:
     """
     mounts = ((site_packages(), CONTAINER_SITE_PACKAGES),)
     environment = (f"PYTHONPATH={CONTAINER_SITE_PACKAGES}",)
-    return _image(_Recipe("grpo-trainer-light", "trainer_image/Dockerfile", mounts, environment))
+    return _image(_Recipe("grpo-trainer-light", "trainer_image/Dockerfile", mounts, environment=environment))
 
 
 def gpu_stand_in_image() -> Image:

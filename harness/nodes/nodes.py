@@ -7,7 +7,7 @@ So every kubelet keeps its default paths and ports, and killing the node's first
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class _Starter:
     settings: ClusterSettings
     processes: Processes
     tools: Toolchain
+    _: KW_ONLY
     plane: ControlPlane
 
 
@@ -44,7 +45,7 @@ def start(
     directory: Path, settings: ClusterSettings, processes: Processes, tools: Toolchain, plane: ControlPlane
 ) -> None:
     """Start DNS and all nodes, and wait until they are Ready with their GPUs."""
-    starter = _Starter(directory, settings, processes, tools, plane)
+    starter = _Starter(directory, settings, processes, tools, plane=plane)
     (directory / "resolv.conf").write_text("")  # pods see only the cluster's DNS
     plane.component_kubeconfig("kube-proxy")
     _start_dns(starter)

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Program:
     packages: tuple[str, ...]
     outputs: tuple[str, ...]
     own: str = ""  # the folder of our own source, whose change must rebuild
+    _: KW_ONLY
     tags: str = ""
     cgo: bool = False
     stamp: str = ""  # a string variable set by the linker

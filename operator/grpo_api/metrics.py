@@ -1,10 +1,10 @@
 """Every metric that the project exports, declared once: name, kind, unit, help and labels.
 
-Exists so that the exporters, the dashboard, the alert rules and docs/metrics.md can't disagree. The trainer exports
-TRAINING and REWARD on rank 0, the operator exports OPERATOR, codegen renders the documents.
+The exporters, the dashboard, the alert rules and docs/metrics.md can't disagree that way. The trainer exports TRAINING
+and REWARD on rank 0, the operator exports OPERATOR.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from .report import MAX_METRICS
@@ -28,6 +28,7 @@ class Metric:
     """A sentence on what it measures."""
     labels: tuple[str, ...] = ()
     """Label names, bounded in their values."""
+    _: KW_ONLY
     key: str = ""
     """Key in Progress.metrics, with a label as `key/value`; empty for metrics that are not in it."""
     trl: str = ""
@@ -35,7 +36,7 @@ class Metric:
 
 
 def _training(key: str, trl: str, unit: str, text: str, kind: Kind = "gauge") -> Metric:
-    return Metric(f"grpo_training_{key}", kind, unit, text, (), key, trl)
+    return Metric(f"grpo_training_{key}", kind, unit, text, key=key, trl=trl)
 
 
 TRAINING = (
@@ -82,7 +83,7 @@ REWARD = Metric(
     "1",
     "Mean of one reward function before weighting.",
     ("reward",),
-    "reward_by_function",
+    key="reward_by_function",
 )
 MEMORY = Metric(
     "grpo_training_memory_bytes",
@@ -97,7 +98,7 @@ PHASE_SECONDS = Metric(
     "seconds",
     "Time of the last step by part of it, slowest rank.",
     (STEP_PHASE,),
-    "phase_seconds",
+    key="phase_seconds",
 )
 REWARD_FAILURES = Metric(
     "grpo_training_reward_failures_total",
@@ -105,7 +106,7 @@ REWARD_FAILURES = Metric(
     "1",
     "Completions of this attempt that got no reward because its function or service failed.",
     ("reward",),
-    "reward_failures",
+    key="reward_failures",
 )
 REWARD_TIMEOUTS = Metric(
     "grpo_training_reward_timeouts_total",
@@ -113,7 +114,7 @@ REWARD_TIMEOUTS = Metric(
     "1",
     "Completions of this attempt that got no reward because its time was up.",
     ("reward",),
-    "reward_timeouts",
+    key="reward_timeouts",
 )
 LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS)
 """Families whose values stand in Progress.metrics as `key/label`."""

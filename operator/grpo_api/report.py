@@ -1,7 +1,6 @@
 """All that a trainer may say back: Progress while it runs, Outcome when it ends, and the exit code of each.
 
-Exists as the typed return path of the contract (design: "The contract between operator and pod"). Written by the
-trainer, read by the operator and the CLI.
+The typed way back of the contract between operator and pod: the trainer writes it, the operator and the CLI read it.
 """
 
 from bisect import bisect_left

@@ -73,7 +73,7 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
     nodes = tuple(map(node_facts, kubectl.get(target, "nodes")["items"]))
     pods = map(pod_facts, kubectl.get(target, "pods", "--all-namespaces")["items"])
-    return Capacity(Snapshot(nodes, tuple(pod for pod in pods if pod)), ()).usable_by(spec)
+    return Capacity(Snapshot(nodes=nodes, gpu_pods=tuple(pod for pod in pods if pod)), ()).usable_by(spec)
 
 
 def config(options: Namespace, spec: GRPOJobSpec) -> dict[str, Any] | None:

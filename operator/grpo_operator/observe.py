@@ -28,7 +28,7 @@ class Pull:
     """Unix time of the pull."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """The world as one GRPOJob sees it. All times are unix seconds."""
 

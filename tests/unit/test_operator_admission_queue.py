@@ -43,7 +43,7 @@ def cluster(*sizes: int, pods: Any = (), **more: Any) -> Snapshot:
         item = node({**GFD, "nvidia.com/gpu.count": str(size)}, {"nvidia.com/gpu": str(size)})
         item["metadata"] = {**item["metadata"], "name": f"node-{number}"}
         nodes.append(node_facts(item))
-    return Snapshot(tuple(nodes), tuple(one for one in map(pod_facts, pods) if one), **more)
+    return Snapshot(nodes=tuple(nodes), gpu_pods=tuple(one for one in map(pod_facts, pods) if one), **more)
 
 
 def gpu_pod(name: str, gpus: int, on: str = "node-0", **labels: str) -> Any:

@@ -49,6 +49,7 @@ class Capacity:
         if spec is None or plan is None or not plan.gpus or not job.active or job.queue_name:
             return
         attempt = str(job.status.attempt)
+        # pods that are bound take their node already; the gang's others will each go to a node without one of them
         there = {p.node for p in self._snapshot.gpu_pods if (p.grpojob_uid, p.attempt) == (job.uid, attempt)}
         placed = self._place(spec, plan, plan.nodes - len(there), there)
         use = pod_amounts(spec, plan)
@@ -69,6 +70,7 @@ class Capacity:
         """What the planner may use for the job. Pods of its own earlier attempts make room for the next."""
         if job.spec is None:
             return Inventory()
+        # its next attempt starts when these have ended, so that they must not make it wait for itself
         own = [pod for pod in self._snapshot.gpu_pods if pod.grpojob_uid == job.uid]
         for pod in own:
             self._take(pod.node, pod.takes, -1.0)
@@ -98,6 +100,7 @@ class Capacity:
                 warnings.append(f"node {node.name}: left out, {why}")
                 continue
             warnings += said
+            # cards that no pod can be given, since the RDMA beside them is taken, are not free
             seen = [planner_node(node, kind, self._taken[node.name]) for kind in found]
             nodes += [replace(one, gpus_free=0) for one in seen] if lacks(node, self._taken[node.name], extra) else seen
         return nodes, warnings

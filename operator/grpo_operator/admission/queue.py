@@ -30,15 +30,15 @@ LOOK_AGAIN, LOOK_AGAIN_FOR_NODES = 5.0, 30.0
 """Seconds until a waiting job is looked at again: for GPUs to be freed, and for the cluster to grow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What a pass found for one job, on the spec of that generation."""
 
     generation: int
-    plan: ExecutionPlan | None
-    admitted: bool
-    reason: str
-    message: str
+    plan: ExecutionPlan | None = None
+    admitted: bool = False
+    reason: str = Reason.ADMITTED
+    message: str = ""
 
 
 Pass = dict[str, Verdict]
@@ -96,7 +96,7 @@ class AdmissionQueue:
         """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
         job = seen.job
         if plan := kept_plan(job):
-            return Verdict(job.generation, plan, True, Reason.ADMITTED, "")
+            return Verdict(generation=job.generation, plan=plan, admitted=True)
         if not job.queue_name:
             return _verdict(job, _planned(job, Inventory()), admitted=True)
         emptied = Capacity(await self._snapshots.take(), ()).inventory(job).emptied
@@ -108,10 +108,12 @@ class AdmissionQueue:
         snapshot = await self._snapshots.take()
         if seen.job.active:
             return restart(seen.job, list(self._jobs()), snapshot)
+        # jobs ask one after the other; while nothing was freed or committed, one pass answers them all
         known = self._pass[1].get(seen.job.uid) if self._pass and self._pass[0] is snapshot else None
         if known and known.generation == seen.job.generation:
             return known
         jobs = list(self._jobs())
+        # planning a whole queue may take seconds; watches and probes must not wait for it
         found = await asyncio.to_thread(judge, jobs, snapshot, self._clock(), self._limits)
         self._pass = (snapshot, found)
         return found.get(seen.job.uid) or _behind(seen.job, len(found))
@@ -123,13 +125,14 @@ def restart(job: GRPOJobRecord, jobs: list[GRPOJobRecord], snapshot: Snapshot) -
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
     if fits(capacity.inventory(job), plan):
-        return Verdict(job.generation, plan, True, Reason.ADMITTED, plan.reason)
+        return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
     return _wait(job, plan, capacity, "")
 
 
 def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Limits) -> Pass:
     """Plays the queue through: each job in turn is planned on what those ahead leave, and takes its place."""
     waiting = [job for job in jobs if job.wants_admission and not pausing(job, now, limits)]
+    # what is left after those ahead decides; what would be left without them tells each job whom it waits for
     capacity, alone = Capacity(snapshot, jobs), Capacity(snapshot, jobs)
     found: Pass = {}
     ahead = ""
@@ -137,6 +140,7 @@ def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Lim
         verdict = _survived(job, capacity, alone, ahead)
         found[job.uid] = verdict
         if verdict.plan:
+            # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
             capacity.reserve(job, verdict.plan)
             ahead = ahead or str(job.key)
     return found
@@ -154,9 +158,8 @@ def _survived(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: st
         return _judge_one(job, capacity, alone, ahead)
     except Exception as error:
         log.exception("%s: the planner failed", job.key)
-        return Verdict(
-            job.generation, None, False, Reason.PLANNER_FAILED, f"the planner failed, please report it: {error!r}"
-        )
+        message = f"the planner failed, please report it: {error!r}"
+        return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
 
 
 def _judge_one(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: str) -> Verdict:
@@ -167,7 +170,7 @@ def _judge_one(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: s
         if plan is None:
             return _verdict(job, result, admitted=False)
     if fits(inventory, plan):
-        return Verdict(job.generation, plan, True, Reason.ADMITTED, plan.reason)
+        return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
     return _wait(job, plan, alone, ahead)
 
 
@@ -175,17 +178,23 @@ def _wait(job: GRPOJobRecord, plan: ExecutionPlan, alone: Capacity, ahead: str) 
     shortage = alone.shortage(job, plan)
     if ahead and fits(alone.inventory(job), plan):
         message = f"{shortage}; {ahead} is ahead in the queue"
-        return Verdict(job.generation, plan, False, Reason.WAITING_IN_QUEUE, message)
-    return Verdict(job.generation, plan, False, Reason.WAITING_FOR_GPUS, shortage)
+        return Verdict(generation=job.generation, plan=plan, reason=Reason.WAITING_IN_QUEUE, message=message)
+    return Verdict(generation=job.generation, plan=plan, reason=Reason.WAITING_FOR_GPUS, message=shortage)
 
 
 def _verdict(job: GRPOJobRecord, result: PlanResult, admitted: bool) -> Verdict:
-    return Verdict(job.generation, result.chosen, admitted and bool(result.chosen), result.reason, result.message)
+    return Verdict(
+        generation=job.generation,
+        plan=result.chosen,
+        admitted=admitted and bool(result.chosen),
+        reason=result.reason,
+        message=result.message,
+    )
 
 
 def _behind(job: GRPOJobRecord, ahead: int) -> Verdict:
     message = f"{ahead} jobs are ahead in the queue"
-    return Verdict(job.generation, None, False, Reason.WAITING_IN_QUEUE, message)
+    return Verdict(generation=job.generation, reason=Reason.WAITING_IN_QUEUE, message=message)
 
 
 def _planned(job: GRPOJobRecord, inventory: Inventory) -> PlanResult:
@@ -195,6 +204,9 @@ def _planned(job: GRPOJobRecord, inventory: Inventory) -> PlanResult:
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan of a run that has made progress: it resumes as it began, whatever the cluster has become."""
+    """The plan of a run that has made progress: it resumes as it began, whatever the cluster has become.
+
+    Another number of ranks or another batch split would make other steps of the same checkpoint.
+    """
     progress = job.status.progress
     return job.status.plan if progress and progress.step else None

@@ -8,7 +8,7 @@ from .inventory import NodeFacts, PodFacts
 from .resources import Amounts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The cluster at one moment."""
 

@@ -57,7 +57,14 @@ class Snapshots:
         nodes, problem = await self._nodes()
         pods, visible = await self._pods()
         kept, others = _split(pods)
-        return Snapshot(nodes, kept, others, await self._priorities(), visible, problem)
+        return Snapshot(
+            nodes=nodes,
+            gpu_pods=kept,
+            other_use=others,
+            priorities=await self._priorities(),
+            visible=visible,
+            problem=problem,
+        )
 
     async def _nodes(self) -> tuple[tuple[NodeFacts, ...], str]:
         try:
