@@ -18,7 +18,7 @@ from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.cluster.api import GRPOJOBS, PODS, Object, Selection
 from grpo_operator.cluster.backoff import Backoff
 from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.unreadable import Teller, identity
+from grpo_operator.cluster.unreadable import identity
 from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.errors import Denied, Expired, Unavailable
 from grpo_operator.names import ObjectKey
@@ -41,7 +41,7 @@ from tests.unit.dirty_objects import (
     dirty,
     places,
 )
-from tests.unit.operator_world import KEY, LIMITS, NOW, condition
+from tests.unit.operator_world import KEY, LIMITS, NOW
 
 PARSERS: list[tuple[Callable[[Any], Any], Any]] = [
     (pod_record, POD), (job_record, JOB), (grpojob_record, GRPOJOB), (service_record, SERVICE),
@@ -172,52 +172,6 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     caches.pods.put(other)
     assert caches.pods.replace([], (), 99, "team-b") == {ObjectKey("team-b", KEY.name)}
     assert [record.name for record in caches.pods] == ["clean-1"]
-
-
-class Recorded:
-    """Takes what is written; denies patches, or all."""
-
-    def __init__(self, *, deny: type[Exception] | None = None) -> None:
-        self.deny, self.patches, self.events = deny, list[Any](), list[Any]()
-
-    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
-        self.patches.append((namespace, name, patch))
-        if self.deny:
-            raise self.deny("no")
-        return patch
-
-    async def create(self, _: Any, namespace: str, body: Object) -> Object:
-        self.events.append((namespace, body))
-        return body
-
-
-def newer() -> Any:
-    return {**GRPOJOB, "status": {**GRPOJOB["status"], "phase": "Draining", "conditions": [condition("Admitted")]}}
-
-
-async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> None:
-    cluster, caches = Recorded(), Caches()
-    assert caches.grpojobs.put(newer()) is None
-    item, problem = caches.unreadables.grpojobs.get_nowait()
-    teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
-    await teller.tell(item, problem)
-    (namespace, name, patch) = cluster.patches[0]
-    assert (namespace, name, list(patch["status"])) == (*KEY, ["conditions"])
-    kept, told = patch["status"]["conditions"]
-    assert kept == condition("Admitted")
-    assert (told["type"], told["status"], told["reason"]) == ("Readable", "False", "StatusUnreadable")
-    assert "Draining" in told["message"]
-    await teller.tell({**item, "status": {"conditions": [kept, told]}}, problem)
-    assert len(cluster.patches) == 1
-    assert cluster.events == []
-
-
-async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None:
-    cluster = Recorded(deny=Denied)
-    await Teller(cluster, Caches().unreadables, lambda: NOW).tell(newer(), "status.phase: unknown")  # type: ignore[arg-type]
-    ((namespace, event),) = cluster.events
-    assert (namespace, event["involvedObject"]["name"], event["reason"]) == (*KEY, "StatusUnreadable")
-    assert "status.phase: unknown" in event["message"]
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from grpo_api.status import ConditionType
 
-from ..errors import ClusterError, Denied, NotFound
+from ..errors import ClusterError, Conflict, Denied, NotFound
 from ..events import unreadable_event, unreadable_message
 from ..names import ObjectKey
 from ..reasons import Reason
@@ -52,12 +52,23 @@ class Unreadables:
         if known.get(key) != problem:
             known[key] = problem
             log.warning("%s %s can't be read and is set aside: %s", plural, key, problem)
-            if plural == GRPOJOBS.plural and isinstance(item, dict) and not self.grpojobs.full():
-                self.grpojobs.put_nowait((item, problem))
+            if plural == GRPOJOBS.plural and isinstance(item, dict):
+                self._queue(item, problem)
+
+    def _queue(self, item: Object, problem: str) -> None:
+        if self.grpojobs.full():
+            self.tell_again(identity(item))
+        else:
+            self.grpojobs.put_nowait((item, problem))
+
+    def tell_again(self, key: ObjectKey) -> None:
+        """A GRPOJob could not be told: the next LIST or event brings it up again."""
+        if key in self._problems.get(GRPOJOBS.plural, {}):
+            self._problems[GRPOJOBS.plural][key] = ""
 
     def forget(self, plural: str, key: ObjectKey) -> None:
         """The object can be read again, or is gone."""
-        if self._problems.get(plural, {}).pop(key, None):
+        if self._problems.get(plural, {}).pop(key, None) is not None:
             log.info("%s %s is no longer set aside", plural, key)
 
     def keep(self, plural: str, keys: Collection[ObjectKey], namespace: str | None) -> None:
@@ -88,13 +99,20 @@ class Teller:
         self._clock = clock
 
     async def run(self) -> None:
-        """Tells until cancelled. What can't be told now is told again when the object changes."""
+        """Tells until cancelled."""
         while True:
             item, problem = await self._unreadables.grpojobs.get()
             try:
-                await self.tell(item, problem)
+                await self._tell_newest(item, problem)
             except ClusterError as error:
                 log.warning("%s: could not be told that it is unreadable: %s", identity(item), error)
+                self._unreadables.tell_again(identity(item))
+
+    async def _tell_newest(self, item: Object, problem: str) -> None:
+        try:
+            await self.tell(item, problem)
+        except Conflict:
+            await self.tell(await self._cluster.get(GRPOJOBS, *identity(item)), problem)
 
     async def tell(self, item: Object, problem: str) -> None:
         """One PATCH that touches only `conditions`; an event where even that is denied.

@@ -1,0 +1,97 @@
+"""How a GRPOJob is told that it can't be read: by its conditions alone, by an event, and until it was told."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from grpo_operator.cluster.api import Object
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.unreadable import Teller
+from grpo_operator.errors import Conflict, Denied, Unavailable
+from tests.unit.dirty_objects import GRPOJOB
+from tests.unit.operator_world import KEY, NOW, condition
+
+
+class Recorded:
+    """Takes what is written; denies patches, or all."""
+
+    def __init__(self, *, deny: type[Exception] | None = None) -> None:
+        self.deny, self.patches, self.events = deny, list[Any](), list[Any]()
+
+    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
+        self.patches.append((namespace, name, patch))
+        if self.deny:
+            raise self.deny("no")
+        return patch
+
+    async def create(self, _: Any, namespace: str, body: Object) -> Object:
+        self.events.append((namespace, body))
+        return body
+
+
+def newer() -> Any:
+    return {**GRPOJOB, "status": {**GRPOJOB["status"], "phase": "Draining", "conditions": [condition("Admitted")]}}
+
+
+async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> None:
+    cluster, caches = Recorded(), Caches()
+    assert caches.grpojobs.put(newer()) is None
+    item, problem = caches.unreadables.grpojobs.get_nowait()
+    teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
+    await teller.tell(item, problem)
+    (namespace, name, patch) = cluster.patches[0]
+    assert (namespace, name, list(patch["status"])) == (*KEY, ["conditions"])
+    kept, told = patch["status"]["conditions"]
+    assert kept == condition("Admitted")
+    assert (told["type"], told["status"], told["reason"]) == ("Readable", "False", "StatusUnreadable")
+    assert "Draining" in told["message"]
+    await teller.tell({**item, "status": {"conditions": [kept, told]}}, problem)
+    assert len(cluster.patches) == 1
+    assert cluster.events == []
+
+
+async def test_where_not_even_conditions_can_be_written_an_event_tells() -> None:
+    cluster = Recorded(deny=Denied)
+    await Teller(cluster, Caches().unreadables, lambda: NOW).tell(newer(), "status.phase: unknown")  # type: ignore[arg-type]
+    ((namespace, event),) = cluster.events
+    assert (namespace, event["involvedObject"]["name"], event["reason"]) == (*KEY, "StatusUnreadable")
+    assert "status.phase: unknown" in event["message"]
+
+
+class Changing(Recorded):
+    """Has changed since it was read, once; then fails as often as it is told to."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.stale, self.failures, self.told = True, failures, asyncio.Event()
+
+    async def get(self, *_: Any) -> Object:
+        return {**newer(), "metadata": {**GRPOJOB["metadata"], "resourceVersion": "99"}}
+
+    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
+        if self.stale:
+            self.stale = False
+            raise Conflict("changed")
+        if self.failures:
+            self.failures -= 1
+            self.told.set()
+            raise Unavailable("away")
+        self.told.set()
+        return await super().patch_status(namespace, name, patch)
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) -> None:
+    cluster, caches = Changing(failures), Caches()
+    caches.grpojobs.put(newer())
+    telling = asyncio.create_task(Teller(cluster, caches.unreadables, lambda: NOW).run())  # type: ignore[arg-type]
+    for _ in range(1 + failures):
+        await asyncio.wait_for(cluster.told.wait(), 20)
+        cluster.told.clear()
+        await asyncio.sleep(0)
+        caches.grpojobs.put(newer())
+    await asyncio.sleep(0.01)
+    telling.cancel()
+    assert [patch["metadata"]["resourceVersion"] for _, _, patch in cluster.patches][:1] == ["11" if failures else "99"]
+    assert caches.unreadables.grpojobs.empty()
