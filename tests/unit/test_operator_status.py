@@ -217,13 +217,18 @@ def test_kueue_starts_and_stops_the_clock() -> None:
     assert (taken_back.attempt_start_time, taken_back.active_seconds, taken_back.phase) == (None, 60, "Queued")
 
 
+ADAPTER = PLAN.model_copy(update={"method": "LoRA", "changes": ["trains a LoRA adapter of rank 16"]})
+
+
 def test_consent_to_an_adapter_is_answered_loudly() -> None:
-    plan = PLAN.model_copy(update={"method": "LoRA", "changes": ["trains a LoRA adapter of rank 16"]})
-    status = after(make_seen(make_job()), Decision(Action.COMMIT, plan=plan))
+    status = after(make_seen(make_job()), Decision(Action.COMMIT, plan=ADAPTER))
     assert of_type(status, "TrainsAdapterOnly") == ("True", "AdapterIfNeeded", "trains a LoRA adapter of rank 16")
-    asked = make_job({"adapter": {"use": "Always"}})
-    wanted = after(make_seen(asked), Decision(Action.COMMIT, plan=plan))
-    assert all(found.type != "TrainsAdapterOnly" for found in wanted.conditions)
+
+
+@pytest.mark.parametrize("spec", [{"adapter": {"use": "Always"}}, {"reference": {"strategy": "Adapter"}}], ids=str)
+def test_an_adapter_that_was_asked_for_is_no_news(spec: dict[str, Any]) -> None:
+    status = after(make_seen(make_job(spec)), Decision(Action.COMMIT, plan=ADAPTER))
+    assert all(found.type != "TrainsAdapterOnly" for found in status.conditions)
 
 
 @pytest.mark.parametrize(
