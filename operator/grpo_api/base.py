@@ -4,6 +4,7 @@ The CRD, the plan and the report are written in this one style, and what the API
 """
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -64,7 +65,8 @@ class Model(BaseModel):
     @classmethod
     def _read_as_the_server_does(cls, data: Any) -> Any:
         """A null is a field that is not set, in maps too, and 2.0 is the integer 2."""
-        if not isinstance(data, dict):
+        # most objects have nothing to read differently, and every status goes through here: first a look in C
+        if not isinstance(data, dict) or _SOFT.isdisjoint(map(type, data.values())):
             return data
         return {
             name: int(value) if name in cls._integers and isinstance(value, float) and value.is_integer() else value
@@ -74,10 +76,16 @@ class Model(BaseModel):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         """Reject a record that breaks a rule, with the messages of all rules that it breaks."""
+        if not self.RULES:
+            return self
         broken = [rule.message for rule in self.RULES if rule.satisfied and not rule.satisfied(self)]
         if broken:
             raise PydanticCustomError("rule", "{messages}", {"messages": "; ".join(broken)})
         return self
+
+
+_SOFT = frozenset({NoneType, float, dict})
+"""Types of values that the API server may read as something else, or as nothing."""
 
 
 def _is_integer(annotation: Any) -> bool:
@@ -89,10 +97,14 @@ def _is_integer(annotation: Any) -> bool:
 def _without_nulls(data: dict[Any, Any]) -> dict[Any, Any]:
     """The fields that are set, and of each map the values that are."""
     return {
-        name: {key: part for key, part in value.items() if part is not None} if isinstance(value, dict) else value
+        name: _set_values(value) if isinstance(value, dict) else value
         for name, value in data.items()
         if value is not None
     }
+
+
+def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: part for key, part in value.items() if part is not None} if None in value.values() else value
 
 
 def map_list(*keys: str) -> dict[str, Any]:

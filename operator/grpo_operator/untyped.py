@@ -5,8 +5,8 @@ A wrong type must be found here, where it costs one object, and not later in a d
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
 from .texts import cut
 from .times import seconds
@@ -28,34 +28,34 @@ class Unreadable(ValueError):
 class Part:
     """A JSON object inside an API object. What is absent or null reads as empty."""
 
-    __slots__ = ("_fields", "_path")
+    __slots__ = ("_fields", "_name", "_parent")
 
-    def __init__(self, value: object, path: str = "") -> None:
-        """Takes the value that stands at the path.
+    def __init__(self, value: object, parent: "Part | None" = None, name: str = "") -> None:
+        """Takes the value that stands there in the parent; the path is only put together for an error.
 
         Raises:
-            Unreadable: it is no JSON object.
+            Unreadable: it is not a JSON object.
         """
-        if value is not None and not isinstance(value, Mapping):
-            raise Unreadable(f"{path or 'the object'}: {_shown(value)} is not an object")
-        self._fields: Mapping[str, Any] = value or {}
-        self._path = path
+        self._parent, self._name = parent, name
+        if value is not None and not isinstance(value, dict):
+            raise Unreadable(f"{self._path() or 'the object'}: {_shown(value)} is not an object")
+        self._fields: dict[str, Any] = value or {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self._fields.get(name) is not None
 
-    def part(self, name: str) -> Self:
+    def part(self, name: str) -> "Part":
         """An object below."""
-        return type(self)(self._fields.get(name), self._below(name))
+        return Part(self._fields.get(name), self, name)
 
-    def parts(self, name: str) -> Iterator[Self]:
+    def parts(self, name: str) -> "Iterator[Part]":
         """The objects of a list below."""
         items = self._fields.get(name)
         if items is not None and not isinstance(items, list):
             raise self._wrong(name, "a list")
         for position, item in enumerate(items or ()):
-            yield type(self)(item, f"{self._below(name)}[{position}]")
+            yield Part(item, self, f"{name}[{position}]")
 
     def text(self, name: str, most: int = MAX_NAME) -> str:
         """A string of at most so many characters; empty when absent."""
@@ -118,21 +118,23 @@ class Part:
         said = (self.text("reason", MAX_OBJECT), self.text("message", MAX_OBJECT))
         return cut(": ".join(text for text in said if text), MAX_SENTENCE)
 
-    def condition(self, kind: str) -> Self:
+    def condition(self, kind: str) -> "Part":
         """The condition of that type in the list `conditions`; an empty object when there is none."""
         found = (one for one in self.parts("conditions") if one.text("type") == kind)
-        return next(found, type(self)(None, self._below("conditions")))
+        return next(found, Part(None, self, "conditions"))
 
-    def _below(self, name: str) -> str:
-        if not self._path:
-            return name
-        return f"{self._path}.{name}" if name.isalnum() else f"{self._path}[{name[:80]}]"
+    def _path(self, name: str = "") -> str:
+        """The path of this object, or of a field in it: `metadata.labels[example.com/key]`."""
+        above = self._parent._path(self._name) if self._parent else self._name
+        if not name or not above:
+            return name or above
+        return f"{above}[{cut(name, 80)}]" if "/" in name or "." in name else f"{above}.{name}"
 
     def _raise(self, name: str, wanted: str) -> str:
         raise self._wrong(name, wanted)
 
     def _wrong(self, name: str, wanted: str) -> Unreadable:
-        return Unreadable(f"{self._below(name)}: {_shown(self._fields.get(name))} is not {wanted}")
+        return Unreadable(f"{self._path(name)}: {_shown(self._fields.get(name))} is not {wanted}")
 
 
 def _shown(value: object) -> str:
