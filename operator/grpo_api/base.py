@@ -107,6 +107,18 @@ def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
     return {key: part for key, part in value.items() if part is not None} if None in value.values() else value
 
 
+def exactly_one(*fields: str, message: str = "") -> Rule:
+    """The rule that one of these optional fields, named as users write them, is set and no other of them."""
+
+    def satisfied(model: Model) -> bool:
+        names = [name for name, field in type(model).model_fields.items() if field.alias in fields]
+        return sum(getattr(model, name) is not None for name in names) == 1
+
+    cel = f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size() == 1"
+    listed = f"{', '.join(fields[:-1])} and {fields[-1]}"
+    return Rule(cel, message or f"set exactly one of {listed}", satisfied)
+
+
 def map_list(*keys: str) -> dict[str, Any]:
     """Marks a list as a map keyed by the named fields, so that server-side apply merges it item by item."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}

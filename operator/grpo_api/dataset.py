@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, Rule
+from .base import ATOMIC_LIST, Model, Rule, exactly_one
 from .names import Repository, Revision, SubPath, stays_inside
 from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 
@@ -15,11 +15,7 @@ class DatasetFiles(Model):
     """Files on a volume or in a ConfigMap, mounted read-only at /data."""
 
     RULES = (
-        Rule(
-            "has(self.volume) != has(self.configMap)",
-            "set exactly one of volume and configMap",
-            lambda files: (files.volume is None) != (files.config_map is None),
-        ),
+        exactly_one("volume", "configMap"),
         Rule(
             "self.paths.all(path, !path.split('/').exists(part, part == '..'))",
             "paths must stay inside the volume: remove `..`",
@@ -45,11 +41,7 @@ class DatasetSpec(Model):
     """The training prompts: a hub dataset, or files."""
 
     RULES = (
-        Rule(
-            "has(self.name) != has(self.files)",
-            "set exactly one of name (a hub dataset) and files",
-            lambda data: (data.name is None) != (data.files is None),
-        ),
+        exactly_one("name", "files", message="set exactly one of name (a hub dataset) and files"),
         Rule(
             "has(self.name) || (!has(self.config) && !has(self.revision) && !has(self.tokenSecretRef))",
             "config, revision and tokenSecretRef belong to a hub dataset; remove them or set name",

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from .base import Model, Rule
+from .base import Model, exactly_one
 from .dataset import Column
 from .names import Repository, Revision
 from .quantity import ParameterCount
@@ -115,13 +115,7 @@ class ModelReward(Model):
 class RewardSpec(Model):
     """One reward: exactly one kind, and its weight in the sum."""
 
-    RULES = (
-        Rule(
-            "[" + ", ".join(f"has(self.{kind})" for kind in REWARD_KINDS) + "].filter(x, x).size() == 1",
-            f"set exactly one of {', '.join(REWARD_KINDS)}",
-            lambda reward: sum(getattr(reward, kind) is not None for kind in REWARD_KINDS) == 1,
-        ),
-    )
+    RULES = (exactly_one(*REWARD_KINDS),)
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")] | None = None
     """Name in metrics. Unset: the kind, numbered where a kind occurs twice."""

@@ -17,7 +17,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; none: the whole cluster."""
     trainer_image: str = ""
-    """Image of jobs without spec.image; empty: they are refused."""
+    """Image of jobs without spec.image; empty: they are rejected."""
     metrics_address: str = "0.0.0.0"
     metrics_port: int = 8081
     log_format: str = "json"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..base import Model, Rule
+from ..base import Model, Rule, exactly_one
 from ..contract import ENV_PREFIX, RANK_ENV
 from ..references import (
     ConfigMapKeySelector,
@@ -21,13 +21,7 @@ _RESERVED = f"{ENV_PREFIX}* and {', '.join(RANK_ENV)} are set by the operator an
 class EnvVarSource(Model):
     """Where the value of a variable comes from."""
 
-    RULES = (
-        Rule(
-            "[" + ", ".join(f"has(self.{kind})" for kind in SOURCES) + "].filter(x, x).size() == 1",
-            f"set exactly one of {', '.join(SOURCES)}",
-            lambda source: len(source.model_fields_set) == 1,
-        ),
-    )
+    RULES = (exactly_one(*SOURCES),)
 
     secret_key_ref: SecretKeySelector | None = None
     """A key of a Secret. Unset: another source."""
@@ -70,11 +64,7 @@ class EnvFromSource(Model):
     """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named singly win."""
 
     RULES = (
-        Rule(
-            "has(self.configMapRef) != has(self.secretRef)",
-            "set exactly one of configMapRef and secretRef",
-            lambda source: (source.config_map_ref is None) != (source.secret_ref is None),
-        ),
+        exactly_one("configMapRef", "secretRef"),
         Rule(
             f"!has(self.prefix) || !self.prefix.startsWith('{ENV_PREFIX}')",
             f"{_RESERVED}: use another prefix",

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..base import ATOMIC_LIST, Model, Rule
+from ..base import ATOMIC_LIST, Model, exactly_one
 from ..names import Annotations, Labels, Name, SubPath, inside_rule
 from ..quantity import ByteQuantity
 from ..references import DataKey, LocalObjectReference, ObjectFieldSelector, ResourceFieldSelector
@@ -80,11 +80,7 @@ class DownwardFile(Model):
 
     RULES = (
         FILE_RULE,
-        Rule(
-            "has(self.fieldRef) != has(self.resourceFieldRef)",
-            "set exactly one of fieldRef and resourceFieldRef",
-            lambda file: (file.field_ref is None) != (file.resource_field_ref is None),
-        ),
+        exactly_one("fieldRef", "resourceFieldRef"),
     )
 
     path: SubPath
@@ -205,13 +201,7 @@ class EphemeralVolume(Model):
 class ProjectedSource(Model):
     """One source of a projected volume. Tokens of service accounts are left out: the pods get no API credentials."""
 
-    RULES = (
-        Rule(
-            "[has(self.configMap), has(self.secret), has(self.downwardAPI)].filter(x, x).size() == 1",
-            "set exactly one of configMap, secret and downwardAPI",
-            lambda source: len(source.model_fields_set) == 1,
-        ),
-    )
+    RULES = (exactly_one("configMap", "secret", "downwardAPI"),)
 
     config_map: ConfigMapProjection | None = None
     """Keys of a ConfigMap. Unset: another source."""

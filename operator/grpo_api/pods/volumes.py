@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from ..base import Model, Rule
+from ..base import Model, Rule, exactly_one
 from ..contract import RESERVED_VOLUMES, REWARD_VOLUME_PREFIX
 from ..names import DNSLabel
 from .volume_sources import (
@@ -29,7 +29,6 @@ KINDS = (
     "secret",
 )
 _REJECTED = ("hostPath", "nfs")
-_HAS = ", ".join(f"has(self.{kind})" for kind in (*KINDS, *_REJECTED))
 
 Rejected = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 """A kind that has a field only so that its rejection gives the reason."""
@@ -39,11 +38,8 @@ class Volume(Model):
     """A volume of the pods."""
 
     RULES = (
-        Rule(
-            f"[{_HAS}].filter(x, x).size() == 1",
-            f"set exactly one of {', '.join(KINDS)}",
-            lambda volume: len(volume.model_fields_set - {"name"}) == 1,
-        ),
+        # a kind that is rejected anyway counts too, so that it is not told twice
+        exactly_one(*KINDS, *_REJECTED, message=f"set exactly one of {', '.join(KINDS)}"),
         Rule(
             "!has(self.hostPath) && !has(self.nfs)",
             "hostPath and nfs go beyond the `restricted` pod security standard: use a persistentVolumeClaim or csi",

@@ -128,7 +128,7 @@ class Mirror(Generic[R]):
         self.settled.set()
 
     async def _failed(self, error: ClusterError) -> None:
-        """Says so and waits; a refusal, unlike an outage or an old version, is no reason to hold anything up."""
+        """Says so and waits. A refusal may last: it settles the mirror, so that nobody else waits for it."""
         if isinstance(error, Denied | NotFound):
             if not self.not_served:
                 log.warning("%s are not served now; trying again: %s", self._selection, error)
