@@ -21,7 +21,7 @@ from examples.demo.prepare import prepare
 from harness import stack
 from harness.fixtures import AnyCluster, node_level
 from harness.images import recipes as images
-from harness.jobs import Jobs, holds
+from harness.jobs import Jobs, is_true
 
 NAMESPACE, CLAIM = "strategies", "first-job"
 TIMEOUT_SECONDS = 1200.0
@@ -53,8 +53,8 @@ def run(jobs: Jobs, strategy: str) -> Steps:
     """Trains under the strategy; returns what rank 0 logged, by step."""
     name = strategy.lower()
     jobs.create(name, **RUNS[strategy])
-    job = jobs.wait(name, "ended", lambda job: holds(job, "Succeeded") or holds(job, "Failed"), TIMEOUT_SECONDS)
-    if not holds(job, "Succeeded"):
+    job = jobs.wait(name, "ended", lambda job: is_true(job, "Succeeded") or is_true(job, "Failed"), TIMEOUT_SECONDS)
+    if not is_true(job, "Succeeded"):
         raise RuntimeError(f"{strategy}: {json.dumps(job['status'], indent=1)}")
     steps = [line for line in jobs.step_lines(job) if "reward" in line]
     jobs.kubectl("delete", "grpojob", name)

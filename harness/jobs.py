@@ -80,8 +80,8 @@ class Jobs:
 
     def wait_succeeded(self, name: str) -> Object:
         """Waits for success; a failure ends the wait at once."""
-        job = self.wait(name, "ended", lambda job: holds(job, "Succeeded") or holds(job, "Failed"))
-        assert holds(job, "Succeeded"), json.dumps(job["status"], indent=1)
+        job = self.wait(name, "ended", lambda job: is_true(job, "Succeeded") or is_true(job, "Failed"))
+        assert is_true(job, "Succeeded"), json.dumps(job["status"], indent=1)
         return job
 
     def wait_gone(self, name: str, uid: str) -> None:
@@ -123,7 +123,7 @@ def condition(job: Object, kind: str) -> Object:
     return next((item for item in conditions if item["type"] == kind), {})
 
 
-def holds(job: Object, kind: str) -> bool:
+def is_true(job: Object, kind: str) -> bool:
     """Whether the condition is True."""
     return condition(job, kind).get("status") == "True"
 

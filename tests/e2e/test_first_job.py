@@ -6,7 +6,7 @@ One job, made once for the file; the tests look at what it left.
 import pytest
 
 from harness import stack
-from harness.jobs import Jobs, Object, condition, holds, progress, selected
+from harness.jobs import Jobs, Object, condition, is_true, progress, selected
 
 NAME = "first"
 STEPS = 12
@@ -31,9 +31,9 @@ def test_it_succeeds_on_two_nodes_at_the_first_attempt(finished: Object) -> None
 
 def test_its_conditions_and_metrics_tell_the_story(finished: Object) -> None:
     for kind in ("Admitted", "Planned", "Succeeded", "Recoverable"):
-        assert holds(finished, kind), condition(finished, kind)
+        assert is_true(finished, kind), condition(finished, kind)
         assert condition(finished, kind)["observedGeneration"] == finished["metadata"]["generation"]
-    assert not holds(finished, "Failed")
+    assert not is_true(finished, "Failed")
     assert float(finished["status"]["metrics"]["kl"]) > 0
     assert 0 <= float(finished["status"]["metrics"]["reward"]) <= 1
 
@@ -41,8 +41,10 @@ def test_its_conditions_and_metrics_tell_the_story(finished: Object) -> None:
 def test_kubectl_waits_and_prints_as_its_users_expect(jobs: Jobs, finished: Object) -> None:
     jobs.kubectl("wait", "--for=condition=Succeeded", f"grpojob/{NAME}", "--timeout", "5s")
     header, line = jobs.kubectl("get", "grpo", NAME).splitlines()
-    assert header.split() == ["NAME", "PHASE", "MODEL", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
-    assert line.split()[:6] == [NAME, "Succeeded", "77K", "Clone", "0", f"{STEPS}/{STEPS}"]
+    columns = ["NAME", "PHASE", "MODEL", "SIZE", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
+    assert header.split() == columns
+    model = finished["spec"]["model"]["name"]
+    assert line.split()[:7] == [NAME, "Succeeded", model, "77K", "Clone", "0", f"{STEPS}/{STEPS}"]
     assert f"GRPOJob {finished['metadata']['namespace']}/{NAME}".split("/")[1] in jobs.kubectl("describe", "grpo", NAME)
 
 
@@ -50,6 +52,16 @@ def test_every_step_is_one_json_line_of_rank_zero(jobs: Jobs, finished: Object) 
     lines = jobs.step_lines(finished)
     assert [line["step"] for line in lines if "reward" in line] == list(range(1, STEPS + 1))
     assert all(line["totalSteps"] == STEPS for line in lines)
+
+
+def test_the_status_after_the_end_is_final(jobs: Jobs, finished: Object) -> None:
+    """The numbers are those of the last step and not of the last pull, and no pod runs any more."""
+    last = jobs.step_lines(finished)[-1]
+    told = finished["status"]["metrics"]
+    assert last["step"] == STEPS
+    assert {key: told[key] for key in ("kl", "reward")} == {key: f"{last[key]:.4g}" for key in ("kl", "reward")}
+    over = jobs.wait(NAME, "over", lambda job: all(pod["phase"] == "Succeeded" for pod in job["status"]["pods"]))
+    assert len(over["status"]["pods"]) == 2
 
 
 def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children(jobs: Jobs, finished: Object) -> None:

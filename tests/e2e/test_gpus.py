@@ -17,7 +17,7 @@ import pytest
 from harness import stack
 from harness.fixtures import AnyCluster
 from harness.images import recipes as images
-from harness.jobs import Jobs, Object, attempt, condition, holds
+from harness.jobs import Jobs, Object, attempt, condition, is_true
 
 NAMESPACE = "gpus"
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
@@ -57,7 +57,7 @@ def want(gangs: Jobs, name: str, gpus: int, nodes: int = 1, **placement: Any) ->
 
 def running(job: Object) -> bool:
     """Whether the whole gang runs."""
-    return holds(job, "Running")
+    return is_true(job, "Running")
 
 
 def finish(gangs: Jobs, name: str) -> Object:
@@ -152,7 +152,7 @@ def test_what_cannot_fit_is_refused_with_numbers_and_each_fix_is_admitted(gangs:
         name = f"fixed-{number}"
         gangs.create(name, **applied(TOO_BIG, fix))
         job = gangs.wait(name, "running", running)
-        assert holds(job, "Admitted"), fix["message"]
+        assert is_true(job, "Admitted"), fix["message"]
         gangs.kubectl("delete", "grpojob", name)
 
 

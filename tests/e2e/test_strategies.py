@@ -12,7 +12,7 @@ import pytest
 from harness import stack
 from harness.fixtures import AnyCluster
 from harness.images.recipes import Image
-from harness.jobs import Jobs, condition, holds, selected
+from harness.jobs import Jobs, condition, is_true, selected
 
 STEPS = 6
 NODES = ("node-0", "node-1")
@@ -97,7 +97,7 @@ def test_wrong_weights_on_one_node_stop_the_gang(
         put_model(installed, trainer_image, jobs.checkpoints.parent, node, change)
     model = {"name": "/models", "parameters": "77K", "volume": {"claimName": CLAIM}}
     jobs.create(name, {"maxSteps": STEPS}, model=model, restarts={"limit": 0})
-    job = jobs.wait(name, "failed", lambda job: holds(job, "Failed"))
+    job = jobs.wait(name, "failed", lambda job: is_true(job, "Failed"))
     assert condition(job, "Failed")["reason"] == job["status"]["outcome"]["result"] == result, job["status"]["outcome"]
     assert named in condition(job, "Failed")["message"]
     assert jobs.wait_ended(name)
