@@ -1,6 +1,6 @@
 """What only the operator can know to be wrong gets Admitted=False, a reason and a sentence, and nothing is created.
 
-Exists beside test_bad_specs.py: a schema knows neither Python's regular expressions, nor models, nor how big a plan
+What test_bad_specs.py can't show: a schema knows neither Python's regular expressions, nor models, nor how big a plan
 is, nor how many nodes share a volume.
 """
 

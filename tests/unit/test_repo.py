@@ -1,6 +1,6 @@
 """The repository keeps its own rules: layers, sizes, docstrings, examples that parse, links that lead somewhere.
 
-Exists so that the rules of docs/architecture.md are checked and not remembered.
+The rules of docs/architecture.md are checked, not remembered.
 """
 
 import ast
