@@ -29,7 +29,7 @@ def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
 
 
 def refused(bench: Bench, name: str, **spec: Any) -> tuple[str, str]:
-    """Submits the job and returns the reason and the sentence of its refusal, once there is one."""
+    """Submits the job and returns the reason and the sentence of its rejection, once there is one."""
     bench.submit(name, **spec)
     bench.wait("a verdict", lambda: bench.condition("Admitted", name)[0])
     status, reason, message = bench.condition("Admitted", name)
