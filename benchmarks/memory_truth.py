@@ -1,4 +1,4 @@
-"""Holds the memory model against fake-tensor accounts of whole models, and against other estimators.
+"""Compares the memory model with fake-tensor accounts of whole models, and with other estimators.
 
     python -m benchmarks.memory_truth [--quick] [--models NAME ...]
 

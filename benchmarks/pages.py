@@ -1,6 +1,6 @@
 """Puts measured text between the markers of a page in docs/.
 
-Exists so that pages are written by hand and their numbers are not. Called by the benchmarks that document themselves.
+Pages are written by hand, their numbers are not.
 """
 
 from pathlib import Path

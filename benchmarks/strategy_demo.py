@@ -1,7 +1,7 @@
 """Trains the demo's job under every reference strategy on a real cluster of two nodes, and compares the curves.
 
-Exists to show that the strategy changes where the reference lives, not what is learnt. Run by hand (a quarter of an
-hour on two cores); writes its table into docs/strategies.md:
+The strategy changes where the reference lives, not what is learnt: this shows it. Writes its table into
+docs/strategies.md; a quarter of an hour on two cores:
 
     python -m benchmarks.strategy_demo
 """

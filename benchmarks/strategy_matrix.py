@@ -1,10 +1,10 @@
 """Measures every reference strategy under every parallelism and writes the tables of docs/strategies.md.
 
-Exists so that the documented claims are measurements. Run by hand (two minutes on two cores):
+What the page claims is measured here, in two minutes on two cores:
 
     python -m benchmarks.strategy_matrix
 
-The measurements are those of the tests (tests/trainer/*_facts.py), over all cells instead of a reduced set.
+The measurements are those of the tests (harness/ranks/*_facts.py), over all cells instead of a reduced set.
 """
 
 import json

@@ -1,8 +1,8 @@
 """What our trainer costs on top of TRL: CPU and wall seconds per step of bare TRL against ours, and telemetry's share.
 
-Exists because proofs, telemetry and the exchange of the ranks may cost 1 % of a step and no more, which is less than a
-shared machine's noise from one minute to the next. So both run in one process and take their steps in turns: whatever
-slows one down slows the other down too. Run by hand (three minutes):
+Proofs, telemetry and the exchange of the ranks may cost 1 % of a step and no more, which is less than a shared
+machine's noise from one minute to the next. So both run in one process and take their steps in turns: whatever
+slows one down slows the other down too. In three minutes:
 
     python -m benchmarks.trainer_overhead [--pairs 5] [--steps 20] [--write]
 

@@ -3,8 +3,8 @@
     python -m benchmarks.watch [--jobs 150]
 
 Two processes watch the pods of one API level cluster while bare Jobs of two pods come and go: one through kopf's
-`on.event`, one through grpo_operator.watcher. Both only keep a record per pod. This is why the operator watches pods
-itself and leaves only GRPOJobs to kopf.
+`on.event`, one through grpo_operator.cluster.watcher. Both only keep a record per pod. The difference is why the
+operator watches pods itself and leaves only GRPOJobs to kopf.
 """
 
 import argparse

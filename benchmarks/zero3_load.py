@@ -1,7 +1,7 @@
 """Host memory and time of loading and proving a model of about 1 GB under ZeRO-3 on two ranks.
 
-Exists because a load that puts the whole model on every rank kills nodes (230 GB per rank has been seen), and a proof
-that costs as much as the load would be switched off. Run by hand:
+A load that puts the whole model on every rank kills nodes (230 GB per rank has been seen), and a proof that costs as
+much as the load would be switched off.
 
     python -m benchmarks.zero3_load [--default-malloc] [--layers 12] [--write]
 

@@ -64,15 +64,15 @@ class ExternalCluster(Access):
         return self.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
 
     def stop_apiserver(self) -> None:
-        """Refuse: not ours to kill."""
+        """Not possible: it is not ours to kill."""
         raise ClusterError(f"the cluster of GRPO_TEST_KUBECONFIG={self.kubeconfig} is not ours to stop")
 
     def start_apiserver(self) -> None:
-        """Refuse, as `stop_apiserver` does."""
+        """Not possible, as for `stop_apiserver`."""
         self.stop_apiserver()
 
     def load(self, image: Path) -> None:
-        """Refuse: there is no general way to put an image on foreign nodes."""
+        """Not possible: there is no general way to put an image on foreign nodes."""
         raise ClusterError(
             f"push {image} to a registry that the nodes of {self.url} can reach, or unset GRPO_TEST_KUBECONFIG"
         )

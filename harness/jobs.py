@@ -1,6 +1,6 @@
 """GRPOJobs in one namespace of a real cluster, as the end-to-end tests make, watch and break them.
 
-Exists so that a test reads as what a user does. Used by the tests of this folder.
+With these verbs a test reads as what a user does.
 """
 
 import json

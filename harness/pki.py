@@ -1,7 +1,7 @@
 """The cluster's own certificate authority and the kubeconfigs that identify its components.
 
 Kubernetes' authorizers (Node, RBAC) only mean something with real identities, so each component gets its own
-certificate. Used by the control plane and by the nodes. Made with openssl to need no Python package.
+certificate. Made with openssl to need no Python package.
 """
 
 import base64

@@ -1,7 +1,6 @@
 """The product on a cluster: namespaces, volumes and the Helm release, as a platform team would set them up.
 
-Exists so that the demo and the end-to-end tests install the same thing in the same way. Called by examples.demo and by
-tests/e2e/conftest.py.
+The demo and the end-to-end tests install the same thing in the same way.
 """
 
 import json

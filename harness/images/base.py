@@ -1,6 +1,6 @@
 """The Debian base of test images: what `python:3.11-slim-bookworm` is elsewhere, made by debootstrap.
 
-No registry is reachable on a test machine. Used by images.py only.
+No registry is reachable on a test machine.
 """
 
 import subprocess

@@ -1,6 +1,6 @@
 """Write the sandbox image: a docker archive that holds only our pause program, made without any image tool.
 
-Every pod needs it before any other image; used once by each node level `up`.
+Every pod needs it before any other image, and there is no registry to pull it from.
 """
 
 import hashlib

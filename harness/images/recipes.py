@@ -1,8 +1,7 @@
 """Build the shipped Dockerfiles without a Docker daemon or a registry: buildah on a Debian base of our own.
 
 The Dockerfiles stay clean: what a test machine needs (the host's CA bundle and pip settings, torch without CUDA) is
-mounted over the base or baked into it. Archives are cached by the content of all inputs. Used by the end-to-end
-tests, the demo and `make images`.
+mounted over the base or baked into it. Archives are cached by the content of all inputs.
 """
 
 import shutil

@@ -2,7 +2,7 @@
 
 The shipped trainer image is 6 GB, most of it CUDA. A repacked torch wheel of the same version with a local version
 suffix satisfies the same constraints and is preferred by installers, so the shipped Dockerfile builds a small image
-unchanged. Used by images.py and, as a folder that every container of a test node sees, by the end-to-end tests.
+unchanged. The folder is for test nodes that show it to every container, so that the image itself needs none of it.
 """
 
 import tomllib

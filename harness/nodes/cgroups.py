@@ -1,6 +1,6 @@
 """Control groups of both versions: each node's pods live below a group of their own, so that removal is complete.
 
-Used by a node's first process to make them and by `down` to remove them.
+A node's first process makes them, `down` removes them.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Build the cluster's programs from Go modules at pinned versions: once, cached by content, with a progress line.
 
 Sources, not downloads: a Go module proxy is reachable on more machines than release pages are, and go.sum pins every
-byte. Used by `up`. The first build takes minutes; later ones nothing.
+byte. The first build takes minutes; later ones nothing.
 """
 
 import os

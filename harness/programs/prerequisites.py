@@ -1,6 +1,6 @@
 """What the harness needs from the machine: say everything that is missing at once, install it when that is possible.
 
-Asked by `up` and by the image builder before they start anything.
+`up` and the image builder ask before they start anything: half a cluster is worse than none.
 """
 
 import os

@@ -2,7 +2,6 @@
 
 Every process of a cluster carries two variables in its environment: which cluster it belongs to and its role. So
 `down` finds what is left after a crash in any other process, without pid files that lie and without matching names.
-Used by every module here that starts something.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Say what is being made and for how long, while it is being made: a first build takes minutes and must not be silent.
 
-Used by everything that builds or downloads. On a terminal one line is rewritten each second; in a log a line appears
-every 15 s.
+On a terminal one line is rewritten each second; in a log a line appears every 15 s.
 """
 
 import sys

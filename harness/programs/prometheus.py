@@ -1,6 +1,6 @@
-"""Prometheus and promtool, from Debian's package without installing it: what metrics and alerts are held to.
+"""Prometheus and promtool, from Debian's package without installing it: what metrics and alerts are put to.
 
-Exists because only Prometheus knows whether it can read what we write. Used by tests/integration/test_prometheus.py.
+Only Prometheus knows whether it can read what we write.
 """
 
 import subprocess

@@ -230,7 +230,7 @@ def _again(seen: Observation, limits: Limits, outcome: Outcome, counted: bool) -
         return Decision(Action.FAIL, Reason.RESTART_LIMIT, message, ended=outcome, counted=True)
     began = seconds(status.attempt_start_time)
     if status.attempt > HOT_ATTEMPTS and began is not None and (left := began + limits.hot_attempt - seen.now) > 0:
-        return Decision(Action.WAIT, Reason.BACKING_OFF, outcome.message, look_again=left)
+        return Decision(Action.WAIT, look_again=left)
     return Decision(Action.ADMIT, outcome.result, outcome.message, ended=outcome, counted=counted)
 
 

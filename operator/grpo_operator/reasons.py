@@ -18,7 +18,6 @@ class Reason(StrEnum):
     WAITING_FOR_KUEUE = "WaitingForKueue"
     NAME_TAKEN = "NameTaken"
     FAILED_CREATE = "FailedCreate"
-    BACKING_OFF = "BackingOff"
     PLANNED = PlanReason.PLANNED.value
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"

@@ -1,6 +1,6 @@
 """Gangs that compete for GPUs on real kubelets: two nodes with four H100 each, which exist only in the API.
 
-Since there is no such GPU, an image that only holds what it was given stands in for the trainer; the operator, the
+Since there is no such GPU, an image that only keeps what it was given stands in for the trainer; the operator, the
 planner, the scheduler and everything that is asserted are real.
 """
 

@@ -1,6 +1,6 @@
 """Rewards of the user's own on the real cluster: the examples' function from a ConfigMap and their HTTP service.
 
-Exists because only in a pod do mounts, a read-only root, the cluster's DNS and another user's permissions meet.
+Only in a pod do mounts, a read-only root, the cluster's DNS and another user's permissions meet.
 """
 
 import json

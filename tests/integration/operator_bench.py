@@ -1,8 +1,8 @@
 """What the operator's integration tests stand on: an operator in a thread, and a namespace with pods that only pretend.
 
-Exists because the API server, the Job controller and the scheduler are real while training is not: kwok moves the pods,
-and a test ends them with the exit code and the termination message that it wants. The operator runs in this process, so
-that its coverage is measured; it has only its kubeconfig, as any other.
+The API server, the Job controller and the scheduler are real while training is not: kwok moves the pods, and a test
+ends them with the exit code and the termination message that it wants. The operator runs in this process, so that its
+coverage is measured; it has only its kubeconfig, as any other.
 """
 
 import asyncio

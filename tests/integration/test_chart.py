@@ -1,4 +1,4 @@
-"""The Helm chart without a cluster: what it renders for every switch, and which values it refuses.
+"""The Helm chart without a cluster: what it renders for every switch, and which values it rejects.
 
 Helm by itself tells of a mistake only when the release is made. An installed release is in
 test_chart_installed.py.

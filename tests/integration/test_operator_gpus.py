@@ -148,7 +148,7 @@ def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):
         bench.wait("the release", lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout")
         bench.wait("no pod", lambda: not bench.pods("gang"))
-        bench.wait("the line", lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs")
+        bench.wait("its turn", lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs")
         bench.delete(PODS, "notebook")
         bench.wait_running("gang", 2)
     assert bench.status("gang")["restarts"] == 0

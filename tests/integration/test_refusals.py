@@ -1,6 +1,6 @@
 """What only the operator can know to be wrong gets Admitted=False, a reason and a sentence, and nothing is created.
 
-Exists beside test_bad_specs.py: a schema knows neither Python's regular expressions, nor models, nor how big a plan
+What test_bad_specs.py can't show: a schema knows neither Python's regular expressions, nor models, nor how big a plan
 is, nor how many nodes share a volume.
 """
 
@@ -29,7 +29,7 @@ def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
 
 
 def refused(bench: Bench, name: str, **spec: Any) -> tuple[str, str]:
-    """Submits the job and returns the reason and the sentence of its refusal, once there is one."""
+    """Submits the job and returns the reason and the sentence of its rejection, once there is one."""
     bench.submit(name, **spec)
     bench.wait("a verdict", lambda: bench.condition("Admitted", name)[0])
     status, reason, message = bench.condition("Admitted", name)

@@ -1,6 +1,6 @@
 """What the operator decides about limits, deadlines, suspension, queues and finished jobs.
 
-How it answers the ends of pods is in test_operator_ends.py.
+How it answers the ends of pods is in test_operator_terminations.py.
 """
 
 from typing import Any

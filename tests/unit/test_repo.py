@@ -1,6 +1,6 @@
 """The repository keeps its own rules: layers, sizes, docstrings, examples that parse, links that lead somewhere.
 
-Exists so that the rules of docs/architecture.md are checked and not remembered.
+The rules of docs/architecture.md are checked, not remembered.
 """
 
 import ast
@@ -72,7 +72,7 @@ print(sorted(set({absent!r}) & set(sys.modules)))
     assert run(code) == "[]"
 
 
-def test_import_layers_hold() -> None:
+def test_imports_keep_to_the_layers() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     sources = os.environ | {"PYTHONPATH": f"{ROOT}/operator:{ROOT}/trainer_image"}
     done = subprocess.run([linter, "--no-logo"], cwd=ROOT, env=sources, capture_output=True, text=True, check=False)

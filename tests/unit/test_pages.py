@@ -1,0 +1,60 @@
+"""Pages say what the code says: drawn layers are the contracts, and every word of a status is explained."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from grpo_api.report import Result
+from grpo_api.status import ConditionType, Phase
+from grpo_operator.reasons import Reason
+from grpo_planner import PlanReason
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def explained(page: str, section: str, column: int) -> list[str]:
+    """The words in backquotes of one column of the tables of a section."""
+    text = (DOCS / page).read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    cells = [line.split("|")[column] for line in text.splitlines() if line.startswith("|")]
+    return [word for cell in cells for word in re.findall(r"`(\w+)`", cell)]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [("Conditions", ConditionType), ("Phases", Phase), ("Reasons", {*Reason, *PlanReason})],
+)
+def test_the_page_of_conditions_explains_each_word_once(section: str, words: Iterable[str]) -> None:
+    assert sorted(explained("conditions.md", section, column=1)) == sorted({str(word) for word in words})
+
+
+def test_the_page_of_faults_has_an_answer_to_every_result_but_success() -> None:
+    answered = set(explained("faults.md", "Answers", column=2))
+    assert set(Result) - {Result.SUCCEEDED} <= answered
+    assert answered <= {*map(str, Result), *map(str, Reason)}
+
+
+def drawn_layers() -> dict[str, list[set[str]]]:
+    """The layers of each room as the page draws them: two rooms side by side, a line per layer, highest first."""
+    rooms: dict[str, list[set[str]]] = {}
+    for block in re.findall(r"```\n(grpo_.*?)```", (DOCS / "architecture.md").read_text(), re.DOTALL):
+        lines = block.splitlines()
+        middle = lines[0].rindex("grpo_")
+        for title, *layers in ([line[:middle] for line in lines], [line[middle:] for line in lines]):
+            rooms[title.strip()] = [set(layer.replace("/", "").split()) for layer in layers if layer.strip()]
+    return rooms
+
+
+def test_the_drawn_layers_are_those_that_the_linter_checks() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    checked = {
+        contract["containers"][0]: [set(layer.split(" | ")) for layer in contract["layers"]]
+        for contract in contracts
+        if contract["type"] == "layers" and contract["containers"]
+    }
+    drawn = drawn_layers()
+    assert set(drawn) == {"grpo_api", "grpo_operator", "grpo_planner", "grpo_trainer"}
+    assert drawn == {room: checked[room] for room in drawn}
