@@ -140,7 +140,7 @@ def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
-    """Seconds that a released gang still stays out of the line; 0 when it is in."""
+    """Seconds that a released gang still stays out of the queue; 0 when it is in."""
     admitted = job.condition(ConditionType.ADMITTED)
     if admitted is None or admitted.reason != Reason.SCHEDULING_TIMEOUT:
         return 0.0

@@ -37,7 +37,6 @@ _WAITING = (
     Reason.WAITING_IN_QUEUE,
     Reason.WAITING_FOR_KUEUE,
     Reason.SCHEDULING_TIMEOUT,
-    Reason.RESUMED,
 )
 
 

@@ -162,5 +162,5 @@ def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecReject
     return SpecRejected(
         PlanReason.NOT_ENOUGH_GPUS,
         f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
-        "change spec.placement.nodes, gpus or cpu",
+        "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu",
     )

@@ -28,7 +28,7 @@ def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
         yield one
 
 
-def refused(bench: Bench, name: str, **spec: Any) -> tuple[str, str]:
+def rejected(bench: Bench, name: str, **spec: Any) -> tuple[str, str]:
     """Submits the job and returns the reason and the sentence of its rejection, once there is one."""
     bench.submit(name, **spec)
     bench.wait("a verdict", lambda: bench.condition("Admitted", name)[0])
@@ -62,16 +62,16 @@ def created(bench: Bench) -> list[Object]:
         ("size", {"rewards": [WIDE] * 32}, "NotSupported", "bytes of settings"),
     ],
 )
-def test_a_job_that_only_the_operator_can_refuse(
+def test_a_job_that_only_the_operator_can_reject(
     bench: Bench, name: str, spec: dict[str, Any], reason: str, says: str
 ) -> None:
-    told, message = refused(bench, name, **spec)
+    told, message = rejected(bench, name, **spec)
     assert (told, says in message) == (reason, True), message
     assert created(bench) == []
 
 
-def test_a_refused_job_starts_once_it_is_mended(bench: Bench) -> None:
-    refused(bench, "mended", rewards=[{"format": {"pattern": "("}}])
+def test_a_rejected_job_starts_once_it_is_mended(bench: Bench) -> None:
+    rejected(bench, "mended", rewards=[{"format": {"pattern": "("}}])
     bench.patch("/apis/grpo.dev/v1alpha1/namespaces/{}/grpojobs", "mended", {"spec": {"rewards": [{"accuracy": {}}]}})
     bench.wait_running("mended")
     assert bench.condition("Admitted", "mended")[0] == "True"
@@ -80,7 +80,7 @@ def test_a_refused_job_starts_once_it_is_mended(bench: Bench) -> None:
 def test_without_an_image_anywhere_nothing_starts(grpo_cluster: Cluster) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
     with operating(grpo_cluster, namespaces=(bench.namespace,), trainer_image=""):
-        reason, message = refused(bench, "bare", placement=CPU)
+        reason, message = rejected(bench, "bare", placement=CPU)
     assert reason == "NoImage"
     assert message.startswith("spec.image: unset")
     assert created(bench) == []
