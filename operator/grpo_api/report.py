@@ -22,6 +22,16 @@ STEP_PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
 """The phases of a step, in its order; keys of `Progress.memory` and values of the metrics' label `step_phase`."""
 
 
+MAX_COUNT = 2**53 - 1
+"""Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC 8259, section 6)."""
+LAST_TIME = 253402300799.0
+"""Unix time of the last second that a timestamp can say: 9999-12-31T23:59:59Z."""
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Field(ge=0.0, le=LAST_TIME)]
+MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
+
+
 class Result(StrEnum):
     """How an attempt ended."""
 
@@ -57,13 +67,13 @@ class Outcome(Model):
 
     result: Result
     """The class of the end."""
-    rank: Annotated[int, Field(ge=0)] = 0
+    rank: Count = 0
     """Global rank of the process that says so."""
-    step: Annotated[int, Field(ge=0)] = 0
+    step: Count = 0
     """Last finished optimizer step."""
-    total_steps: Annotated[int, Field(ge=0)] = 0
+    total_steps: Count = 0
     """Steps of the whole run; 0 if the process ended before it knew."""
-    attempt: Annotated[int, Field(ge=0)] = 0
+    attempt: Count = 0
     """The attempt that ended."""
     metrics: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], float],
@@ -101,28 +111,28 @@ def _fits(outcome: Outcome) -> bool:
 class Progress(Model):
     """`GET /progress` of rank 0. Keys that the step did not log are absent, never zero."""
 
-    attempt: Annotated[int, Field(ge=1)]
+    attempt: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     """The attempt that reports."""
-    step: Annotated[int, Field(ge=0)] = 0
+    step: Count = 0
     """Finished optimizer steps."""
-    total_steps: Annotated[int, Field(ge=0)] = 0
+    total_steps: Count = 0
     """Steps of the whole run; 0 until known."""
-    epoch: float | None = None
+    epoch: Annotated[float, Field(ge=0.0)] | None = None
     """Passes over the dataset."""
     stage: Annotated[str, Field(max_length=32)] = "Starting"
     """Starting, Loading, Proving, Training, Saving, Exporting or Finished."""
-    resumed_from_step: Annotated[int, Field(ge=0)] = 0
+    resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
-    last_step_time: float | None = None
+    last_step_time: Seconds | None = None
     """Unix time of the last finished step, in seconds."""
-    seconds_per_step: float | None = None
+    seconds_per_step: Seconds | None = None
     """Mean of the recent steps."""
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: Annotated[dict[MetricKey, float], Field(max_length=1024)] = Field(default_factory=dict)
     """Last value per metric, by the keys of grpo_api.metrics."""
-    memory: dict[str, int] = Field(default_factory=dict)
+    memory: Annotated[dict[MetricKey, Count], Field(max_length=64)] = Field(default_factory=dict)
     """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that it `reserved`, and
     what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""
-    startup_seconds: dict[str, float] = Field(default_factory=dict)
+    startup_seconds: Annotated[dict[MetricKey, Seconds], Field(max_length=64)] = Field(default_factory=dict)
     """Time from container start to first step, by part."""
     samples: list[dict[str, str | float]] = Field(default_factory=list)
     """A few completions with their rewards, bounded in size."""

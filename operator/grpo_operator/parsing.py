@@ -114,7 +114,7 @@ def pod_record(item: object) -> PodRecord:
         unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
         node_lost="running" in state and status.condition("Ready").text("status") == "False",
         deleted_at=_deleted_at(meta),
-        termination=pod_termination(status),
+        termination=pod_termination(status, labels.digits(LABEL_ATTEMPT)),
     )
 
 

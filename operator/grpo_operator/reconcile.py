@@ -22,7 +22,8 @@ from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, ObjectKey, chil
 from .observe import Observation, Pull, observe
 from .policies import Action, Decision, Limits, decide
 from .reasons import Reason
-from .status import URGENT, build, merge_patch, to_json
+from .records import GRPOJobRecord
+from .status import REPORTED, URGENT, build, merge_patch, to_json
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class Reconciler:
         self._admission = asyncio.Lock()
         self._services = asyncio.Lock()
         self._written: dict[ObjectKey, float] = {}
+        self._dropped: dict[ObjectKey, Object] = {}
+        """What the API server did not keep of a job's last status write."""
 
     async def __call__(self, key: ObjectKey) -> float | None:
         """One look and one step. Returns the seconds until time alone may change something.
@@ -78,6 +81,7 @@ class Reconciler:
         seen = self._look(key)
         if seen is None or seen.job.deleting:
             self._written.pop(key, None)
+            self._dropped.pop(key, None)
             return None
         decision = decide(seen, self._limits)
         if decision.action is Action.DELETE:
@@ -168,7 +172,7 @@ class Reconciler:
         """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
         new = build(seen, decision)
         patch = merge_patch(seen.job.raw_status, to_json(new))
-        if not patch:
+        if patch == self._dropped.get(seen.job.key, {}):
             return None
         # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
         starting = seen.job.active and not seen.started
@@ -183,10 +187,9 @@ class Reconciler:
         """The one status write; the event follows it."""
         job = seen.job
         patch = merge_patch(job.raw_status, to_json(new))
-        body = {"metadata": {"resourceVersion": str(job.version)}, "status": patch}
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
-            answer = await self._cluster.patch_status(*job.key, body)
+            answer = await self._patch(job, patch)
         except NotFound:
             self._caches.grpojobs.discard(job.key, job.uid)
             return
@@ -195,11 +198,36 @@ class Reconciler:
             raise
         self._caches.grpojobs.put(answer)
         self._written[job.key] = seen.now
+        self._notice_dropped(job.key, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
         if job.active and new.attempt_start_time is None:
             self._wake(self._queue.freed())
         self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
+
+    async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
+        """Patches the status; without what pods reported where the API server denies it with that.
+
+        A decision must not wait for a number that somebody's program made up.
+        """
+        metadata = {"resourceVersion": str(job.version)}
+        try:
+            return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": patch})
+        except Denied as error:
+            decided = {field: value for field, value in patch.items() if field not in REPORTED}
+            if len(decided) == len(patch):
+                raise
+            log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
+            return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": decided})
+
+    def _notice_dropped(self, key: ObjectKey, dropped: Object) -> None:
+        """Remembers what the API server did not keep: written again and again, it would make a loop of writes.
+
+        A definition that is older than this operator drops the fields that it doesn't know.
+        """
+        if dropped and dropped != self._dropped.get(key):
+            log.warning("%s: the API server did not keep %s of the status", key, ", ".join(dropped))
+        self._dropped[key] = dropped
 
     async def _clear_up(self, key: ObjectKey) -> None:
         """Ends what is left of attempts that are not to run."""

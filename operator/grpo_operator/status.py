@@ -31,6 +31,12 @@ URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime",
 """Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
 costs the API server."""
 
+MAX_ETA = 10 * 365 * 86400
+"""Seconds of the longest time to the end that is worth telling."""
+
+REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome"})
+"""Fields that say what pods said. The others follow from decisions, and never wait for these."""
+
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _WAITING = (
     Reason.WAITING_FOR_GPUS,
@@ -173,6 +179,8 @@ def _ratio(predicted: int, measured: int) -> str:
 def _progress(progress: Progress) -> ProgressStatus:
     step, total, last = progress.step, progress.total_steps, progress.last_step_time
     eta = int(progress.seconds_per_step * max(0, total - step)) if progress.seconds_per_step and total else None
+    if eta is not None and eta > MAX_ETA:
+        eta = None
     return ProgressStatus(
         step=step,
         total_steps=total,

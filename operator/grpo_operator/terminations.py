@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import CONTAINER
@@ -21,6 +22,7 @@ from .untyped import MAX_OBJECT, Part
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_DETAIL = 8192
+_NUMBERS = (("rank",), ("step",), ("totalSteps",), ("metrics",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,8 @@ def trainer_container(status: Part) -> Part:
     return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), Part(None))
 
 
-def pod_termination(status: Part) -> PodTermination | None:
-    """The end that a pod's status tells of, None while its container may still run.
+def pod_termination(status: Part, attempt: int = 0) -> PodTermination | None:
+    """The end that a pod of this attempt tells of in its status, None while its container may still run.
 
     Raises:
         Unreadable: a field has a type that it can't have.
@@ -76,7 +78,7 @@ def pod_termination(status: Part) -> PodTermination | None:
     why = ": ".join(part.sentence() for part in (target, status) if part.sentence())
     state = trainer_container(status).part("state")
     if "terminated" in state:
-        return _container_termination(state.part("terminated"), disrupted, why)
+        return _container_termination(state.part("terminated"), attempt, disrupted, why)
     if status.text("phase") != "Failed":
         return None
     broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
@@ -94,9 +96,9 @@ def _exit_code(container: Part) -> int:
     return container.part("state").part("terminated").integer("exitCode")
 
 
-def _container_termination(terminated: Part, disrupted: bool, why: str) -> PodTermination:
+def _container_termination(terminated: Part, attempt: int, disrupted: bool, why: str) -> PodTermination:
     message = terminated.text("message", MAX_OBJECT)
-    reported = _reported(message)
+    reported = _reported(message, attempt)
     return PodTermination(
         outcome=reported or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
         finished_at=terminated.time("finishedAt"),
@@ -120,9 +122,17 @@ def _concluded(terminated: Part, detail: str) -> Outcome:
     return with_message(Outcome(result=result), f"{message}: {cut(detail, MAX_DETAIL)}" if detail else message)
 
 
-def _reported(message: str) -> Outcome | None:
-    """The Outcome in a termination message; None when it holds something else, such as a kubelet's own words."""
+def _reported(message: str, attempt: int) -> Outcome | None:
+    """The Outcome in a termination message; None when it holds something else, such as a kubelet's own words.
+
+    One of another attempt counts as something else: only the attempt itself can say how it ended. Numbers that can't be
+    believed are left out, for they don't change how it ended.
+    """
     try:
-        return Outcome.model_validate_json(message, extra="ignore")
-    except ValidationError:
-        return None
+        outcome = Outcome.model_validate_json(message, extra="ignore")
+    except ValidationError as error:
+        if not all(problem["loc"][:1] in _NUMBERS for problem in error.errors()):
+            return None
+        told = {name: value for name, value in from_json(message).items() if (name,) not in _NUMBERS}
+        outcome = Outcome.model_validate(told, extra="ignore")
+    return outcome if outcome.attempt in (0, attempt) else None

@@ -83,41 +83,78 @@ def test_any_label_that_the_api_server_takes_costs_at_most_its_pod(bench: Bench,
     assert bench.children() == ["run-1"]
 
 
-def phases(bench: Bench) -> tuple[dict[str, Any], list[str]]:
-    """The definition, and where it lists the phases of a status."""
+Change = Callable[[dict[str, Any]], None]
+
+
+def redefine(bench: Bench, change: Change) -> None:
+    """Changes the schema of a GRPOJob's status in the definition."""
     definition = bench.get(f"{CRD}/grpojobs.grpo.dev")
-    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return definition, schema["properties"]["status"]["properties"]["phase"]["enum"]
+    change(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"])
+    definition["metadata"].pop("managedFields", None)
+    bench.client.request("PUT", f"{CRD}/grpojobs.grpo.dev", definition)
 
 
+@pytest.fixture
+def restored(grpo_cluster: Cluster) -> Iterator[None]:
+    """Puts the definition back in the end."""
+    yield
+    grpo_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
+
+
+@pytest.mark.usefixtures("restored")
 def test_a_status_of_a_newer_version_is_left_alone_and_told(bench: Bench, grpo_cluster: Cluster) -> None:
     """As after `helm rollback`: a later release knew a phase that this one doesn't, and wrote it."""
     with operating(grpo_cluster, namespaces=(bench.namespace,)):
         bench.submit()
         bench.wait_running()
-    definition, known = phases(bench)
-    known.append("Draining")
-    definition["metadata"].pop("managedFields", None)
-    bench.client.request("PUT", f"{CRD}/grpojobs.grpo.dev", definition)
+    redefine(bench, lambda status: status["phase"]["enum"].append("Draining"))
     newer = {"status": {"phase": "Draining"}}
     # a new definition is served a moment after it was written
     bench.wait("the newer phase", lambda: _taken(lambda: bench.patch(GRPOJOBS, "run/status", newer)))
-    try:
-        with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
-            bench.wait("the condition", lambda: bench.condition("Readable")[0] == "False")
-            assert "Draining" in bench.condition("Readable")[2]
-            assert unreadable(operator, "grpojobs") == 1
-            bench.submit("other")
-            bench.wait_running("other")
-            assert bench.status()["phase"] == "Draining"
-            assert bench.children() == ["run-1"]
-            assert quiet_for(operator, 3.0) == {}
-            bench.patch(f"{GRPOJOBS}", "run/status", {"status": {"phase": "Running"}})
-            bench.wait("the condition", lambda: bench.condition("Readable")[0] == "True")
-            bench.wait("the metric", lambda: unreadable(operator, "grpojobs") == 0)
-            assert bench.status()["attempt"] == 1
-    finally:
-        grpo_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+        bench.wait("the condition", lambda: bench.condition("Readable")[0] == "False")
+        assert "Draining" in bench.condition("Readable")[2]
+        assert unreadable(operator, "grpojobs") == 1
+        bench.submit("other")
+        bench.wait_running("other")
+        assert bench.status()["phase"] == "Draining"
+        assert bench.children() == ["run-1"]
+        assert quiet_for(operator, 3.0) == {}
+        bench.patch(GRPOJOBS, "run/status", {"status": {"phase": "Running"}})
+        bench.wait("the condition", lambda: bench.condition("Readable")[0] == "True")
+        bench.wait("the metric", lambda: unreadable(operator, "grpojobs") == 0)
+        assert bench.status()["attempt"] == 1
+
+
+@pytest.mark.usefixtures("restored")
+def test_what_an_older_definition_drops_is_not_written_for_ever(bench: Bench, grpo_cluster: Cluster) -> None:
+    """As after an upgrade of the operator without its definition: the API server drops what it doesn't know."""
+    redefine(bench, lambda status: status.pop("pods"))
+    bench.submit("probe")
+    told = {"status": {"pods": [{"name": "x", "index": 0, "phase": "Running"}]}}
+    bench.wait("the older definition", lambda: "pods" not in bench.patch(GRPOJOBS, "probe/status", told)["status"])
+    bench.delete(GRPOJOBS, "probe")
+    with operating(grpo_cluster, namespaces=(bench.namespace,), status_interval=0.2) as operator:
+        bench.submit()
+        bench.wait_running()
+        quiet_for(operator, 2.0)
+        assert quiet_for(operator, 3.0) == {}
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_report_that_the_api_server_denies_keeps_no_decision_back(bench: Bench, grpo_cluster: Cluster) -> None:
+    redefine(bench, lambda status: status["pods"]["items"]["properties"]["phase"].update({"enum": ["Pending"]}))
+    bench.submit("probe")
+    told = {"status": {"pods": [{"name": "x", "index": 0, "phase": "Running"}]}}
+    bench.wait("the strict one", lambda: not _taken(lambda: bench.patch(GRPOJOBS, "probe/status", told)))
+    bench.delete(GRPOJOBS, "probe")
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+        bench.submit(activeDeadlineSeconds=8)
+        bench.wait_running()
+        bench.wait_phase("Failed")
+        assert bench.condition("Failed")[1] == "DeadlineExceeded"
+        # one more for each pod that ends meanwhile, denied with the report and empty without
+        assert quiet_for(operator, 3.0).get(("PATCH", "grpojobs"), 0) <= 4
 
 
 def _taken(write: Callable[[], Any]) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.metrics import OUTCOME_KEYS
+from grpo_api.report import MAX_COUNT
 from grpo_api.status import GRPOJobStatus, MetricsStatus
 from grpo_operator.observe import Observation
 from grpo_operator.status import to_json
@@ -91,8 +92,8 @@ def test_a_pod_that_is_gone_is_told_so_once() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    step=st.integers(0, 2**62),
-    total=st.integers(0, 2**62),
+    step=st.integers(0, MAX_COUNT),
+    total=st.integers(0, MAX_COUNT),
     metrics=st.dictionaries(st.sampled_from(OUTCOME_KEYS), st.floats(allow_nan=False, allow_infinity=False)),
     result=st.sampled_from(["Succeeded", "BadInput", "DivergedKL", "WeightsDiffer"]),
 )

@@ -10,9 +10,9 @@ from grpo_api.causes import Tier, tier
 from grpo_api.contract import TERMINATION_BYTES
 from grpo_api.metrics import JOB_PHASE, OPERATOR, OUTCOME_KEYS, TRAINER
 from grpo_api.plan import MemoryPhases
-from grpo_api.report import LOAD, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
+from grpo_api.report import LOAD, MAX_COUNT, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
 
-COUNTS = st.integers(min_value=0, max_value=2**63 - 1)
+COUNTS = st.integers(min_value=0, max_value=MAX_COUNT)
 KEYS = st.sampled_from(OUTCOME_KEYS) | st.from_regex(r"[a-z0-9_]{32}", fullmatch=True)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 CHARACTERS = st.characters(codec=None) | st.sampled_from('"\\\n\x00\x7f […]ü語😀\ud800')

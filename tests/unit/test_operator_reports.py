@@ -1,0 +1,84 @@
+"""What pods report is bounded where it enters, and never keeps a decision from being made."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from grpo_api.report import Progress
+from grpo_api.status import GRPOJobStatus
+from grpo_operator.observe import Observation, Pull
+from grpo_operator.policies import Action
+from grpo_operator.status import to_json
+from tests.unit.dirty_objects import VALUES
+from tests.unit.operator_world import NOW, after, judged, make_pod, make_seen, running, terminated
+
+NUMBERS = st.sampled_from([-1, -5.0, 0, 2**53, 2**63, 10**23, 1e308, 1e-320, 10**400, True, "7", None]) | st.floats()
+INT64 = 2**63
+
+
+def whole(value: Any) -> bool:
+    """Whether every number of a JSON value fits 64 bits: what the API server takes."""
+    if isinstance(value, dict):
+        return all(map(whole, value.values()))
+    if isinstance(value, list):
+        return all(map(whole, value))
+    return not isinstance(value, int) or -INT64 <= value < INT64
+
+
+def published(seen: Observation) -> GRPOJobStatus:
+    """The status that is written, checked against what the API server takes."""
+    status = after(seen, judged(seen))
+    assert whole(to_json(status))
+    return GRPOJobStatus.model_validate(to_json(status))
+
+
+FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.items())
+
+
+@settings(max_examples=500)
+@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES, max_size=6))
+def test_any_progress_is_a_failed_pull_or_makes_a_status(fields: dict[str, Any]) -> None:
+    try:
+        progress = Progress.model_validate({"attempt": 1, "totalSteps": 9, **fields}, extra="ignore")
+    except ValidationError:
+        return
+    job = running(activeSeconds=0).job
+    published(make_seen(job, make_pod(0), make_pod(1), pull=Pull(progress, NOW - 1)))
+
+
+def message(**fields: Any) -> str:
+    return json.dumps({"result": "Succeeded", "message": "done", **fields})
+
+
+@settings(max_examples=500)
+@given(st.dictionaries(st.sampled_from(["rank", "step", "totalSteps", "metrics"]), NUMBERS | VALUES, max_size=4))
+def test_numbers_that_nobody_believes_do_not_change_how_it_ended(fields: dict[str, Any]) -> None:
+    ended = terminated(0, message(**fields))
+    seen = running(make_pod(0, state=ended), make_pod(1, state=ended))
+    assert judged(seen).action is Action.SUCCEED
+    assert published(seen).phase == "Succeeded"
+
+
+@pytest.mark.parametrize("attempt", [2, 99, -1, 10**23, "two", None])
+def test_an_outcome_counts_for_its_own_attempt_only(attempt: Any) -> None:
+    ended = terminated(0, message(step=999, attempt=attempt))
+    seen = running(make_pod(0, state=ended), make_pod(1))
+    assert (judged(seen).action is Action.SUCCEED) is (attempt is None), "null is unset, and unset is its own"
+
+
+def test_a_pod_that_somebody_made_by_hand_says_nothing() -> None:
+    stranger = make_pod(0, state=terminated(0, message(step=999)), by="")
+    assert judged(running(stranger, make_pod(1))).action is Action.WAIT
+
+
+def test_a_step_of_ten_to_the_23_is_no_step() -> None:
+    ended = terminated(40, json.dumps({"result": "OutOfMemory", "step": 10**23, "message": "CUDA out of memory"}))
+    seen = running(make_pod(0, state=ended), make_pod(1))
+    decision = judged(seen)
+    assert (decision.reason, decision.counted) == ("OutOfMemory", True)
+    assert decision.ended is not None
+    assert decision.ended.step == 0
