@@ -145,6 +145,11 @@ class Operator:
                 tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
             self.working.set()
 
+    async def grpojobs_served(self) -> None:
+        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least."""
+        mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
+        await _until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
         waiting = [name for name, mirror in self.mirrors.items() if not mirror.settled.is_set()]
@@ -210,13 +215,15 @@ async def _kopf(
 ) -> None:
     """Runs kopf once everything of ours runs: at its end it waits for all tasks that are younger than itself.
 
-    kopf ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is not
-    there. It begins anew then, after a pause; the periodic LISTs go on meanwhile.
+    kopf ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is gone.
+    It begins anew then, after a pause; the periodic LISTs go on meanwhile. A kind that is not there when it begins it
+    would never look for again, so it waits for that.
     """
     _listen(told)
     await operator.working.wait()
     backoff, namespaces = Backoff(), operator.settings.namespaces
     while True:
+        await operator.grpojobs_served()
         try:
             await kopf.operator(
                 registry=registry,

@@ -73,9 +73,13 @@ class OperatorThread:
         except BaseException as error:
             self.error = error
 
+    def begin(self) -> None:
+        """Starts it."""
+        self._thread.start()
+
     def start(self) -> "OperatorThread":
         """Starts it and waits until it is ready."""
-        self._thread.start()
+        self.begin()
         until("the operator to be ready", lambda: self.page("readyz")[0] == 200, SECONDS)
         return self
 

@@ -168,13 +168,11 @@ def _taken(write: Callable[[], Any]) -> bool:
     return True
 
 
-RULES = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-
-
 def _grant(bench: Bench, user: str) -> None:
     """Gives the user everything in the namespace, and nothing outside: as a namespaced install of the chart does."""
+    rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
     group = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}"
-    bench.post(f"{group}/roles", {"metadata": {"name": user}, "rules": RULES})
+    bench.post(f"{group}/roles", {"metadata": {"name": user}, "rules": rules})
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": user}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
     bench.post(f"{group}/rolebindings", {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]})
@@ -267,3 +265,35 @@ def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, grpo_cluster
         bench.submit()
         bench.wait_running()
         assert operator.page("readyz")[0] == 200
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_definition_that_goes_and_comes_back_is_followed_again(bench: Bench, grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster) as operator:
+        bench.submit()
+        bench.wait_running()
+        bench.client.request("DELETE", f"{CRD}/grpojobs.grpo.dev")
+        bench.wait("the detail", lambda: "grpojobs/*" in operator.page("readyz")[1])
+        assert operator.page("healthz")[0] == 200
+        grpo_cluster.kubectl("apply", "--server-side", "-f", "crds/grpojob.yaml")
+        bench.wait("it to be served", lambda: operator.page("readyz") == (200, "ok"))
+        # by an event, for the next LIST is minutes away
+        bench.wait("the API server to take one", lambda: bench.submit("back"))
+        bench.wait_running("back")
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_operator_may_come_before_the_definition(bench: Bench, grpo_cluster: Cluster) -> None:
+    bench.client.request("DELETE", f"{CRD}/grpojobs.grpo.dev")
+    bench.wait("it to be gone", lambda: not bench.exists(CRD, "grpojobs.grpo.dev"))
+    early = OperatorThread(grpo_cluster)
+    early.begin()
+    try:
+        bench.wait("the detail", lambda: "grpojobs/*" in early.page("readyz")[1])
+        assert (early.page("readyz")[0], early.page("healthz")[0]) == (503, 200)
+        grpo_cluster.kubectl("apply", "--server-side", "-f", "crds/grpojob.yaml")
+        bench.wait("it to be ready", lambda: early.page("readyz") == (200, "ok"))
+        bench.wait("the API server to take one", lambda: bench.submit("late"))
+        bench.wait_running("late")
+    finally:
+        early.stop()

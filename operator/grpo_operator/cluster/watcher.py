@@ -78,13 +78,13 @@ class Mirror(Generic[R]):
     async def relist_forever(self) -> None:
         """Only the LISTs, for a kind whose events come from elsewhere."""
         while True:
-            await self._retrying_list()
+            await self.list_until_served()
             await asyncio.sleep(self._resync * random.uniform(0.9, 1.1))
 
     async def follow(self) -> None:
         """LIST, watch until the next LIST is due, and so on."""
         while True:
-            version = await self._retrying_list()
+            version = await self.list_until_served()
             due = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
             try:
                 while (left := due - time.monotonic()) > 0:
@@ -92,7 +92,8 @@ class Mirror(Generic[R]):
             except ClusterError as error:
                 await self._failed(error)
 
-    async def _retrying_list(self) -> int:
+    async def list_until_served(self) -> int:
+        """Takes a full LIST in, however often it takes; returns its resourceVersion."""
         while True:
             try:
                 return await self.list()
