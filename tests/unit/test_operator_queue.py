@@ -159,10 +159,6 @@ def pods() -> Cache[PodRecord]:
     return Cache(PODS, pod_record, Unreadables())
 
 
-def read(*named: tuple[str, int]) -> list[PodRecord]:
-    return [pod_record(item(*one)) for one in named]
-
-
 def kept(cache: Cache[PodRecord], thing: Any) -> PodRecord:
     record = cache.put(thing)
     assert record is not None
@@ -171,7 +167,7 @@ def kept(cache: Cache[PodRecord], thing: Any) -> PodRecord:
 
 def test_an_event_that_is_late_does_not_replace_our_own_newer_answer() -> None:
     cache = pods()
-    cache.put(item("p", 7))
+    assert kept(cache, item("p", 7)).version == 7
     assert kept(cache, item("p", 5)).version == 7
     assert kept(cache, item("p", 5, "another")).uid == "another"
 
@@ -190,7 +186,7 @@ def test_a_list_removes_ghosts_and_keeps_what_is_newer_than_itself() -> None:
     cache = pods()
     for name, version in (("ghost", 3), ("same", 4), ("old", 5), ("newer", 20)):
         cache.put(item(name, version))
-    changed = cache.replace(read(("same", 4), ("old", 9), ("fresh", 10)), (), 15)
+    changed = cache.replace([pod_record(item(*one)) for one in (("same", 4), ("old", 9), ("fresh", 10))], (), 15)
     assert changed == {ObjectKey("n", "run")}
     assert sorted(record.name for record in cache) == ["fresh", "newer", "old", "same"]
     assert cache.ghosts == 1
