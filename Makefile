@@ -15,8 +15,11 @@ export TOKENIZERS_PARALLELISM ?= false
 HARNESS := tests/e2e/test_harness_nodes.py
 NODES ?= 2
 GPUS_PER_NODE ?= 8
+# `make soak`: a seed that is new every day
+SEED ?= $(shell date +%Y%m%d)
+MINUTES ?= 30
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e lint codegen cluster cluster-down images bench tools
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak lint codegen cluster cluster-down images bench tools
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -53,6 +56,11 @@ test-integration: venv ## the operator, CRD and chart on a real API server
 
 test-e2e: venv ## everything on a real multi-node cluster (needs root)
 	$(BIN)/pytest tests/e2e
+
+soak: venv ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
+	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
+	  $(BIN)/pytest tests/unit tests/integration -m 'hypothesis or seeded' --hypothesis-profile=soak --hypothesis-seed=$$seed \
+	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
 
 lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .
