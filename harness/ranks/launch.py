@@ -79,8 +79,7 @@ def launch(
     traced: bool = False,
 ) -> Launched:
     """Run a module; `environment` is added to the caller's and to ISOLATED. `traced`: under the caller's coverage."""
-    tracer = {TRACER: os.environ[SPARE_TRACER]} if traced and SPARE_TRACER in os.environ else {}
-    full = untraced() | ISOLATED | environment | tracer
+    full = untraced() | ISOLATED | environment | (tracer() if traced else {})
     output.touch()
     if not fresh:
         return Forked(module, arguments, full, output)
@@ -137,6 +136,11 @@ def server() -> ForkServerContext:
     finally:
         set_environment(before)
     return context
+
+
+def tracer() -> dict[str, str]:
+    """What starts coverage's tracer in a process; nothing where the caller's coverage isn't measured."""
+    return {TRACER: os.environ[SPARE_TRACER]} if SPARE_TRACER in os.environ else {}
 
 
 def untraced() -> dict[str, str]:

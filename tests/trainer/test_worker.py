@@ -92,7 +92,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         gang.until(lambda: saved.exists() and SAVE + 1 in gang.steps())
         gang.pods[1].kill()
         codes["killed"], resumed["killed"], outcomes["killed"] = gang.wait(), gang.steps(), [gang.outcome(0)]
-    with Gang(make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2") as gang:
+    with Gang(make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2", traced=True) as gang:
         gang.until(lambda: any(step > SAVE for step in gang.steps()))
         gang.pods[1].send_signal(signal.SIGTERM)
         codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
