@@ -13,8 +13,6 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # The harness's own tests train nothing worth waiting for: they may share the machine.
 HARNESS := tests/e2e/test_harness_nodes.py
-# Files are given to the two processes in this order, so the long ones come first and the short ones fill up the rest.
-LONGEST := $(addprefix tests/trainer/test_,memory_truth.py reference_gang.py worker.py resume.py reference.py)
 NODES ?= 2
 GPUS_PER_NODE ?= 8
 # `make soak`: a seed that is new every day
@@ -40,7 +38,7 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
 
 test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs: lint, types, layers, and all tests with coverage
-	$(BIN)/pytest $(LONGEST) tests/trainer tests/integration $(HARNESS) tests/unit -n 2 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/pytest tests/trainer tests/integration $(HARNESS) tests/unit -n 2 --dist loadfile --no-loadscope-reorder \
 	  --durations=8 --cov --cov-report=
 	$(BIN)/pytest tests/e2e --ignore $(HARNESS) --durations=8 --cov --cov-append --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/grpo_trainer/*' --skip-covered
