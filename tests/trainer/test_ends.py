@@ -4,6 +4,7 @@ Here the message is all that a user gets, so it must name what was missing and f
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,19 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.contract import PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+from grpo_api.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Result
+from grpo_api.report import EXIT_CODES, Outcome, Result
 from grpo_trainer.checkpoints import resume
 from grpo_trainer.errors import BadInput, RendezvousTimeout
 from grpo_trainer.files import write_atomically
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process import watchdog
+from grpo_trainer.process.outcome import keep
 from grpo_trainer.process.recorder import Recorder
 from harness.ranks import runs
-from harness.ranks.launch import ISOLATED, tracer
-from harness.ranks.pods import free_port
+from harness.ranks.launch import ISOLATED, launch, tracer
+from harness.ranks.pods import Gang, free_port
 
 PLAN = runs.plan(Path("/models/demo"))
 MAIN, OTHER = Placement(0, 0, 1, 2), Placement(1, 0, 1, 2)
@@ -112,6 +114,49 @@ def test_workers_that_die_without_words_get_an_outcome(tmp_path: Path, act: str,
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
     assert (outcome.result, ended.returncode != 0) == (result, True)
     assert says in outcome.message
+
+
+def alone(folder: Path, attempt: int = 1, **execution: int) -> TrainingPlan:
+    """A plan that can be given to pods, with a port of its own."""
+    plan = runs.plan(Path("/models/demo"), folder=folder, execution=execution)
+    rendezvous_here = plan.rendezvous.model_copy(update={"port": free_port()})
+    job = plan.job.model_copy(update={"attempt": attempt})
+    return plan.model_copy(update={"rendezvous": rendezvous_here, "job": job})
+
+
+def test_sigterm_while_a_rank_waits_for_its_peers_ends_it_at_once(tmp_path: Path) -> None:
+    environment = {PLAN_ENV: str(tmp_path / "plan.json"), INDEX_ENV: "1", TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    (tmp_path / "plan.json").write_text(alone(tmp_path / "runs", nodes=2).model_dump_json())
+    pod = launch("grpo_trainer", [], environment, tmp_path / "log", traced=True)
+    try:
+        while not listens_for(pod.pid, signal.SIGTERM):
+            assert pod.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        pod.send_signal(signal.SIGTERM)
+        assert pod.wait(120) == EXIT_CODES[Result.PREEMPTED]
+    finally:
+        pod.kill()
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, outcome.rank) == (Result.PREEMPTED, 1)
+    assert "SIGTERM during stage Starting" in outcome.message
+
+
+def listens_for(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> number - 1 & 1)
+
+
+def test_an_attempt_after_the_one_that_finished_only_says_so(tmp_path: Path) -> None:
+    first, second = (alone(tmp_path / "runs", attempt) for attempt in (1, 2))
+    (tmp_path / "runs" / "attempt-1").mkdir(parents=True)
+    end = Outcome(result=Result.SUCCEEDED, step=6, total_steps=6, attempt=1, message="trained 6 steps")
+    keep(first, end, Placement(0, 0, 1, 1))
+    with Gang(second, tmp_path, tmp_path / "pod", traced=True) as gang:
+        assert gang.wait() == [0]
+        outcome = gang.outcome()
+    assert (outcome.result, outcome.step, outcome.attempt) == (Result.SUCCEEDED, 6, 2)
+    assert outcome.message == "attempt 1 had finished already: trained 6 steps"
 
 
 @pytest.fixture
