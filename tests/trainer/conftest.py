@@ -8,7 +8,7 @@ import pytest
 from harness.ranks.launch import SPARE_TRACER, TRACER
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def untraced_processes() -> Iterator[None]:
     """Puts coverage's settings aside for `launch(..., traced=True)`.
 
