@@ -15,8 +15,11 @@ export TOKENIZERS_PARALLELISM ?= false
 HARNESS := tests/e2e/test_harness_nodes.py
 NODES ?= 2
 GPUS_PER_NODE ?= 8
+# `make soak`: a seed that is new every day
+SEED ?= $(shell date +%Y%m%d)
+MINUTES ?= 30
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e lint codegen cluster cluster-down images bench tools
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak lint codegen cluster cluster-down images bench tools
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -35,8 +38,11 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
 
 test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs: lint, types, layers, and all tests with coverage
-	$(BIN)/pytest tests/unit tests/integration tests/trainer $(HARNESS) -n 2 --dist loadfile --cov --cov-report=
+	$(BIN)/pytest tests/trainer tests/integration $(HARNESS) tests/unit -n 2 --dist loadfile --no-loadscope-reorder \
+	  --durations=8 --cov --cov-report=
 	$(BIN)/pytest tests/e2e --ignore $(HARNESS) --durations=8 --cov --cov-append --cov-report=term:skip-covered
+	$(BIN)/coverage report --include='*/grpo_trainer/*' --skip-covered
+	$(BIN)/coverage report --include='*/grpo_codegen/*' --skip-covered
 
 tools: venv ## build the programs and images that the tests need, before anything else wants the cores
 	@$(CLUSTER) --name prepare up >/dev/null && $(CLUSTER) --name prepare down
@@ -53,6 +59,11 @@ test-integration: venv ## the operator, CRD and chart on a real API server
 
 test-e2e: venv ## everything on a real multi-node cluster (needs root)
 	$(BIN)/pytest tests/e2e
+
+soak: venv ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
+	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
+	  $(BIN)/pytest tests/unit tests/integration -m 'hypothesis or seeded' --hypothesis-profile=soak --hypothesis-seed=$$seed \
+	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
 
 lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .

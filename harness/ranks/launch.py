@@ -4,6 +4,9 @@ A rank spends more time on importing torch, TRL and DeepSpeed than a test on all
 multiprocessing's own, has one thread and has run no operator of torch; a forked process runs the module as `__main__`,
 with its own arguments, environment and output, and differs from a true one in nothing that the trainer looks at.
 `fresh=True` is the true command: for what must see the start itself, or the allocator's settings.
+
+Coverage's tracer takes a fifth of a rank's time, so a process runs without it unless it is asked for: one gang per
+reference strategy is `traced`, which shows the lines that the others run too.
 """
 
 import gc
@@ -30,6 +33,10 @@ ISOLATED = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """What every process runs with, whatever the caller's environment is."""
+TRACER = "COVERAGE_PROCESS_CONFIG"
+"""Variable by which coverage (`patch = subprocess` in pyproject.toml) hands its settings to child processes."""
+SPARE_TRACER = f"SPARE_{TRACER}"
+"""Where tests/trainer/conftest.py puts it, so that no process is traced unless it is asked for."""
 LIBRARIES = [
     "pytest",
     "grpo_trainer.worker",
@@ -63,10 +70,16 @@ class Launched(Protocol):
 
 
 def launch(
-    module: str, arguments: list[str], environment: dict[str, str], output: Path, *, fresh: bool = False
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    output: Path,
+    *,
+    fresh: bool = False,
+    traced: bool = False,
 ) -> Launched:
-    """Run a module; `environment` is added to the caller's and to ISOLATED."""
-    full = untraced() | ISOLATED | environment
+    """Run a module; `environment` is added to the caller's and to ISOLATED. `traced`: under the caller's coverage."""
+    full = untraced() | ISOLATED | environment | (tracer() if traced else {})
     output.touch()
     if not fresh:
         return Forked(module, arguments, full, output)
@@ -125,16 +138,33 @@ def server() -> ForkServerContext:
     return context
 
 
+def tracer() -> dict[str, str]:
+    """What starts coverage's tracer in a process; nothing where the caller's coverage isn't measured."""
+    return {TRACER: os.environ[SPARE_TRACER]} if SPARE_TRACER in os.environ else {}
+
+
 def untraced() -> dict[str, str]:
-    """The caller's environment without coverage's tracer, which takes a fifth of a rank's time: the packages whose
-    coverage is measured hardly run there."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    """The caller's environment without what starts coverage's tracer."""
+    return {name: value for name, value in os.environ.items() if name not in (TRACER, SPARE_TRACER)}
 
 
 def set_environment(values: dict[str, str]) -> None:
     """Replace this process's environment."""
     os.environ.clear()
     os.environ.update(values)
+
+
+def trace() -> None:
+    """Start coverage if the environment asks for it: Python does so at its start, which a forked process never sees.
+
+    `patch = _exit` in pyproject.toml saves what was traced when the module leaves. Its own children are not traced:
+    those of reward functions end by SIGKILL, in the middle of what coverage writes.
+    """
+    if TRACER in os.environ:
+        import coverage
+
+        coverage.process_startup()
+        del os.environ[TRACER]
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
@@ -146,6 +176,7 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], output:
     os.chdir(ROOT)
     set_environment(environment)
     sys.argv[1:] = arguments
+    trace()
     code = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

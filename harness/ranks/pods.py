@@ -25,19 +25,22 @@ PATIENCE_SECONDS = 400
 class Gang:
     """The pods of one attempt; a context manager that leaves no process behind."""
 
-    def __init__(self, plan: TrainingPlan, data: Path, folder: Path, *, fresh: bool = False) -> None:
-        """`fresh` as in launch.py."""
+    def __init__(
+        self, plan: TrainingPlan, data: Path, folder: Path, *, fresh: bool = False, traced: bool = False
+    ) -> None:
+        """`fresh` and `traced` as in launch.py."""
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = free_port()
         (folder / "plan.json").write_text(plan.model_dump_json())
         environment = {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
         environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{self.port}"
-        self.pods = [self._start(environment, index, fresh) for index in range(plan.execution.nodes)]
+        self.pods = [self._start(environment, index, fresh, traced) for index in range(plan.execution.nodes)]
 
-    def _start(self, environment: dict[str, str], index: int, fresh: bool) -> Launched:
+    def _start(self, environment: dict[str, str], index: int, fresh: bool, traced: bool) -> Launched:
         own = {INDEX_ENV: str(index), TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}")}
-        return launch("grpo_trainer", [], environment | own, self.folder / f"pod-{index}.log", fresh=fresh)
+        log = self.folder / f"pod-{index}.log"
+        return launch("grpo_trainer", [], environment | own, log, fresh=fresh, traced=traced)
 
     def __enter__(self) -> "Gang":
         return self

@@ -40,13 +40,23 @@ def discovered(cluster: AnyCluster) -> dict[str, str]:
     """The versions of our group that the API server announces, each with the hash of the stored one."""
     groups = json.loads(cluster.kubectl("get", "--raw", "/apis"))["groups"]
     versions = [found["groupVersion"] for group in groups if group["name"] == GROUP for found in group["versions"]]
-    listed = {version: json.loads(cluster.kubectl("get", "--raw", f"/apis/{version}")) for version in versions}
     return {
         version.removeprefix(f"{GROUP}/"): resource["storageVersionHash"]
-        for version, found in listed.items()
-        for resource in found["resources"]
+        for version in versions
+        for resource in resources(cluster, version)
         if resource["name"] == PLURAL
     }
+
+
+def resources(cluster: AnyCluster, version: str) -> list[dict[str, Any]]:
+    """What a version serves; nothing where it has just gone."""
+    try:
+        found: list[dict[str, Any]] = json.loads(cluster.kubectl("get", "--raw", f"/apis/{version}"))["resources"]
+    except CommandError as error:
+        if "NotFound" not in error.stderr:
+            raise
+        return []
+    return found
 
 
 def stored_versions(cluster: AnyCluster) -> list[str]:

@@ -17,12 +17,12 @@ from aiohttp import web
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
+from tests.generated import cases
 from tests.integration.api_proxy import ApiProxy, is_watch, plural
 from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, OperatorThread, operating, quiet_for
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 EVENTS = "/api/v1/namespaces/{}/events"
-SEED = 8
 
 
 @pytest.fixture
@@ -67,12 +67,14 @@ def test_a_pod_with_a_broken_index_costs_itself_only(bench: Bench, grpo_cluster:
         assert again.page("healthz")[0] == 200
 
 
-def test_any_label_that_the_api_server_takes_costs_at_most_its_pod(bench: Bench, grpo_cluster: Cluster) -> None:
-    chance = random.Random(SEED)
+@pytest.mark.seeded
+def test_any_label_that_the_api_server_takes_costs_at_most_its_pod(
+    bench: Bench, grpo_cluster: Cluster, chance: random.Random
+) -> None:
     words = ["", "0", "1", "-1", "abc", "007", "1.5", "9" * 20, "9" * 63, "A.b-c_d", "NaN", "true"]
     taken = 0
     with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
-        for number in range(60):
+        for number in range(cases(60)):
             labels = {key: chance.choice(words) for key in (LABEL_INDEX, LABEL_ATTEMPT, LABEL_UID)}
             pod = stray(f"stray-{number}", **{LABEL_JOB: chance.choice(["x", "run", ""]), **labels})
             taken += _taken(partial(bench.post, PODS, pod))

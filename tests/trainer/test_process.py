@@ -152,23 +152,6 @@ def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert importlib.util.find_spec("deepspeed") is not None
 
 
-def test_worker_that_dies_without_words_gets_an_outcome(tmp_path: Path) -> None:
-    plan = changed(processes_per_node=2)
-    (tmp_path / "plan.json").write_text(plan.model_dump_json())
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal\n"
-        "if os.environ.get('LOCAL_RANK') == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if 'LOCAL_RANK' not in os.environ: import grpo_trainer.process.supervisor as s; s.SURVIVOR_SECONDS = 1.0\n"
-    )
-    environment = ISOLATED | {PLAN_ENV: str(tmp_path / "plan.json"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
-    environment["PYTHONPATH"] = f"{tmp_path}:{ISOLATED['PYTHONPATH']}"
-    environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{free_port()}"
-    ended = subprocess.run([sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120)
-    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
-    assert (outcome.result, outcome.rank, ended.returncode) == (Result.ERROR, 1, 1)
-    assert "ended by SIGKILL without an outcome" in outcome.message
-
-
 def test_watchdog_ends_a_run_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
     recorder.begin(3, 10)

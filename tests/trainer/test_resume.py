@@ -67,7 +67,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             gang.wait()
             killed = gang.steps()
     last = make_plan(request.param, model, folder / "runs", 2)
-    with Gang(last, folder, folder / "pods-2", fresh=last.execution.zero_stage > 0) as gang:
+    with Gang(last, folder, folder / "pods-2", traced=True) as gang:
         gang.wait()
         steps, result = gang.steps(), gang.outcome().result
         return Story(killed=killed, resumed=steps, result=result, model=model, runs=folder / "runs")

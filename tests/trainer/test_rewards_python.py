@@ -15,6 +15,7 @@ import pytest
 
 from grpo_api.rewards import PythonReward
 from grpo_trainer.errors import BadInput, RewardError
+from grpo_trainer.rewards import child_process
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.child_process import FunctionProcess
 from grpo_trainer.rewards.python_function import AsyncPythonFunction, PythonFunction, python_function
@@ -110,6 +111,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(MODULE)
     (folder / "helper.py").write_text("value = 4.5\n")
     (folder / "broken.py").write_text("import nonexistent_module\n")
+    (folder / "leaves.py").write_text("import os\nos._exit(7)\n")
+    (folder / "sleeps.py").write_text("import time\ntime.sleep(600)\n")
     return folder
 
 
@@ -218,11 +221,18 @@ def test_failures_name_reward_sample_and_step(make: Any, function: str, completi
         ("mine:constant", "3 is not a function"),
         ("absent:any", "ModuleNotFoundError: No module named 'absent'"),
         ("broken:any", "No module named 'nonexistent_module'"),
+        ("leaves:any", "the process ended with status 7 during the import"),
     ],
 )
 def test_a_function_that_is_not_there_is_bad_input(make: Any, function: str, message: str) -> None:
     with pytest.raises(BadInput, match=rf"reward 'mine': python.function {function} can't be imported: .*{message}"):
         make(function)
+
+
+def test_an_import_that_takes_for_ever_is_bad_input(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "START_SECONDS", 0.5)
+    with pytest.raises(BadInput, match=r"sleeps:any can't be imported: the import took more than"):
+        make("sleeps:any")
 
 
 def test_the_image_s_functions_need_no_configmap() -> None:

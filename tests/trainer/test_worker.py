@@ -92,12 +92,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         gang.until(lambda: saved.exists() and SAVE + 1 in gang.steps())
         gang.pods[1].kill()
         codes["killed"], resumed["killed"], outcomes["killed"] = gang.wait(), gang.steps(), [gang.outcome(0)]
-    with Gang(make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2") as gang:
+    with Gang(make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2", traced=True) as gang:
         gang.until(lambda: any(step > SAVE for step in gang.steps()))
         gang.pods[1].send_signal(signal.SIGTERM)
         codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
         outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
-    with Gang(make_plan(folder / "runs", model, attempt=3, nodes=1), folder, folder / "pods-3", fresh=True) as gang:
+    last = make_plan(folder / "runs", model, attempt=3, nodes=1)
+    with Gang(last, folder, folder / "pods-3", fresh=True, traced=True) as gang:
         codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
     return Story(
         calm=calm, progress=progress, metrics=metrics, outcomes=outcomes, codes=codes, resumed=resumed, folder=folder

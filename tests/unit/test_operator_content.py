@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_operator.admission.inventory import node_facts, pod_facts
@@ -26,6 +26,7 @@ from grpo_operator.observe import observe
 from grpo_operator.parsing import grpojob_record, job_record, pod_record, service_record
 from grpo_operator.policies import decide
 from grpo_operator.status import build, to_json
+from tests.generated import cases
 from tests.unit.dirty_objects import (
     EXTREMES,
     GRPOJOB,
@@ -49,7 +50,7 @@ PARSERS: list[tuple[Callable[[Any], Any], Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=cases(250))
 @given(data=st.data())
 @pytest.mark.parametrize(("parse", "base"), PARSERS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_parser_names_what_it_can_not_read(parse: Callable[[Any], Any], base: Any, data: st.DataObject) -> None:
@@ -57,7 +58,7 @@ def test_a_parser_names_what_it_can_not_read(parse: Callable[[Any], Any], base: 
         parse(data.draw(dirty(base) | VALUES))
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(1000))
 @given(
     job=st.just(GRPOJOB) | dirty(GRPOJOB),
     child=st.just(RUNNING_JOB) | dirty(JOB),
@@ -119,7 +120,7 @@ def clean(number: int) -> Any:
     return item
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=cases(25))
 @given(
     listed=st.lists(dirty(POD) | VALUES, max_size=20),
     events=st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), dirty(POD) | VALUES), max_size=40),
@@ -174,7 +175,6 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     assert [record.name for record in caches.pods] == ["clean-1"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(item=VALUES | dirty(GRPOJOB))
 def test_every_object_has_some_identity(item: Any) -> None:
     assert len(identity(item)) == 2

@@ -11,6 +11,7 @@ from grpo_api.report import MAX_COUNT
 from grpo_api.status import GRPOJobStatus, MetricsStatus
 from grpo_operator.observe import Observation
 from grpo_operator.status import to_json
+from tests.generated import cases
 from tests.unit.operator_world import (
     after,
     condition,
@@ -90,7 +91,7 @@ def test_a_pod_that_is_gone_is_told_so_once() -> None:
     assert to_json(decided(make_seen(again))) == to_json(status)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200))
 @given(
     step=st.integers(0, MAX_COUNT),
     total=st.integers(0, MAX_COUNT),

@@ -13,6 +13,7 @@ from grpo_api.status import GRPOJobStatus
 from grpo_operator.observe import Observation, Pull
 from grpo_operator.policies import Action
 from grpo_operator.status import to_json
+from tests.generated import cases
 from tests.unit.dirty_objects import VALUES
 from tests.unit.operator_world import NOW, after, judged, make_pod, make_seen, running, terminated
 
@@ -39,7 +40,7 @@ def published(seen: Observation) -> GRPOJobStatus:
 FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.items())
 
 
-@settings(max_examples=500)
+@settings(max_examples=cases(500))
 @given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES, max_size=6))
 def test_any_progress_is_a_failed_pull_or_makes_a_status(fields: dict[str, Any]) -> None:
     try:
@@ -54,7 +55,7 @@ def message(**fields: Any) -> str:
     return json.dumps({"result": "Succeeded", "message": "done", **fields})
 
 
-@settings(max_examples=500)
+@settings(max_examples=cases(500))
 @given(st.dictionaries(st.sampled_from(["rank", "step", "totalSteps", "metrics"]), NUMBERS | VALUES, max_size=4))
 def test_numbers_that_nobody_believes_do_not_change_how_it_ended(fields: dict[str, Any]) -> None:
     ended = terminated(0, message(**fields))

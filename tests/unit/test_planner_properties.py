@@ -7,13 +7,14 @@ change nothing, and what is chosen fits.
 from dataclasses import fields, replace
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
 from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.memory import Predictor, Setup, ZeroStage, predict
 from grpo_planner.model import catalogue
+from tests.generated import cases
 from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
 
 MODELS = st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"])
@@ -33,7 +34,7 @@ CHANGES = st.fixed_dictionaries(
         "placement__nodes": st.integers(1, 3),
     },
 )
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=cases(40))
 
 
 @st.composite
@@ -67,7 +68,7 @@ def setups(draw: st.DrawFn) -> Setup:
     )
 
 
-@QUICK
+@FEW
 @given(jobs(), GROUPS, st.integers(1, 60_000))
 def test_more_memory_never_makes_a_feasible_job_infeasible(job: GRPOJobSpec, group: Node, more: int) -> None:
     bigger = replace(group, gpu_memory_mib=group.gpu_memory_mib + more)
@@ -75,7 +76,7 @@ def test_more_memory_never_makes_a_feasible_job_infeasible(job: GRPOJobSpec, gro
         assert plan_job(job, Inventory((bigger,))).feasible
 
 
-@QUICK
+@FEW
 @given(jobs(), GROUPS)
 def test_the_chosen_plan_fits_and_splits_the_batch(job: GRPOJobSpec, group: Node) -> None:
     answer = plan_job(job, Inventory((group,)))
@@ -92,7 +93,7 @@ def test_the_chosen_plan_fits_and_splits_the_batch(job: GRPOJobSpec, group: Node
     assert chosen.world_size * chosen.micro_batch * chosen.gradient_accumulation == step
 
 
-@QUICK
+@FEW
 @given(jobs(), st.lists(GROUPS, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_the_order_of_nodes_changes_nothing(job: GRPOJobSpec, groups: list[Node], random: Any) -> None:
     single = [replace(group, count=1, name=f"n{i}-{j}") for i, group in enumerate(groups) for j in range(group.count)]
@@ -103,14 +104,14 @@ def test_the_order_of_nodes_changes_nothing(job: GRPOJobSpec, groups: list[Node]
     assert first.model_dump_json() == plan_job(job, Inventory(tuple(groups))).model_dump_json()
 
 
-@QUICK
+@FEW
 @given(jobs(), GROUPS)
 def test_the_same_input_gives_the_same_bytes(job: GRPOJobSpec, group: Node) -> None:
     there = Inventory((group,))
     assert plan_job(job, there).model_dump_json() == plan_job(job, there).model_dump_json()
 
 
-@QUICK
+@FEW
 @given(jobs(), GROUPS, st.integers(1, 3))
 def test_longer_completions_never_make_an_infeasible_job_feasible(job: GRPOJobSpec, group: Node, bits: int) -> None:
     longer = job.model_copy(
@@ -121,7 +122,7 @@ def test_longer_completions_never_make_an_infeasible_job_feasible(job: GRPOJobSp
         assert plan_job(job, Inventory((group,))).feasible
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(300))
 @given(setups(), st.sampled_from(sorted(catalogue.shapes())))
 def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
     shape = catalogue.shapes()[name]
@@ -137,7 +138,6 @@ def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
         assert all(after[name] >= before[name] for name in before), (more, before, after)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(setups(), min_size=2, max_size=8), st.sampled_from(sorted(catalogue.shapes())))
 def test_terms_kept_for_one_setup_are_right_for_the_next(asked: list[Setup], name: str) -> None:
     """Neighbours that differ in one setting are what a key without that setting would confuse."""

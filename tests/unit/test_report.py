@@ -3,7 +3,7 @@ of; causes come before symptoms; a phase of a step is not a phase of a job.
 """
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_api.causes import Tier, tier
@@ -29,7 +29,6 @@ OUTCOMES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(OUTCOMES, st.lists(PARTS, max_size=4))
 def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[str, int]]) -> None:
     message = "".join(text * times for text, times in parts)

@@ -1,0 +1,189 @@
+"""Ends that others bring about: peers that never come, a worker killed from outside, a volume or disk that fails.
+
+Here the message is all that a user gets, so it must name what was missing and for how long.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_api.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_trainer.checkpoints import resume
+from grpo_trainer.errors import BadInput, RendezvousTimeout
+from grpo_trainer.files import write_atomically
+from grpo_trainer.gang import rendezvous
+from grpo_trainer.gang.placement import Placement
+from grpo_trainer.process import watchdog
+from grpo_trainer.process.outcome import keep
+from grpo_trainer.process.recorder import Recorder
+from harness.ranks import runs
+from harness.ranks.launch import ISOLATED, launch, tracer
+from harness.ranks.pods import Gang, free_port
+
+PLAN = runs.plan(Path("/models/demo"))
+MAIN, OTHER = Placement(0, 0, 1, 2), Placement(1, 0, 1, 2)
+
+
+def impatient(port: int) -> TrainingPlan:
+    """A plan whose ranks wait for nobody."""
+    guard = PLAN.guard.model_copy(update={"rendezvous_timeout_seconds": 0})
+    return PLAN.model_copy(update={"guard": guard, "rendezvous": PLAN.rendezvous.model_copy(update={"port": port})})
+
+
+def test_a_rank_without_rank_0_says_where_it_looked() -> None:
+    port = free_port()
+    with pytest.raises(RendezvousTimeout, match=rf"rank 0 at 127\.0\.0\.1:{port} did not answer within"):
+        rendezvous.join(impatient(port), OTHER)
+
+
+def test_rank_0_names_the_ranks_that_did_not_come() -> None:
+    with pytest.raises(RendezvousTimeout, match=r"1 of 2 ranks came in time; missing: 1\."):
+        rendezvous.join(impatient(free_port()), MAIN)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousTimeout, match=rf"the store at 127\.0\.0\.1:{port} can't be opened"):
+            rendezvous.join(impatient(port), MAIN)
+
+
+def test_a_volume_that_shows_nothing_of_rank_0_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "claim", lambda _: None)  # as if rank 0 wrote to another node's disk
+    with pytest.raises(BadInput, match=r"owner\.json, just written by rank 0, can't be seen"):
+        resume.claim_folder(runs.plan(Path("/models/demo"), folder=tmp_path))
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    with pytest.raises(OSError, match="kept"):
+        write_atomically(tmp_path / "kept", "text")
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "file"]
+
+
+# Runs at the start of every process of the pod: the supervisor's, which has no LOCAL_RANK, and the workers'.
+START = """
+import os, pathlib, re, signal, time
+from grpo_trainer.process import supervisor
+counter = pathlib.Path(__file__).with_name("memory.events")
+supervisor.SURVIVOR_SECONDS, supervisor.CGROUP_EVENTS = 1.0, counter
+if os.environ.get("LOCAL_RANK") == "1":
+    {act}
+"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+OUT_OF_MEMORY = f'counter.write_text("oom 1\\noom_kill 1\\n"); {KILLED}'
+STOPPED = """
+    status = pathlib.Path(f"/proc/{os.getppid()}/status")
+    while not int(re.search("SigCgt:\\s+(\\w+)", status.read_text())[1], 16) >> signal.SIGTERM - 1 & 1:
+        time.sleep(0.01)  # until the supervisor listens
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "result", "says"),
+    [
+        (KILLED, Result.ERROR, "rank 1 was ended by SIGKILL without an outcome"),
+        (OUT_OF_MEMORY, Result.OUT_OF_MEMORY, "rank 1 was ended by the kernel's OOM killer"),
+        (STOPPED, Result.ERROR, "was ended by SIGTERM without an outcome"),
+    ],
+    ids=["killed", "out of memory", "stopped"],
+)
+def test_workers_that_die_without_words_get_an_outcome(tmp_path: Path, act: str, result: Result, says: str) -> None:
+    execution = PLAN.execution.model_copy(update={"processes_per_node": 2})
+    (tmp_path / "plan.json").write_text(PLAN.model_copy(update={"execution": execution}).model_dump_json())
+    (tmp_path / "sitecustomize.py").write_text(START.format(act=act))
+    (tmp_path / "memory.events").write_text("oom 0\noom_kill 0\n")
+    environment = ISOLATED | {PLAN_ENV: str(tmp_path / "plan.json"), TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    environment |= tracer() | {"PYTHONPATH": f"{tmp_path}:{ISOLATED['PYTHONPATH']}"}
+    environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{free_port()}"
+    ended = subprocess.run([sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120)
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, ended.returncode != 0) == (result, True)
+    assert says in outcome.message
+
+
+def alone(folder: Path, attempt: int = 1, **execution: int) -> TrainingPlan:
+    """A plan that can be given to pods, with a port of its own."""
+    plan = runs.plan(Path("/models/demo"), folder=folder, execution=execution)
+    rendezvous_here = plan.rendezvous.model_copy(update={"port": free_port()})
+    job = plan.job.model_copy(update={"attempt": attempt})
+    return plan.model_copy(update={"rendezvous": rendezvous_here, "job": job})
+
+
+def test_sigterm_while_a_rank_waits_for_its_peers_ends_it_at_once(tmp_path: Path) -> None:
+    environment = {PLAN_ENV: str(tmp_path / "plan.json"), INDEX_ENV: "1", TERMINATION_LOG_ENV: str(tmp_path / "end")}
+    (tmp_path / "plan.json").write_text(alone(tmp_path / "runs", nodes=2).model_dump_json())
+    pod = launch("grpo_trainer", [], environment, tmp_path / "log", traced=True)
+    try:
+        while not listens_for(pod.pid, signal.SIGTERM):
+            assert pod.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        pod.send_signal(signal.SIGTERM)
+        assert pod.wait(120) == EXIT_CODES[Result.PREEMPTED]
+    finally:
+        pod.kill()
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, outcome.rank) == (Result.PREEMPTED, 1)
+    assert "SIGTERM during stage Starting" in outcome.message
+
+
+def listens_for(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> number - 1 & 1)
+
+
+def test_an_attempt_after_the_one_that_finished_only_says_so(tmp_path: Path) -> None:
+    first, second = (alone(tmp_path / "runs", attempt) for attempt in (1, 2))
+    (tmp_path / "runs" / "attempt-1").mkdir(parents=True)
+    end = Outcome(result=Result.SUCCEEDED, step=6, total_steps=6, attempt=1, message="trained 6 steps")
+    keep(first, end, Placement(0, 0, 1, 1))
+    with Gang(second, tmp_path, tmp_path / "pod", traced=True) as gang:
+        assert gang.wait() == [0]
+        outcome = gang.outcome()
+    assert (outcome.result, outcome.step, outcome.attempt) == (Result.SUCCEEDED, 6, 2)
+    assert outcome.message == "attempt 1 had finished already: trained 6 steps"
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Puts back what a watchdog takes for itself."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    signal.set_wakeup_fd(-1)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_sigterm_while_loading_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[Outcome] = []
+    ended = threading.Event()
+
+    def end(outcome: Outcome) -> None:
+        ends.append(outcome)
+        ended.set()
+        threading.Event().wait()  # os._exit doesn't return either
+
+    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.01)
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder.stage("Loading")
+    watchdog.Watchdog(PLAN, recorder, end).start()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.wait(60)
+    assert [(outcome.result, "during stage Loading" in outcome.message) for outcome in ends] == [
+        (Result.PREEMPTED, True)
+    ]
