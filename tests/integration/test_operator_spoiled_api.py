@@ -1,0 +1,91 @@
+"""An API server that misbehaves: it closes watches at once, forgets the pages of a LIST, sends errors in a watch.
+
+A healthy server can't be asked for that, so a proxy in front of the real one spoils some of its answers.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from harness.cluster import Cluster
+from tests.integration.api_proxy import ApiProxy, is_watch, plural
+from tests.integration.operator_bench import Bench, operating, quiet_for
+
+
+@pytest.fixture
+def bench(grpo_cluster: Cluster) -> Bench:
+    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
+
+
+@pytest.fixture
+def proxy(grpo_cluster: Cluster, tmp_path: Path) -> Iterator[ApiProxy]:
+    with ApiProxy(grpo_cluster, tmp_path).running() as one:
+        yield one
+
+
+@pytest.mark.parametrize("kind", ["all", "grpojobs"])
+def test_a_watch_that_closes_at_once_is_not_hammered(
+    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy, kind: str
+) -> None:
+    async def close(request: web.Request) -> web.StreamResponse | None:
+        return web.Response() if is_watch(request) and kind in ("all", plural(request)) else None
+
+    proxy.spoil = close
+    seconds = 5.0
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig), resync=2.0) as one:
+        before = sum(count for name, count in proxy.seen.items() if name.startswith("WATCH"))
+        quiet_for(one, seconds)
+        after = sum(count for name, count in proxy.seen.items() if name.startswith("WATCH"))
+        # four kinds: at 0, 0.8, 2.4 and 5.6 s, less or more by jitter, plus what a LIST begins anew
+        assert after - before <= 4 * 6
+        bench.submit()
+        bench.wait_running()
+        assert one.page("healthz")[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["pods", "grpojobs", "nodes"])
+def test_a_410_in_the_middle_of_a_list_begins_it_anew(
+    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy, kind: str
+) -> None:
+    """The first pages claim that there are more, and those are too old when they are asked for."""
+    spoiled: list[str] = []
+
+    async def expire(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("continue") == "spoiled":
+            return web.json_response({"kind": "Status", "code": 410, "message": "too old"}, status=410)
+        if request.method != "GET" or is_watch(request) or plural(request) != kind or len(spoiled) >= 2:
+            return None
+        spoiled.append(kind)
+        page = {"kind": "List", "metadata": {"resourceVersion": "1", "continue": "spoiled"}, "items": []}
+        return web.json_response(page)
+
+    proxy.spoil = expire
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)) as operator:
+        bench.submit(placement={"accelerator": "GPU", "gpus": {"max": 1}}, name="gpu")
+        bench.submit()
+        bench.wait_running()
+        bench.wait("an answer on GPUs", lambda: bench.condition("Admitted", "gpu")[1])
+        assert operator.page("healthz")[0] == 200
+    assert len(spoiled) == 2
+
+
+def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy) -> None:
+    """An error event other than 410 is fatal to kopf's operator; it must not be to ours."""
+    sent: list[str] = []
+
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        if not is_watch(request) or plural(request) != "grpojobs" or len(sent) >= 2:
+            return None
+        sent.append("error")
+        event = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: leader changed"}}
+        return web.Response(text=json.dumps(event) + "\n")
+
+    proxy.spoil = fail
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)) as operator:
+        bench.wait("both errors", lambda: len(sent) == 2)
+        bench.submit()
+        bench.wait_running()
+        assert operator.page("readyz")[0] == 200
