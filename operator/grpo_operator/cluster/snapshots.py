@@ -12,10 +12,9 @@ from ..admission.inventory import NodeFacts, PodFacts, node_facts, pod_facts
 from ..admission.resources import Amounts
 from ..admission.snapshot import Snapshot
 from ..errors import Forbidden
-from ..names import ObjectKey
 from ..untyped import Part
-from .api import LIVE_PODS, NODES, PODS, PRIORITY_CLASSES, Cluster, Object, Selection, listed
-from .unreadable import Unreadables, identity
+from .api import LIVE_PODS, NODES, PODS, PRIORITY_CLASSES, Cluster, Object, Selection
+from .unreadable import Unreadables, list_readable
 
 T = TypeVar("T")
 FRESH_SECONDS = 1.0
@@ -99,15 +98,12 @@ class Snapshots:
 
     async def _listed(self, selection: Selection, parse: Callable[[Object], T]) -> list[T]:
         """What `parse` makes of a full LIST; objects that it can't read are set aside."""
-        plural, unread = selection.resource.plural, set[ObjectKey]()
+        plural = selection.resource.plural
 
         def read(item: Object) -> tuple[T] | None:
-            record = self.unreadables.read(plural, lambda known: (parse(known),), item)
-            if record is None:
-                unread.add(identity(item))
-            return record
+            return self.unreadables.read(plural, lambda known: (parse(known),), item)
 
-        found, _ = await listed(self._cluster, selection, read)
+        found, unread, _ = await list_readable(self._cluster, selection, read)
         self.unreadables.keep(plural, unread, selection.namespace)
         return [record for (record,) in found]
 

@@ -18,7 +18,7 @@ from ..events import unreadable_event, unreadable_message
 from ..names import ObjectKey
 from ..reasons import Reason
 from ..times import timestamp
-from .api import EVENTS, GRPOJOBS, Cluster, Object
+from .api import EVENTS, GRPOJOBS, Cluster, Object, Selection, listed
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,26 @@ def identity(item: object) -> ObjectKey:
     return ObjectKey(*(str(named.get(field) or "?")[:253] for field in ("namespace", "name")))
 
 
+async def list_readable(
+    cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]
+) -> tuple[list[T], set[ObjectKey], int]:
+    """A full LIST: what `read` makes of the objects, the keys of those that it gives None for, the resourceVersion.
+
+    Raises:
+        ClusterError: the LIST failed.
+    """
+    unread: set[ObjectKey] = set()
+
+    def noted(item: Object) -> T | None:
+        record = read(item)
+        if record is None:
+            unread.add(identity(item))
+        return record
+
+    records, version = await listed(cluster, selection, noted)
+    return records, unread, version
+
+
 class Teller:
     """Tells on GRPOJobs that they can't be read."""
 
@@ -143,10 +163,10 @@ def _told(item: Object, problem: str, now: str) -> list[Any] | None:
     known = status.get("conditions") if isinstance(status, dict) else None
     conditions = list(known) if isinstance(known, list) else []
     message = unreadable_message(problem)
-    for one in conditions:
-        if isinstance(one, dict) and one.get("type") == ConditionType.READABLE and one.get("message") == message:
-            return None
-    others = [one for one in conditions if not (isinstance(one, dict) and one.get("type") == ConditionType.READABLE)]
+    ours = [one for one in conditions if isinstance(one, dict) and one.get("type") == ConditionType.READABLE]
+    if any(one.get("message") == message for one in ours):
+        return None
+    others = [one for one in conditions if one not in ours]
     readable = {
         "type": ConditionType.READABLE.value,
         "status": "False",

@@ -18,10 +18,10 @@ from typing import Any, Generic
 from ..errors import ClusterError, Denied, NotFound, Stale, Unavailable
 from ..names import ObjectKey
 from ..untyped import Part, Unreadable
-from .api import Cluster, Object, Selection, listed
+from .api import Cluster, Object, Selection
 from .backoff import Backoff
 from .cache import Cache, R
-from .unreadable import identity
+from .unreadable import identity, list_readable
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +58,7 @@ class Mirror(Generic[R]):
 
     async def list(self) -> int:
         """Takes a full LIST in; returns its resourceVersion."""
-        unread: set[ObjectKey] = set()
-
-        def read(item: Object) -> R | None:
-            record = self._cache.read(item)
-            if record is None:
-                unread.add(identity(item))
-            return record
-
-        records, version = await listed(self._cluster, self._selection, read)
+        records, unread, version = await list_readable(self._cluster, self._selection, self._cache.read)
         ghosts = self._cache.ghosts
         changed = self._cache.replace(records, unread, version, self._selection.namespace)
         if found := self._cache.ghosts - ghosts:
