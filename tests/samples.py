@@ -96,6 +96,10 @@ GOOD: dict[str, dict[str, Any]] = {
         },
     },
     "claim-template": {"checkpoint": {"volumeClaimTemplate": {"size": "100Gi"}, "everySteps": 10}},
+    "claim-on-one-node": {
+        "placement.nodes": 1,
+        "checkpoint.volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"},
+    },
     "guarded": {"guard": {"maxKL": 10, "maxKLSteps": 3, "hangTimeoutSeconds": 600}},
     "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
@@ -206,6 +210,15 @@ BAD: tuple[Bad, ...] = (
         {"checkpoint": {"volume": {"claimName": "c"}, "volumeClaimTemplate": {"size": "1Gi"}}},
         "spec.checkpoint",
         "at most one of volume, volumeClaimTemplate",
+    ),
+    Bad(
+        "claim-of-one-node",
+        {
+            "placement.nodes": 2,
+            "checkpoint.volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"},
+        },
+        "spec",
+        "set checkpoint.volumeClaimTemplate.accessMode to ReadWriteMany",
     ),
     Bad(
         "claim-without-size", {"checkpoint.volumeClaimTemplate": {}}, "spec.checkpoint.volumeClaimTemplate", "Required"

@@ -76,6 +76,13 @@ class GRPOJobSpec(Model):
             lambda spec: spec.adapter.use != "Always" or spec.reference.sync is None,
         ),
         Rule(
+            "!has(self.placement.nodes) || self.placement.nodes == 1 || !has(self.checkpoint.volumeClaimTemplate) || "
+            "self.checkpoint.volumeClaimTemplate.accessMode != 'ReadWriteOnce'",
+            "placement.nodes above 1 needs a claim that several nodes can mount: set "
+            "checkpoint.volumeClaimTemplate.accessMode to ReadWriteMany, or placement.nodes to 1",
+            lambda spec: (spec.placement.nodes or 1) == 1 or not spec.checkpoint.on_one_node,
+        ),
+        Rule(
             "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, volume.name == mount.name))",
             "volumeMounts can show only what podTemplate.spec.volumes names: add the volume there",
             lambda spec: all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts),
@@ -137,6 +144,11 @@ class GRPOJobSpec(Model):
     managed_by: Annotated[str, Field(min_length=3, max_length=63, pattern=_DOMAIN_PREFIXED)] | None = None
     """Controller that runs the job, as a domain-prefixed path such as `example.com/dispatcher`; it can't change. This
     operator leaves alone what it does not manage. Unset: grpo.dev/operator, which is this operator."""
+
+    @property
+    def nodes(self) -> int | None:
+        """Exact number of nodes: placement.nodes, or the one that can mount the checkpoints' claim; None when open."""
+        return self.placement.nodes or (1 if self.checkpoint.on_one_node else None)
 
     @property
     def adapter_requested(self) -> bool:

@@ -115,7 +115,7 @@ class VolumeClaimTemplate(Model):
     size: ByteQuantity
     """Requested size such as `100Gi`."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany for gangs of several nodes. Unset: ReadWriteMany."""
+    """ReadWriteMany for gangs of several nodes; ReadWriteOnce keeps the gang on one. Unset: ReadWriteMany."""
     retain: bool = True
     """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
 
@@ -140,6 +140,12 @@ class CheckpointSpec(Model):
     """Steps between checkpoints (raised to the next generation boundary, so that resume is exact). Unset: 100."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Newest complete checkpoints that are kept. Unset: 2."""
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether only one node can mount the job's own claim, so that the gang must be there."""
+        template = self.volume_claim_template
+        return template is not None and template.access_mode == "ReadWriteOnce"
 
 
 class GuardSpec(Model):

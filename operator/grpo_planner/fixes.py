@@ -18,6 +18,7 @@ from .words import gib, plural
 
 MOST = 3
 """Fixes that are shown."""
+ACCESS_MODE = "spec.checkpoint.volumeClaimTemplate.accessMode"
 SHORTEST = 64
 """Tokens below which a completion is of no use."""
 
@@ -114,6 +115,8 @@ def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, lis
     if placement.gpus and placement.gpus.max and placement.gpus.max < most:
         more = [n for n in (placement.gpus.max * 2**power for power in range(1, 10)) if n <= most]
         yield "spec.placement.gpus.max", more or [most], "more GPUs"
+    if spec.checkpoint.on_one_node:
+        yield ACCESS_MODE, ["ReadWriteMany"], "a claim that several nodes can mount"
     if placement.nodes is not None:
         yield "spec.placement.nodes", [None], "as many nodes as it needs"
     if placement.gpu_product:

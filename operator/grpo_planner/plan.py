@@ -10,7 +10,7 @@ from grpo_api.job import GRPOJobSpec
 
 from . import explain
 from .cpu import plan_cpu
-from .fixes import find_fixes
+from .fixes import ACCESS_MODE, find_fixes
 from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
 from .memory import Predictor
@@ -68,11 +68,22 @@ def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
         return _planned(demand, search, notes, fits_now=not inventory.visible)
     options, fixes = search.options(), _fixes(footprints, inventory, emptied)
     if options:
-        return _nothing_fits(demand, options, fixes)
+        return _on_one_node(demand, _nothing_fits(demand, options, fixes))
     rejected = _no_place(demand, emptied, notes)
-    return PlanResult(
+    result = PlanResult(
         feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
     )
+    return _on_one_node(demand, result)
+
+
+def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
+    """The rejection, with the claim named where it is what keeps the gang on one node."""
+    if demand.spec.placement.nodes or not demand.spec.checkpoint.on_one_node:
+        return result
+    message = (
+        f"{result.message}; {ACCESS_MODE} ReadWriteOnce keeps the gang on one node: with ReadWriteMany it may have more"
+    )
+    return result.model_copy(update={"message": message})
 
 
 def _planned(demand: Demand, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
@@ -147,7 +158,7 @@ def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecReject
             f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; there are at most {most} of one kind: "
             "lower spec.placement.gpus.min or spec.placement.nodes",
         )
-    pods = spec.placement.nodes or 1
+    pods = spec.nodes or 1
     worlds = range(-(-demand.fewest_gpus // pods) * pods, min(most, demand.most_gpus or most) + 1, pods)
     if worlds and not any(micro_batches(spec, world) for world in worlds):
         where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
@@ -158,7 +169,7 @@ def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecReject
             "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
             f"{pools[0].label} is older: set it to Auto",
         )
-    where = plural(pods, "node") if spec.placement.nodes else "any number of nodes"
+    where = plural(pods, "node") if spec.nodes else "any number of nodes"
     return SpecRejected(
         PlanReason.NOT_ENOUGH_GPUS,
         f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "

@@ -53,12 +53,6 @@ def created(bench: Bench) -> list[Object]:
         ),
         ("model", {"model": {"name": "nobody/knows-this"}}, "UnknownModel", "parameters"),
         ("batch", {"training": {"promptsPerStep": 1, "numGenerations": 3}}, "InvalidBatchSplit", "3"),
-        (
-            "claim",
-            {"checkpoint": {"volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"}}},
-            "NotSupported",
-            "spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteOnce can't be shared by 2 nodes",
-        ),
         ("size", {"rewards": [WIDE] * 32}, "NotSupported", "bytes of settings"),
     ],
 )

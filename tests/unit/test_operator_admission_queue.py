@@ -269,13 +269,6 @@ async def test_a_cpu_job_needs_no_inventory() -> None:
     assert not one.competes
 
 
-async def test_a_claim_for_one_node_is_refused_for_a_gang_of_two() -> None:
-    one = make_job({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi", "accessMode": "ReadWriteOnce"}}})
-    answer = await queue([one], cluster()).answer(make_seen(one), Decision(Action.ADMIT))
-    assert (answer.action, answer.reason) == (Action.REJECT, "NotSupported")
-    assert answer.message.endswith("can't be shared by 2 nodes; set ReadWriteMany, or placement.nodes to 1")
-
-
 async def test_a_spec_too_big_for_an_annotation_is_refused() -> None:
     rewards = [{"format": {"pattern": "é" * 4000}} for _ in range(32)]
     one = make_job({"rewards": rewards})

@@ -283,7 +283,8 @@ def test_kueue_gets_a_suspended_job() -> None:
 @pytest.mark.parametrize("retain", [True, False])
 def test_a_claim_from_the_template_is_owned_only_when_it_may_go(retain: bool) -> None:
     template = {"size": "10Gi", "retain": retain, "storageClassName": "fast", "accessMode": "ReadWriteOnce"}
-    claim = checkpoint_volume_claim(KEY, UID, attempt(checkpoint={"volumeClaimTemplate": template}).spec)
+    spec: Any = {"checkpoint": {"volumeClaimTemplate": template}, "placement": {"accelerator": "CPU"}}
+    claim = checkpoint_volume_claim(KEY, UID, attempt(**spec).spec)
     assert claim is not None
     assert ("ownerReferences" in claim["metadata"]) is not retain
     assert claim["spec"] == {
@@ -291,7 +292,7 @@ def test_a_claim_from_the_template_is_owned_only_when_it_may_go(retain: bool) ->
         "resources": {"requests": {"storage": "10Gi"}},
         "storageClassName": "fast",
     }
-    assert mounts(checkpoint={"volumeClaimTemplate": template})["/checkpoints"] == ("checkpoints", False)
+    assert mounts(**spec)["/checkpoints"] == ("checkpoints", False)
 
 
 def test_without_a_template_there_is_no_claim() -> None:

@@ -8,9 +8,11 @@ import pytest
 from grpo_api.job import GRPOJobSpec
 from grpo_planner import PlanReason, plan_job
 from grpo_planner.edit import with_value
+from grpo_planner.fixes import ACCESS_MODE
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result, spec
 
 ONE = {"min": 1, "max": 1}
+ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
 REJECTED = {
     "spec.reference.strategy": spec(QWEN_32B, adapter__use="Never", reference__strategy="Clone"),
     "spec.training.gradientCheckpointing": spec(
@@ -46,6 +48,14 @@ def test_too_few_gpus_offers_fewer() -> None:
     answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
     assert [(fix.path, fix.value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]
+
+
+def test_a_claim_that_keeps_the_gang_on_one_node_is_named() -> None:
+    job = spec(LLAMA_1B, placement__gpus={"min": 16}, checkpoint__volumeClaimTemplate=ONCE)
+    answer = result(job, nodes(2, 8, H100))
+    assert next((fix.path, fix.value) for fix in answer.fixes) == (ACCESS_MODE, "ReadWriteMany")
+    assert f"{ACCESS_MODE} ReadWriteOnce keeps the gang on one node" in answer.message
+    assert plan_job(with_value(job, ACCESS_MODE, "ReadWriteMany"), inventory(nodes(2, 8, H100))).feasible
 
 
 def test_a_batch_that_the_nodes_cannot_share_is_named() -> None:

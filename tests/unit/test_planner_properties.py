@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
 from grpo_planner import Inventory, Node, plan_job
+from grpo_planner.edit import with_value
 from grpo_planner.memory import Predictor, Setup, ZeroStage, predict
 from grpo_planner.model import catalogue
 from tests.generated import cases
@@ -34,6 +35,7 @@ CHANGES = st.fixed_dictionaries(
         "placement__nodes": st.integers(1, 3),
     },
 )
+ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
 FEW = settings(max_examples=cases(40))
 
 
@@ -146,3 +148,15 @@ def test_terms_kept_for_one_setup_are_right_for_the_next(asked: list[Setup], nam
     predictor = Predictor(shape)
     for setup in asked:
         assert predictor.predict(setup) == predict(shape, setup)
+
+
+@FEW
+@given(jobs(), GROUPS, GROUPS)
+def test_a_claim_of_one_node_never_gets_a_gang_of_several(job: GRPOJobSpec, one: Node, other: Node) -> None:
+    if (job.placement.nodes or 1) > 1:
+        return
+    there = Inventory((one, replace(other, gpus_free=other.gpus_free // 2)))
+    held = with_value(job, "spec.checkpoint.volumeClaimTemplate", ONCE)
+    chosen = plan_job(held, there).chosen
+    assert chosen is None or chosen.nodes == 1
+    assert chosen == plan_job(with_value(job, "spec.placement.nodes", 1), there).chosen

@@ -27,12 +27,6 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     spec = job.spec
     if spec is None:
         return None
-    template = spec.checkpoint.volume_claim_template
-    if template and template.access_mode == "ReadWriteOnce" and plan.nodes > 1:
-        sentence = (
-            f"spec.checkpoint.volumeClaimTemplate.accessMode: ReadWriteOnce can't be shared by {plan.nodes} nodes; "
-        )
-        return Reason.NOT_SUPPORTED, sentence + "set ReadWriteMany, or placement.nodes to 1"
     carried = pod_annotations(attempt_of(job, spec, plan, job.status.attempt + 1))
     size = sum(len(f"{key}{value}".encode()) for key, value in carried.items())
     if size > MAX_PLAN_BYTES:

@@ -128,7 +128,7 @@ class Search:
             pinned = world in (demand.fewest_gpus, demand.most_gpus)
             if world > WHOLE_NODES and not pinned and (world % pool.widest or world < last * SPACING):
                 continue
-            place = pool.place(world, demand.spec.placement.nodes, demand.pod_cpu, demand.most_memory)
+            place = pool.place(world, demand.spec.nodes, demand.pod_cpu, demand.most_memory)
             if place:
                 last = world
                 yield place
