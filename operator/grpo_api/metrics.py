@@ -157,6 +157,13 @@ QUEUE_SECONDS = Metric(
 PROGRESS_PULLS = Metric(
     "grpo_operator_progress_pulls_total", "counter", "1", "Pulls of /progress by result (success, error).", ("result",)
 )
+EVENTS = Metric(
+    "grpo_operator_events_total",
+    "counter",
+    "1",
+    "Events on GRPOJobs by what became of them (sent, refused, dropped).",
+    ("result",),
+)
 UNREADABLE_OBJECTS = Metric(
     "grpo_operator_unreadable_objects",
     "gauge",
@@ -184,6 +191,7 @@ OPERATOR = (
     QUEUE_DEPTH,
     QUEUE_SECONDS,
     PROGRESS_PULLS,
+    EVENTS,
     UNREADABLE_OBJECTS,
 )
 """Everything that the operator exports."""

@@ -64,7 +64,7 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = EventRecorder(cluster, lambda: len(queue) > 0)
+        self._recorder = EventRecorder(cluster, lambda: len(queue) > 0, metrics.told)
         self._teller = Teller(cluster, caches.unreadables)
         self.mirrors = self._mirrors(cluster)
         self.working = asyncio.Event()
@@ -195,7 +195,12 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
     metrics = Metrics(
         lambda: caches.grpojobs, lambda: len(queue), lambda: _sum(caches.unreadables, snapshots.unreadables)
     )
-    async with HttpCluster(configuration, metrics.requested) as cluster, aiohttp.ClientSession() as session:
+    # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
+    pods = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with (
+        HttpCluster(configuration, metrics.requested) as cluster,
+        aiohttp.ClientSession(connector=pods) as session,
+    ):
         snapshots = Snapshots(cluster, time.monotonic, chosen.namespaces)
         operator = Operator(
             chosen, cluster, caches=caches, queue=queue, metrics=metrics, snapshots=snapshots, session=session

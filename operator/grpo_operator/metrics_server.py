@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from grpo_api.metrics import (
     API_REQUESTS,
+    EVENTS,
     JOB,
     JOB_ATTEMPTS,
     JOB_CONDITION,
@@ -112,6 +113,7 @@ class Metrics(Observer):
         self._reconciles = self._counter(RECONCILES)
         self._requests = self._counter(API_REQUESTS)
         self._pulls = self._counter(PROGRESS_PULLS)
+        self._events = self._counter(EVENTS)
         self._seconds = self._histogram(RECONCILE_SECONDS)
         self._waited = self._histogram(QUEUE_SECONDS)
         Gauge(QUEUE_DEPTH.name, QUEUE_DEPTH.help, registry=self.registry).set_function(depth)
@@ -138,6 +140,10 @@ class Metrics(Observer):
     def pulled(self, result: str) -> None:
         """Counts a pull of a job's progress."""
         self._pulls.labels(result).inc()
+
+    def told(self, result: str) -> None:
+        """Counts an event on a GRPOJob."""
+        self._events.labels(result).inc()
 
 
 Check = Callable[[], str]

@@ -2,7 +2,8 @@
 
 Training pods have no API credentials, so they can't report by themselves. A pull that fails means "unknown", never a
 failure: its target is asked less often. Concurrency, time and size of an answer are bounded, since what answers is the
-user's code.
+user's code. Those that answer at once, those that take their time and those that failed last have a lane each, so that
+any number of targets that can't be reached never delays the others.
 """
 
 import asyncio
@@ -24,8 +25,11 @@ from ..observe import Pull
 log = logging.getLogger(__name__)
 
 MAX_ANSWER = 256 * 1024
-CONCURRENCY = 32
 TIMEOUT = 3.0
+QUICK = 0.25
+"""Who answers within this time, in seconds, is asked in the quick lane; so long one that fell silent holds it up."""
+QUICK_PLACES, SLOW_PLACES, FAILING_PLACES = 64, 32, 16
+"""Targets that are asked at a time: those that answered quickly last, those that took longer, those that failed."""
 SLOWEST = 60.0
 """Longest pause between two pulls of a target that does not answer, in seconds."""
 
@@ -45,11 +49,17 @@ class _State:
     uid: str
     due: float
     failures: int = 0
+    slow: bool = False
+    """Whether the last answer took longer than QUICK, or its quick pull got none."""
     pull: Pull | None = None
 
 
 class PullFailed(Exception):
     """A target did not answer with a Progress."""
+
+
+class _Gone(Exception):
+    """The target was gone before its turn came."""
 
 
 Fetch = Callable[[str], Awaitable[Progress]]
@@ -74,7 +84,9 @@ class ProgressPuller:
         self._count = count
         self._states: dict[ObjectKey, _State] = {}
         self._flying: set[asyncio.Task[None]] = set()
-        self._gate = asyncio.Semaphore(CONCURRENCY)
+        self._quick = asyncio.Semaphore(QUICK_PLACES)
+        self._slow = asyncio.Semaphore(SLOW_PLACES)
+        self._failing = asyncio.Semaphore(FAILING_PLACES)
 
     def of(self, key: ObjectKey) -> Pull | None:
         """The last answer of the job's rank 0, if its pod is still the one that gave it."""
@@ -85,7 +97,7 @@ class ProgressPuller:
         """Pulls until cancelled."""
         try:
             while True:
-                self.tick(time.monotonic())
+                self.tick(asyncio.get_running_loop().time())
                 await asyncio.sleep(min(1.0, self._interval / 4))
         finally:
             for task in self._flying:
@@ -106,8 +118,9 @@ class ProgressPuller:
 
     async def _pull(self, target: Target, state: _State) -> None:
         try:
-            async with self._gate:
-                progress = await self._fetch(target.ip)
+            progress = await self._asked(target, state)
+        except _Gone:
+            return
         except PullFailed as error:
             state.failures += 1
             self._count("error")
@@ -118,7 +131,36 @@ class ProgressPuller:
             self._count("success")
             self._changed(target.key)
         pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
-        state.due = time.monotonic() + pause * random.uniform(0.9, 1.1)
+        state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
+
+    async def _asked(self, target: Target, state: _State) -> Progress:
+        """The target's answer, in the lane that it belongs to; one that is not quick is asked again with more patience.
+
+        Raises:
+            PullFailed: it gave none.
+            _Gone: it is no target any more.
+        """
+        if not state.failures and not state.slow:
+            try:
+                return await self._in(self._quick, QUICK, target, state)
+            except TimeoutError:
+                state.slow = True
+        try:
+            return await self._in(self._failing if state.failures else self._slow, TIMEOUT, target, state)
+        except TimeoutError as error:
+            raise PullFailed(f"no answer within {TIMEOUT:.0f} s") from error
+
+    async def _in(self, lane: asyncio.Semaphore, seconds: float, target: Target, state: _State) -> Progress:
+        """The answer, if it comes within that time from the turn in the lane."""
+        loop = asyncio.get_running_loop()
+        async with lane:
+            if self._states.get(target.key) is not state:
+                raise _Gone
+            began = loop.time()
+            async with asyncio.timeout(seconds):
+                progress = await self._fetch(target.ip)
+            state.slow = loop.time() - began > QUICK
+            return progress
 
 
 def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT) -> Fetch:

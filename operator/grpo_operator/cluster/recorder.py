@@ -1,58 +1,112 @@
 """Sends events in the background, so that they cost nobody a wait.
 
-Events are dropped when the API server can't keep up, and never retried for long.
+Events are dropped when the API server can't keep up, and never retried for long. Those of one job are sent in their
+order, those of different jobs at the same time. While jobs wait for a look an event waits too, but only for so long:
+under lasting load it comes late, and never stops coming.
 """
 
 import asyncio
 import logging
+import math
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_api.status import Condition
 
 from ..errors import ClusterError
 from ..events import event, telling_change
+from ..names import ObjectKey
 from ..records import GRPOJobRecord
 from .api import EVENTS, Cluster
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1000
-PATIENCE = 0.2
-"""Longest wait of an event for the work queue to be empty, in seconds."""
+SENDERS = 4
+"""Events that are on their way at a time, each of another job."""
+PATIENCE = 10.0
+"""Longest time that an event waits for the work queue to be empty, in seconds since it was recorded."""
+_LOOK = 0.05
+"""Seconds between two looks at the work queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    body: dict[str, Any]
+    since: float
 
 
 class EventRecorder:
-    """Sends events one after the other."""
+    """Sends events: one after the other of a job, several at a time of all."""
 
-    def __init__(self, cluster: Cluster, busy: Callable[[], bool] = lambda: False) -> None:
-        """`busy` says whether jobs wait for a look: they go before what only has to be told."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        busy: Callable[[], bool] = lambda: False,
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`busy` says whether jobs wait for a look: they go before what only has to be told.
+
+        `count` hears of every event whether it was `sent`, `refused` by the API server or `dropped`.
+        """
         self._cluster = cluster
         self._busy = busy
-        self._backlog: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
+        self._count = count
+        self._waiting: dict[ObjectKey, deque[_Waiting]] = {}
+        """Events of each job, oldest first; the first of them may be on its way."""
+        self._ready: asyncio.Queue[ObjectKey] = asyncio.Queue()
+        """Jobs with events of which none is on its way."""
+        self._left = BACKLOG
+        """Events that may still come before one is dropped."""
 
     def record(self, job: GRPOJobRecord, old: list[Condition], new: list[Condition], now: float) -> None:
         """Queues the event of a status write, if there is something to tell."""
         condition = telling_change(old, new)
         if condition is None:
             return
-        try:
-            self._backlog.put_nowait(event(job, condition, now))
-        except asyncio.QueueFull:
+        if not self._left:
+            self._count("dropped")
             log.warning("%s: event %s dropped, %d are waiting", job.key, condition.reason, BACKLOG)
+            return
+        self._left -= 1
+        if job.key not in self._waiting:
+            self._waiting[job.key] = deque()
+            self._ready.put_nowait(job.key)
+        self._waiting[job.key].append(_Waiting(event(job, condition, now), asyncio.get_running_loop().time()))
 
     async def run(self) -> None:
         """Sends until cancelled."""
-        while True:
-            body = await self._backlog.get()
-            await self._let_work_go_first()
-            try:
-                await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
-            except ClusterError as error:
-                log.warning("event %s not recorded: %s", body["reason"], error)
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(SENDERS):
+                senders.create_task(self._send_forever())
 
-    async def _let_work_go_first(self) -> None:
-        for _ in range(10):
+    async def _send_forever(self) -> None:
+        while True:
+            key = await self._ready.get()
+            waiting = self._waiting[key]
+            await self._let_work_go_first(waiting[0].since)
+            await self._send(waiting[0].body)
+            waiting.popleft()
+            self._left += 1
+            if waiting:
+                self._ready.put_nowait(key)
+            else:
+                del self._waiting[key]
+
+    async def _send(self, body: dict[str, Any]) -> None:
+        try:
+            await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
+        except ClusterError as error:
+            self._count("refused")
+            log.warning("event %s not recorded: %s", body["reason"], error)
+        else:
+            self._count("sent")
+
+    async def _let_work_go_first(self, since: float) -> None:
+        left = since + PATIENCE - asyncio.get_running_loop().time()
+        for _ in range(math.ceil(left / _LOOK)):
             if not self._busy():
                 return
-            await asyncio.sleep(PATIENCE / 10)
+            await asyncio.sleep(_LOOK)

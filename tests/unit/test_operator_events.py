@@ -1,0 +1,102 @@
+"""Events under load: late, but never less than what comes; in order for each job; what is dropped is counted."""
+
+import asyncio
+from collections import Counter, defaultdict
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.status import Condition
+from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventRecorder
+from grpo_operator.errors import Denied, Unavailable
+from tests.generated import cases
+from tests.unit.operator_world import NOW, at, make_job
+from tests.virtual_time import virtually
+
+
+class Server:
+    """Takes events, each after a while, and refuses some."""
+
+    def __init__(self, seconds: float, refuses: frozenset[int] = frozenset()) -> None:
+        self.seconds, self.refuses = seconds, refuses
+        self.got: dict[str, list[int]] = defaultdict(list)
+        self.times: list[float] = []
+        self.at_a_time: Counter[str] = Counter()
+        self.most = 0
+
+    async def create(self, _resource: Any, _namespace: str, body: Any) -> Any:
+        name, number = body["involvedObject"]["name"], int(body["reason"].removeprefix("Number"))
+        self.at_a_time[name] += 1
+        assert self.at_a_time[name] == 1
+        self.most = max(self.most, self.at_a_time.total())
+        await asyncio.sleep(self.seconds)
+        self.at_a_time[name] -= 1
+        if number in self.refuses:
+            raise (Denied if number % 2 else Unavailable)("no", 403)
+        self.got[name].append(number)
+        self.times.append(asyncio.get_running_loop().time())
+        return body
+
+
+def told(recorder: EventRecorder, name: str, number: int) -> None:
+    """Records that a condition of the job has changed."""
+    new = Condition(type="Running", status="True", reason=f"Number{number}", last_transition_time=at(0))
+    recorder.record(make_job(name=name), [], [new], NOW)
+
+
+async def sent(
+    server: Server, jobs: list[int], *, busy: bool, gap: float = 0.0, wait: float = 600.0
+) -> tuple[Server, Counter[str]]:
+    """Records an event of each of these jobs in turn, so many seconds apart, and gives them time to arrive."""
+    counts: Counter[str] = Counter()
+    recorder = EventRecorder(server, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    running = asyncio.create_task(recorder.run())
+    for number, job in enumerate(jobs):
+        told(recorder, f"job-{job}", number)
+        await asyncio.sleep(gap)
+    await asyncio.sleep(wait)
+    running.cancel()
+    return server, counts
+
+
+def test_under_lasting_load_events_come_as_fast_as_they_are_made() -> None:
+    jobs = list(range(100)) * 5
+    server, counts = virtually(sent(Server(0.05), jobs, busy=True, gap=0.1, wait=PATIENCE + 5))
+    assert counts == {"sent": 500}
+    assert server.times[-1] <= 500 * 0.1 + PATIENCE + 1
+
+
+def test_an_event_waits_while_jobs_wait_for_a_look() -> None:
+    server, _ = virtually(sent(Server(0.0), [1], busy=True))
+    assert PATIENCE <= server.times[0] < PATIENCE + 1
+    server, _ = virtually(sent(Server(0.0), [1], busy=False))
+    assert server.times[0] == 0.0
+
+
+def test_more_than_the_backlog_is_dropped_and_counted() -> None:
+    _, counts = virtually(sent(Server(1.0), list(range(BACKLOG + 50)), busy=False))
+    assert counts == {"sent": BACKLOG, "dropped": 50}
+    _, counts = virtually(sent(Server(1.0), [7] * (BACKLOG + 50), busy=False, wait=2.0 * BACKLOG))
+    assert counts == {"sent": BACKLOG, "dropped": 50}
+
+
+@settings(max_examples=cases(40))
+@given(
+    jobs=st.lists(st.integers(0, 12), max_size=120),
+    busy=st.booleans(),
+    seconds=st.floats(0.0, 3.0),
+    gap=st.floats(0.0, 1.0),
+    refuses=st.frozensets(st.integers(0, 119)),
+)
+def test_each_jobs_events_keep_their_order_whatever_the_server_refuses(
+    jobs: list[int], busy: bool, seconds: float, gap: float, refuses: frozenset[int]
+) -> None:
+    server, counts = virtually(sent(Server(seconds, refuses), jobs, busy=busy, gap=gap))
+    expected: dict[str, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        if number not in refuses:
+            expected[f"job-{job}"].append(number)
+    assert server.got == expected
+    assert server.most <= SENDERS
+    assert counts.total() == len(jobs)
