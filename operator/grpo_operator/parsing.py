@@ -1,10 +1,8 @@
 """API objects → records. Every parser finds a field of a wrong type here, where it costs one object only."""
 
-from typing import Any
+import sys
 
-from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.status import GRPOJobStatus
-
+from .content import content, ended, pack, typed_status
 from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey, inherited
 from .records import GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
 from .terminations import pod_termination, trainer_container
@@ -12,16 +10,9 @@ from .texts import cut
 from .untyped import MAX_OBJECT, MAX_SENTENCE, Part
 
 
-def _validated(spec: dict[str, Any]) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
-    try:
-        return parse_spec(spec), ()
-    except SpecInvalid as error:
-        return None, tuple(error.problems)
-
-
 def object_key(meta: Part) -> ObjectKey:
-    """Namespace and name of the object with this metadata."""
-    return ObjectKey(meta.required("namespace"), meta.required("name"))
+    """Namespace and name of the object with this metadata; thousands of keys share one text of their namespace."""
+    return ObjectKey(sys.intern(meta.required("namespace")), meta.required("name"))
 
 
 def _job_key(meta: Part) -> ObjectKey:
@@ -40,8 +31,9 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         pydantic.ValidationError: the status has values that this version doesn't know (unknown fields are ignored).
     """
     whole = Part(item)
-    meta, status = whole.part("metadata"), whole.raw("status")
-    spec, problems = _validated(whole.raw("spec"))
+    meta, spec, status = whole.part("metadata"), whole.raw("spec"), whole.raw("status")
+    known = typed_status(status)
+    over = ended(known)
     return GRPOJobRecord(
         key=object_key(meta),
         uid=meta.required("uid"),
@@ -52,10 +44,11 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         labels=inherited(meta.texts("labels")),
         annotations=inherited(meta.texts("annotations")),
         managed_by=whole.part("spec").text("managedBy"),
-        spec=spec,
-        problems=problems,
-        status=GRPOJobStatus.model_validate(status, extra="ignore"),
-        raw_status=status,
+        phase=known.phase or "",
+        observed_generation=known.observed_generation,
+        ended=over,
+        typed=None if over else content(spec, known),
+        packed=pack(spec, status),
     )
 
 

@@ -11,6 +11,7 @@ from grpo_api.contract import MANAGED_BY
 from grpo_api.job import GRPOJobSpec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
+from .content import Content, raw, unpack
 from .names import ObjectKey
 from .reasons import Reason
 from .terminations import PodTermination
@@ -21,7 +22,7 @@ ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOJobRecord:
-    """One GRPOJob: `spec` is None and `problems` says why when its types reject it."""
+    """One GRPOJob. What it says is typed while it lives, and unpacked on demand once it has ended."""
 
     key: ObjectKey
     uid: str
@@ -34,10 +35,41 @@ class GRPOJobRecord:
     annotations: Mapping[str, str]
     managed_by: str
     """spec.managedBy, also of a spec that can't be parsed; empty when unset."""
-    spec: GRPOJobSpec | None
-    problems: tuple[str, ...]
-    status: GRPOJobStatus
-    raw_status: dict[str, Any]
+    phase: str
+    """status.phase; empty before it was written."""
+    observed_generation: int
+    """status.observedGeneration."""
+    ended: bool
+    """Whether its status says that it has succeeded or failed."""
+    typed: Content | None
+    """None for a job that has ended."""
+    packed: bytes
+    """Spec and status as the API server has them."""
+
+    @property
+    def content(self) -> Content:
+        """What it says."""
+        return self.typed or unpack(self.packed)
+
+    @property
+    def spec(self) -> GRPOJobSpec | None:
+        """None when its types reject it."""
+        return self.content.spec
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why its types reject the spec."""
+        return self.content.problems
+
+    @property
+    def status(self) -> GRPOJobStatus:
+        """The typed status."""
+        return self.content.status
+
+    @property
+    def raw_status(self) -> dict[str, Any]:
+        """The status as the API server has it."""
+        return raw(self.packed)[1]
 
     @property
     def job_key(self) -> ObjectKey:
@@ -111,13 +143,15 @@ class GRPOJobRecord:
     @property
     def finished(self) -> bool:
         """Whether the job has succeeded or failed for good."""
-        return self.is_true(ConditionType.SUCCEEDED) or self.is_true(ConditionType.FAILED)
+        return self.ended
 
     @property
     def active(self) -> bool:
         """Whether the attempt that status.attempt counts was admitted and has not ended, or waits for Kueue."""
+        if self.finished or not self.ours or not self.status.attempt:
+            return False
         found = self.condition(ConditionType.ADMITTED)
-        if found is None or self.finished or not self.status.attempt or not self.ours:
+        if found is None:
             return False
         return found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE
 
@@ -132,8 +166,9 @@ class GRPOJobRecord:
     @property
     def wants_admission(self) -> bool:
         """Whether the job waits for GPUs that the operator hands out."""
-        settled = self.active or self.finished or self.deleting
-        return self.ours and self.competes and not settled and not self.suspended and not self.rejected
+        if self.finished or self.deleting or not self.ours:
+            return False
+        return self.competes and not self.active and not self.suspended and not self.rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

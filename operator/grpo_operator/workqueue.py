@@ -124,6 +124,8 @@ async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> No
         finally:
             queue.done(key)
             observer.worked(time.perf_counter() - began, result)
+        # neither a full queue nor a look without a request would let anybody else run
+        await asyncio.sleep(0)
 
 
 async def _once(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:

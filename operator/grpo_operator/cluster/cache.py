@@ -142,8 +142,12 @@ class Caches:
         self.services = Cache(SERVICES, service_record, self.unreadables)
 
     def quiet(self, key: ObjectKey) -> bool:
-        """Whether nobody waits for a job's next step: its gang starts or runs, and there is only progress to tell."""
+        """Whether nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""
         job = self.grpojobs.get(key)
-        if job is None or not job.active or not self.jobs.of(key):
+        if job is None:
+            return False
+        if job.finished:
+            return job.generation == job.observed_generation
+        if not job.active or not self.jobs.of(key):
             return False
         return all(pod.live for pod in self.pods.of(key) if pod.attempt == job.status.attempt)

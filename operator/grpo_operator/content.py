@@ -1,0 +1,68 @@
+"""Spec and status of a GRPOJob: typed while the job lives, packed into two kilobytes once it has ended.
+
+The typed models take forty kilobytes, and a cluster keeps ten thousand ended jobs, of which hardly one is looked at.
+They are unpacked for a look and dropped again.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.status import ConditionType, GRPOJobStatus
+
+Fields = dict[str, Any]
+UNPACKED = 64
+"""How many ended jobs stay unpacked: a reconcile reads the same one many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a GRPOJob says: `spec` is None and `problems` says why when its types reject it."""
+
+    spec: GRPOJobSpec | None
+    problems: tuple[str, ...]
+    status: GRPOJobStatus
+
+
+def typed_status(status: Fields) -> GRPOJobStatus:
+    """The typed status; unknown fields are ignored.
+
+    Raises:
+        pydantic.ValidationError: it has values that this version doesn't know.
+    """
+    return GRPOJobStatus.model_validate(status, extra="ignore")
+
+
+def content(spec: Fields, status: GRPOJobStatus) -> Content:
+    """The content of an object with this spec and status."""
+    try:
+        return Content(parse_spec(spec), (), status)
+    except SpecInvalid as error:
+        return Content(None, tuple(error.problems), status)
+
+
+def ended(status: GRPOJobStatus) -> bool:
+    """Whether the status says that the job has succeeded or failed."""
+    final = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+    return any(condition.status == "True" for condition in status.conditions if condition.type in final)
+
+
+def pack(spec: Fields, status: Fields) -> bytes:
+    """Spec and status as they are, in few bytes."""
+    return zlib.compress(json.dumps((spec, status), separators=(",", ":")).encode(), 1)
+
+
+def raw(packed: bytes) -> tuple[Fields, Fields]:
+    """Spec and status as they were packed."""
+    spec, status = json.loads(zlib.decompress(packed))
+    return spec, status
+
+
+@lru_cache(UNPACKED)
+def unpack(packed: bytes) -> Content:
+    """The content of what was packed; it was typed before, so its status can be."""
+    spec, status = raw(packed)
+    return content(spec, typed_status(status))

@@ -1,0 +1,59 @@
+"""Records of GRPOJobs: an ended one is small and still says everything, to the last field."""
+
+import sys
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.job import SpecInvalid, parse_spec
+from grpo_api.status import GRPOJobStatus
+from grpo_operator.parsing import grpojob_record
+from grpo_operator.records import GRPOJobRecord
+from tests.generated import cases
+from tests.unit.dirty_objects import GRPOJOB, dirty
+from tests.unit.operator_world import condition
+
+
+def ending(item: Any, kind: str, status: str) -> Any:
+    """The object with one more condition, as far as it has a status."""
+    said = item.get("status")
+    known = said.get("conditions") if isinstance(said, dict) else None
+    conditions = [*(known if isinstance(known, list) else []), condition(kind, status)]
+    return {**item, "status": {**(said if isinstance(said, dict) else {}), "conditions": conditions}}
+
+
+def read(item: Any) -> GRPOJobRecord | None:
+    try:
+        return grpojob_record(item)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=cases(150))
+@given(dirty(GRPOJOB), st.sampled_from(["Succeeded", "Failed"]), st.sampled_from(["True", "False"]))
+def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, kind: str, status: str) -> None:
+    assume(isinstance(item, dict))
+    item = ending(item, kind, status)
+    record = read(item)
+    assume(record is not None)
+    assert record is not None
+    assert record.ended is (status == "True")
+    assert (record.typed is None) is record.ended
+    assert record.status == GRPOJobStatus.model_validate(item["status"], extra="ignore")
+    assert repr(record.raw_status) == repr(item["status"])
+    assert (record.phase, record.observed_generation) == (record.status.phase or "", record.status.observed_generation)
+    try:
+        assert (record.spec, record.problems) == (parse_spec(item.get("spec") or {}), ())
+    except SpecInvalid as error:
+        assert (record.spec, record.problems) == (None, tuple(error.problems))
+
+
+def test_an_ended_job_of_fifty_pods_is_kept_in_two_kilobytes() -> None:
+    pods = [
+        {"name": f"run-1-{index}-{7919 * index % 99991:05}", "index": index, "node": f"node-{index}", "phase": "Failed"}
+        for index in range(50)
+    ]
+    record = grpojob_record(ending({**GRPOJOB, "status": {**GRPOJOB["status"], "pods": pods}}, "Failed", "True"))
+    assert len(record.status.pods) == 50
+    assert sys.getsizeof(record) + sys.getsizeof(record.packed) < 2048
