@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.job import SpecInvalid, parse_spec
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import GRPOJobStatus
 from grpo_operator.parsing import grpojob_record
 from grpo_operator.records import GRPOJobRecord
@@ -30,6 +30,13 @@ def read(item: Any) -> GRPOJobRecord | None:
         return None
 
 
+def judged_spec(spec: Any) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
+    try:
+        return parse_spec(spec), ()
+    except SpecInvalid as error:
+        return None, tuple(error.problems)
+
+
 @settings(max_examples=cases(150))
 @given(dirty(GRPOJOB), st.sampled_from(["Succeeded", "Failed"]), st.sampled_from(["True", "False"]))
 def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, kind: str, status: str) -> None:
@@ -43,10 +50,7 @@ def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, 
     assert record.status == GRPOJobStatus.model_validate(item["status"], extra="ignore")
     assert repr(record.raw_status) == repr(item["status"])
     assert (record.phase, record.observed_generation) == (record.status.phase or "", record.status.observed_generation)
-    try:
-        assert (record.spec, record.problems) == (parse_spec(item.get("spec") or {}), ())
-    except SpecInvalid as error:
-        assert (record.spec, record.problems) == (None, tuple(error.problems))
+    assert (record.spec, record.problems) == judged_spec(item.get("spec") or {})
 
 
 def test_an_ended_job_of_fifty_pods_is_kept_in_two_kilobytes() -> None:
