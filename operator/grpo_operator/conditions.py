@@ -133,6 +133,8 @@ def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
     yield _scheduled(seen, decision)
     yield from _running(seen)
+    if seen.child and decision.reason == Reason.NAME_TAKEN:
+        yield C.DEGRADED, True, decision.reason, decision.message
 
 
 def _unchanged(seen: Observation) -> Iterator[Statement]:

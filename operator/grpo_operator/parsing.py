@@ -4,7 +4,7 @@ import sys
 
 from .content import content, ended, pack, typed_status
 from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey, inherited
-from .records import GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
+from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
 from .terminations import pod_termination, trainer_container
 from .texts import cut
 from .untyped import MAX_OBJECT, MAX_SENTENCE, Part
@@ -117,6 +117,32 @@ def service_record(item: object) -> ServiceRecord:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
-    meta = Part(item).part("metadata")
+    whole = Part(item)
+    meta, spec = whole.part("metadata"), whole.part("spec")
     key = object_key(meta)
-    return ServiceRecord(key, ObjectKey(key.namespace, ""), meta.required("uid"), meta.digits("resourceVersion"))
+    return ServiceRecord(
+        key=key,
+        job_key=ObjectKey(key.namespace, ""),
+        uid=meta.required("uid"),
+        version=meta.digits("resourceVersion"),
+        deleting="deletionTimestamp" in meta,
+        labels=meta.texts("labels"),
+        selector=spec.texts("selector"),
+        cluster_ip=spec.text("clusterIP"),
+        publishes_not_ready=spec.flag("publishNotReadyAddresses"),
+    )
+
+
+def claim_record(item: object) -> ClaimRecord:
+    """The record of a PersistentVolumeClaim.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    meta = Part(item).part("metadata")
+    return ClaimRecord(
+        key=object_key(meta),
+        grpojob_uid=_controller_uid(meta),
+        deleting="deletionTimestamp" in meta,
+        labels=meta.texts("labels"),
+    )

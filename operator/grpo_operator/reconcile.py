@@ -8,17 +8,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from grpo_api.status import GRPOJobStatus
 
 from .admission.queue import AdmissionQueue
 from .cleanup import clean_up
-from .cluster.api import CLAIMS, GRPOJOBS, JOBS, LIVE_PODS, PODS, SERVICES, Cluster, Object, Resource, Selection
+from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selection
 from .cluster.cache import Caches
 from .cluster.recorder import EventRecorder
+from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
 from .errors import AlreadyExists, Conflict, Denied, NotFound
-from .manifests import attempt_of, checkpoint_volume_claim, indexed_job, rendezvous_service
-from .names import LABEL_ATTEMPT, LABEL_UID, RENDEZVOUS_SERVICE, ObjectKey, child_job
+from .manifests import attempt_of, indexed_job
+from .names import LABEL_ATTEMPT, LABEL_UID, ObjectKey, child_job
 from .observe import Observation, Pull, observe
 from .policies import Action, Decision, Limits, decide
 from .reasons import Reason
@@ -27,7 +29,6 @@ from .status import REPORTED, URGENT, build, merge_patch, to_json
 
 log = logging.getLogger(__name__)
 
-NAME_TAKEN_PAUSE = 2.0
 DENIED_PAUSE = 15.0
 """Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
 PATIENCE = 2
@@ -66,7 +67,7 @@ class Reconciler:
         self._wake = wake
         self._clock = clock
         self._admission = asyncio.Lock()
-        self._services = asyncio.Lock()
+        self._shared = SharedObjects(cluster, caches.services, clock)
         self._written: dict[ObjectKey, float] = {}
         self._dropped: dict[ObjectKey, Object] = {}
         """What the API server did not keep of a job's last status write."""
@@ -92,9 +93,9 @@ class Reconciler:
             seen, decision = await self._admit(seen, decision)
         if decision.action is Action.START:
             seen, decision = await self._start(seen)
+        if seen.job.active and (taken := await self._shared.service(key.namespace)):
+            decision = _told(decision, taken)
         left = await self._publish(seen, decision)
-        if seen.job.active:
-            await self._ensure_service(key.namespace)
         await self._clear_up(key)
         return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
 
@@ -133,10 +134,8 @@ class Reconciler:
         attempt = attempt_of(job, job.spec, status.plan, status.attempt)
         body = indexed_job(attempt, job.spec.image or self._image)
         try:
-            await self._ensure_service(key.namespace)
-            claim = checkpoint_volume_claim(key, job.uid, job.spec)
-            if claim:
-                await self._ensure(CLAIMS, claim)
+            if taken := await self._shared.service(key.namespace) or await self._shared.claim(job):
+                return seen, _told(Decision(Action.WAIT), taken)
             answer = await self._cluster.create(JOBS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
@@ -145,7 +144,7 @@ class Reconciler:
             if known is None or not ours or known.deleting:
                 name = child_job(key.name, status.attempt)
                 message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
-                return seen, Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=NAME_TAKEN_PAUSE)
+                return seen, _told(Decision(Action.WAIT), Taken(message, GOES_PAUSE))
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}"
@@ -153,20 +152,6 @@ class Reconciler:
         log.info("%s: attempt %d started", key, status.attempt)
         self._caches.jobs.put(answer)
         return self._again(seen)
-
-    async def _ensure_service(self, namespace: str) -> None:
-        async with self._services:
-            if self._caches.services.get(ObjectKey(namespace, RENDEZVOUS_SERVICE)) is None:
-                found = await self._ensure(SERVICES, rendezvous_service(namespace))
-                if found:
-                    self._caches.services.put(found)
-
-    async def _ensure(self, resource: Resource, body: Object) -> Object | None:
-        """Creates an object that may be there already."""
-        try:
-            return await self._cluster.create(resource, body["metadata"]["namespace"], body)
-        except AlreadyExists:
-            return None
 
     async def _publish(self, seen: Observation, decision: Decision) -> float | None:
         """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
@@ -241,3 +226,11 @@ class Reconciler:
         for attempt in left.stop_attempts:
             labels = f"{LABEL_UID}={seen.job.uid},{LABEL_ATTEMPT}={attempt}"
             await self._cluster.delete_all(Selection(PODS, key.namespace, labels, LIVE_PODS))
+
+
+def _told(decision: Decision, taken: Taken) -> Decision:
+    """The decision to wait, with the name that is another's; a decision that says something itself stays."""
+    if decision.action is not Action.WAIT or decision.reason:
+        return decision
+    pauses = (pause for pause in (decision.look_again, taken.look_again) if pause is not None)
+    return replace(decision, reason=Reason.NAME_TAKEN, message=taken.message, look_again=min(pauses))

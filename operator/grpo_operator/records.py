@@ -229,7 +229,7 @@ class PodRecord:
         return self.phase not in ENDED_PHASES and self.deleted_at is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRecord:
     """The rendezvous Service of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
 
@@ -237,3 +237,19 @@ class ServiceRecord:
     job_key: ObjectKey
     uid: str
     version: int
+    deleting: bool
+    labels: Mapping[str, str]
+    selector: Mapping[str, str]
+    cluster_ip: str
+    """`None` for a headless Service."""
+    publishes_not_ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRecord:
+    """A PersistentVolumeClaim. `grpojob_uid` is its controller's uid, empty for one that nobody owns."""
+
+    key: ObjectKey
+    grpojob_uid: str
+    deleting: bool
+    labels: Mapping[str, str]

@@ -16,11 +16,11 @@
   resources: [pods]
   verbs: [list, watch, deletecollection] # deletecollection: a gang that hangs is ended whole
 - apiGroups: [""]
-  resources: [services]
-  verbs: [create, list, watch]
+  resources: [services] # grpo-rendezvous; get, patch: one of ours that somebody changed is mended
+  verbs: [create, get, list, patch, watch]
 - apiGroups: [""]
-  resources: [persistentvolumeclaims] # checkpoint.volumeClaimTemplate
-  verbs: [create]
+  resources: [persistentvolumeclaims] # checkpoint.volumeClaimTemplate; get: whose a claim of that name is
+  verbs: [create, get]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

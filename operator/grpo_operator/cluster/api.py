@@ -82,6 +82,10 @@ class Cluster(Protocol):
         """POST; returns the object as the server keeps it."""
         ...
 
+    async def patch(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+        """Merge-patches an object."""
+        ...
+
     async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
         """Merge-patches a GRPOJob's status; it carries the resourceVersion of what was read."""
         ...

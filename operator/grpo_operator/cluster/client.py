@@ -93,6 +93,10 @@ class HttpCluster:
             "POST", resource, resource.path(namespace), body=body, query={"fieldValidation": "Strict"}
         )
 
+    async def patch(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+        """See Cluster."""
+        return await self._call("PATCH", resource, resource.path(namespace, name), body=patch)
+
     async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
         """See Cluster."""
         return await self._call("PATCH", GRPOJOBS, GRPOJOBS.path(namespace, name, "status"), body=patch)

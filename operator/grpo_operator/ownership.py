@@ -1,0 +1,64 @@
+"""Whose an object is that has a name which an attempt needs already, and what makes ours right again.
+
+A name proves nothing: a claim may be dying or another job's, and anybody may make a Service of our name. What is
+another's is never touched; the job waits, and a condition says for what. Objects in, sentences and patches out.
+"""
+
+from collections.abc import Mapping
+
+from .manifests import Manifest, rendezvous_service
+from .names import LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from .records import ClaimRecord, GRPOJobRecord, ServiceRecord
+
+
+def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
+    """Why a job may not keep its checkpoints on a claim that has its claim's name; empty when it may.
+
+    A claim that was retained when an earlier job of this name was deleted is taken: each job has a folder of its own.
+    """
+    name = f"PersistentVolumeClaim {claim.key.name}"
+    if claim.deleting:
+        return f"{name} is being deleted; waiting until it is gone (pods that use it keep it)"
+    if claim.grpojob_uid:
+        owned = "" if claim.grpojob_uid == job.uid else f"{name} goes with its owner, uid {claim.grpojob_uid}"
+        return owned and f"{owned}, which is not this GRPOJob; waiting until it is gone"
+    if claim.labels.get(LABEL_MANAGED_BY) == MANAGER and claim.labels.get(LABEL_JOB) == job.name:
+        return ""
+    return (
+        f"{name} exists and was not made for this GRPOJob: to use it, name it in spec.checkpoint.volume of a new job; "
+        "or delete it, or give the job another name"
+    )
+
+
+def is_ours(service: ServiceRecord) -> bool:
+    """Whether a Service of the rendezvous' name was made by this operator, whatever has been changed of it since."""
+    wanted = rendezvous_service(service.key.namespace)
+    labels: Mapping[str, str] = wanted["metadata"]["labels"]
+    return any(service.labels.get(key) == value for key, value in labels.items()) or (
+        service.selector == wanted["spec"]["selector"]
+    )
+
+
+def foreign_service(service: ServiceRecord) -> str:
+    """What is wrong where the Service is a stranger's."""
+    return (
+        f"Service {service.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), and "
+        "without theirs the ranks of a gang can't meet: delete it, and the operator makes its own"
+    )
+
+
+def service_repair(service: ServiceRecord) -> Manifest | None:
+    """The merge patch that makes a Service of ours what attempts need; None when it is."""
+    wanted = rendezvous_service(service.key.namespace)
+    patch: Manifest = {}
+    if not wanted["metadata"]["labels"].items() <= service.labels.items():
+        patch["metadata"] = {"labels": wanted["metadata"]["labels"]}
+    selector: Mapping[str, str] = wanted["spec"]["selector"]
+    spec: Manifest = {}
+    if service.selector != selector:
+        spec["selector"] = {key: None for key in service.selector if key not in selector} | dict(selector)
+    if not service.publishes_not_ready:
+        spec["publishNotReadyAddresses"] = True
+    if service.cluster_ip != "None":
+        spec |= {"type": "ClusterIP", "clusterIP": "None", "externalName": None}
+    return (patch | {"spec": spec} if spec else patch) or None

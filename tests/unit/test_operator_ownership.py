@@ -1,0 +1,112 @@
+"""Whose a claim or a Service is, and what mends ours: any metadata, any change, generated."""
+
+import copy
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.manifests import checkpoint_volume_claim, rendezvous_service
+from grpo_operator.ownership import claim_problem, foreign_service, is_ours, service_repair
+from grpo_operator.parsing import claim_record, service_record
+from grpo_operator.status import merge_patch
+from tests.generated import cases
+from tests.unit.operator_world import UID, at, make_job
+
+TEMPLATE = {"checkpoint": {"volumeClaimTemplate": {"size": "1Gi"}}}
+META = {"uid": "u", "resourceVersion": "3"}
+TEXTS = st.dictionaries(st.sampled_from(["a", "b", "app.kubernetes.io/managed-by"]), st.sampled_from(["x", ""]))
+
+
+def claim(retain: bool = True, uid: str = UID, **meta: Any) -> Any:
+    """The claim that the operator makes for the job `run` with that uid."""
+    spec = make_job({"checkpoint": {"volumeClaimTemplate": {"size": "1Gi", "retain": retain}}}).spec
+    assert spec is not None
+    body = checkpoint_volume_claim(make_job().key, uid, spec)
+    assert body is not None
+    body["metadata"] |= meta
+    return claim_record(body)
+
+
+def test_the_jobs_own_claim_is_taken() -> None:
+    assert claim_problem(claim(), make_job(TEMPLATE)) == ""
+    assert claim_problem(claim(retain=False), make_job(TEMPLATE)) == ""
+
+
+def test_a_claim_that_an_earlier_job_of_the_name_left_is_taken() -> None:
+    assert claim_problem(claim(uid="earlier"), make_job(TEMPLATE)) == ""
+
+
+def test_a_claim_that_goes_with_an_earlier_job_is_waited_for() -> None:
+    assert "uid earlier, which is not this GRPOJob" in claim_problem(
+        claim(retain=False, uid="earlier"), make_job(TEMPLATE)
+    )
+
+
+def test_no_claim_that_is_being_deleted_is_taken() -> None:
+    for retain in (True, False):
+        dying = claim(retain=retain, deletionTimestamp=at(0))
+        assert "run-checkpoints is being deleted" in claim_problem(dying, make_job(TEMPLATE))
+
+
+def test_a_strangers_claim_is_told_with_a_way_out() -> None:
+    for labels in ({}, {"app.kubernetes.io/managed-by": "Helm"}, {"grpo.dev/job-name": "run"}):
+        assert "name it in spec.checkpoint.volume" in claim_problem(claim(labels=labels), make_job(TEMPLATE))
+
+
+def service(**changes: Any) -> Any:
+    """Our Service as stored, with changed sections."""
+    body: Any = copy.deepcopy(rendezvous_service("team-a"))
+    for section, change in changes.items():
+        body[section] |= change
+    body["metadata"] |= META
+    return body
+
+
+def test_our_service_needs_no_repair() -> None:
+    assert is_ours(service_record(service()))
+    assert service_repair(service_record(service())) is None
+
+
+@settings(max_examples=cases(100))
+@given(
+    selector=TEXTS,
+    labels=TEXTS,
+    publishes=st.booleans(),
+    address=st.sampled_from([{"clusterIP": "None"}, {"clusterIP": "10.0.0.9"}, {"type": "ExternalName"}]),
+)
+def test_any_change_of_our_service_is_undone_and_nothing_else(
+    selector: dict[str, str], labels: dict[str, str], publishes: bool, address: dict[str, str]
+) -> None:
+    body = service()
+    body["metadata"]["labels"] |= labels
+    body["spec"] = {"selector": selector, "publishNotReadyAddresses": publishes, "ports": []} | address
+    found = service_record(body)
+    assert is_ours(found)
+    mended = applied(body, service_repair(found) or {})
+    assert service_repair(service_record(mended)) is None
+    assert mended["spec"]["selector"] == rendezvous_service("team-a")["spec"]["selector"]
+    assert mended["spec"]["ports"] == []
+    assert merge_patch(mended["metadata"], body["metadata"]).keys() <= {"labels"}
+
+
+def applied(body: Any, patch: Any) -> Any:
+    """What a JSON merge patch makes of it."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(body) if isinstance(body, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = applied(result.get(key), value)
+    return result
+
+
+def test_a_service_without_our_labels_is_ours_only_by_its_selector() -> None:
+    stripped = service_record(service(metadata={"labels": {}}))
+    assert is_ours(stripped)
+    assert service_repair(stripped) == {"metadata": {"labels": rendezvous_service("team-a")["metadata"]["labels"]}}
+    stranger = service_record(service(metadata={"labels": {"app": "x"}}, spec={"selector": {"app": "x"}}))
+    assert not is_ours(stranger)
+    assert "Service grpo-rendezvous of this namespace is not the operator's" in foreign_service(stranger)
