@@ -9,6 +9,22 @@ from .names import LabelKey, Labels, LabelValue, Name
 from .quantity import ByteQuantity
 from .references import VolumeClaim
 
+FailedResult = Literal[
+    "OutOfMemory",
+    "Hang",
+    "DivergedKL",
+    "BadInput",
+    "WeightsDiffer",
+    "RewardError",
+    "RendezvousTimeout",
+    "Preempted",
+    "Error",
+]
+"""The results of an Outcome (report.Result) other than Succeeded; a test holds the two together."""
+
+EndReason = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
+"""A reason as Kubernetes writes it into the status of pods and containers."""
+
 GPU_PROCESS_MILLICPU = 250
 """Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use what is idle."""
 
@@ -161,8 +177,57 @@ class GuardSpec(Model):
     """Longest wait of a started pod for its peers. Unset: 600 s."""
 
 
+class ExitCodes(Model):
+    """Exit codes of the training container, in the shape of a Job's onExitCodes."""
+
+    operator: Literal["In", "NotIn"]
+    """Whether the code must be one of the values or none of them."""
+    values: Annotated[
+        list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=255, json_schema_extra=ATOMIC_LIST)
+    ]
+    """Exit codes, 1 to 255."""
+
+    def match(self, code: int | None) -> bool:
+        """Whether a program that ended with this code is meant; None: it didn't end by itself."""
+        return bool(code) and (code in self.values) == (self.operator == "In")
+
+
+class RestartRule(Model):
+    """What follows an end that is described by exactly one of onExitCodes, onResults and onReasons."""
+
+    RULES = (
+        Rule(
+            "[has(self.onExitCodes), has(self.onResults), has(self.onReasons)].filter(given, given).size() == 1",
+            "set exactly one of onExitCodes, onResults, onReasons",
+            lambda rule: sum(bool(one) for one in (rule.on_exit_codes, rule.on_results, rule.on_reasons)) == 1,
+        ),
+    )
+
+    action: Literal["Restart", "RestartUncounted", "Fail"]
+    """Restart counts against `limit`, RestartUncounted against `uncountedLimit`, Fail ends the job."""
+    on_exit_codes: ExitCodes | None = None
+    """The training container's exit code."""
+    on_results: (
+        Annotated[list[FailedResult], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST)] | None
+    ) = None
+    """How the trainer, or the operator in its place, says that the attempt ended."""
+    on_reasons: Annotated[list[EndReason], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC_LIST)] | None = (
+        None
+    )
+    """Kubernetes' word for the end: of the container (OOMKilled), of the pod (Evicted, UnexpectedAdmissionError) or of
+    its disruption (PreemptionByScheduler, EvictionByEvictionAPI)."""
+
+
 class RestartsSpec(Model):
-    """How often a failed gang is started again."""
+    """How often, and after which ends, a gang is started again."""
 
     limit: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts after failures; preemption, eviction, node loss and suspension don't count. Unset: 3."""
+    uncounted_limit: Annotated[int, Field(ge=0, le=10000)] = 100
+    """Restarts after ends that don't count against `limit`. Unset: 100."""
+    start_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+    """Longest time from the moment when all pods have nodes until all of them run, pulls of images included. Then the
+    gang is released, and the job fails when that has happened more than `limit` times in a row. Unset: 1800 s."""
+    rules: Annotated[list[RestartRule], Field(max_length=20, json_schema_extra=ATOMIC_LIST)] = []
+    """The first rule that an end matches decides what follows. Unset: failures restart and count, disruptions restart
+    uncounted, and what the same input would give again fails the job."""

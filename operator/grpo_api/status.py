@@ -145,6 +145,28 @@ class MemoryMeasurement(PhaseMemory):
     """Used memory of the fullest GPU after the last step, as the driver tells."""
 
 
+MAX_ENDS = 10
+"""Ends of attempts that the status remembers: enough to reach the longest pause between restarts."""
+MAX_AVOIDED_NODES = 16
+
+
+class AttemptEnd(Model):
+    """How one attempt ended."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Its number."""
+    reason: Annotated[str, Field(max_length=128)]
+    """The result of its outcome, or why the gang was released."""
+    counted: bool = False
+    """Whether the restart after it counts against restarts.limit."""
+    running_seconds: Annotated[int, Field(ge=0)] = 0
+    """How long the whole gang ran."""
+    node: Annotated[str, Field(max_length=253)] = ""
+    """The node that it ended on without a word of the trainer; empty if the trainer, or nobody, said why."""
+    end_time: Time
+    """When the operator saw it."""
+
+
 class GRPOJobStatus(Model):
     """Written by the operator only."""
 
@@ -158,6 +180,16 @@ class GRPOJobStatus(Model):
     """Gang starts so far; the current attempt's number."""
     restarts: Annotated[int, Field(ge=0)] = 0
     """Restarts after failures, as far as they count against restarts.limit."""
+    uncounted_restarts: Annotated[int, Field(ge=0)] = 0
+    """Restarts after disruptions and other ends that don't count; see restarts.uncountedLimit."""
+    ends: Annotated[list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)] = []
+    """How the last attempts ended, oldest first."""
+    avoided_nodes: Annotated[
+        list[Annotated[str, Field(max_length=253)]],
+        Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
+    ] = []
+    """Nodes that further attempts are kept away from, because two in a row ended there without a word of the trainer.
+    A suspension clears it."""
     start_time: Time | None = None
     """When the first attempt was committed."""
     completion_time: Time | None = None

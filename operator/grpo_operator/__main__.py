@@ -37,6 +37,7 @@ from .errors import ConfigurationError
 from .metrics_server import Metrics, application
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
 from .reconcile import Reconciler
+from .times import Observed
 from .workqueue import WorkQueue, work
 
 log = logging.getLogger("grpo_operator")
@@ -86,8 +87,9 @@ class Operator:
             self._recorder,
             limits=chosen.limits,
             clock=time.time,
+            monotonic=lambda: Observed(time.monotonic()),
             image=chosen.trainer_image,
-            progress=self._puller.of,
+            rank0=self._puller,
             wake=self._add,
             status_interval=chosen.status_interval,
         )

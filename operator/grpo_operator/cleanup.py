@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from grpo_api.status import ConditionType
 
+from .decisions import Limits
 from .observe import Observation
-from .policies import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 from grpo_api.status import Condition, ConditionType
 
+from .decisions import Action, Decision
 from .names import child_job
 from .observe import Observation
-from .policies import Action, Decision
 from .reasons import Reason
 from .texts import cut
 from .times import timestamp
@@ -132,9 +132,18 @@ def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
         return
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
     yield _scheduled(seen, decision)
-    yield from _running(seen)
+    if decision.reason == Reason.RESTART_BACKOFF:
+        yield from _backing_off(decision)
+    else:
+        yield from _running(seen, decision)
     if seen.child and decision.reason == Reason.NAME_TAKEN:
         yield C.DEGRADED, True, decision.reason, decision.message
+
+
+def _backing_off(decision: Decision) -> Iterator[Statement]:
+    message = f"{decision.message}; the next attempt begins after a pause, for those before it ended soon, too"
+    yield C.RUNNING, False, decision.reason, message
+    yield C.DEGRADED, True, decision.reason, message
 
 
 def _unchanged(seen: Observation) -> Iterator[Statement]:
@@ -160,27 +169,23 @@ def _being_created(job: str, number: int) -> str:
     return f"the pods of attempt {number} are being created (`kubectl describe job {child}` says what keeps them)"
 
 
-def _running(seen: Observation) -> Iterator[Statement]:
+def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
+    troubled = decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN)
     if seen.started:
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods"
-        yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
-        return
-    before = seen.job.condition(C.RUNNING)
-    if before and before.status == "False":
-        yield C.RUNNING, False, before.reason, before.message
+        if not troubled:
+            yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
     else:
-        yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
-    waiting = next((f"pod {pod.name} waits: {pod.waiting}" for pod in seen.pods if _stuck(pod.waiting)), "")
-    if waiting:
-        yield C.DEGRADED, True, Reason.POD_WAITING, waiting
-    elif known:
-        yield C.DEGRADED, known.status == "True", known.reason, known.message
-
-
-def _stuck(waiting: str) -> bool:
-    """A container that waits for more than its image's first pull and its sandbox."""
-    return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
+        before = seen.job.condition(C.RUNNING)
+        if before and before.status == "False":
+            yield C.RUNNING, False, before.reason, before.message
+        else:
+            yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+        if known and not troubled:
+            yield C.DEGRADED, known.status == "True", known.reason, known.message
+    if troubled:
+        yield C.DEGRADED, True, decision.reason, decision.message
 
 
 _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {

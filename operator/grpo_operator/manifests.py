@@ -4,7 +4,7 @@ What reaches the API server is a pure function of the GRPOJob, its plan and the 
 Each function returns one object as a dict; the pod itself is in podspec.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class Attempt:
     """The GRPOJob's labels for its Job and pods; see names.inherited."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """The GRPOJob's annotations for its Job and pods."""
+    avoided_nodes: Sequence[str] = ()
+    """Nodes that its pods must not go to; see restarting.avoided_nodes."""
 
 
 def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
@@ -62,6 +64,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         number=number,
         labels=job.labels,
         annotations=job.annotations,
+        avoided_nodes=job.status.avoided_nodes,
     )
 
 
@@ -151,7 +154,7 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
             **({"suspend": True} if queue else {}),
             "template": {
                 "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
-                "spec": pod_spec(key.name, spec, plan, own, image),
+                "spec": pod_spec(key.name, spec, plan, own, image, avoided_nodes=attempt.avoided_nodes),
             },
         },
     }

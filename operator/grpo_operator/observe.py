@@ -5,7 +5,7 @@ Observation out.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from grpo_api.causes import Tier
@@ -13,8 +13,9 @@ from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import ConditionType
 
 from .records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
-from .terminations import PodTermination, root_cause
-from .times import seconds
+from .sightings import Sighting, Sightings
+from .terminations import PodTermination
+from .times import Observed, seconds
 
 NO_PODS: tuple[PodRecord, ...] = ()
 
@@ -24,20 +25,37 @@ class Pull:
     """The last successful pull of a running attempt's /progress."""
 
     progress: Progress
-    at: float
-    """Unix time of the pull."""
+    at: Observed
+    """When it was pulled."""
+    advanced_at: Observed
+    """When a pull first showed this step and stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Rank 0 of a running attempt does not answer."""
+
+    since: Observed
+    """When it answered last, or was asked first."""
+    problem: str
+    """What the last pull failed with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """The world as one GRPOJob sees it. All times are unix seconds."""
+    """The world as one GRPOJob sees it."""
 
     job: GRPOJobRecord
     now: float
+    """Unix seconds of the operator's own clock, for what is stored."""
+    at: Observed
+    """The same moment, for what is measured."""
     child: JobRecord | None = None
     """The Job of the current attempt, if it is this GRPOJob's own and (once known) the one that was started."""
     pods: tuple[PodRecord, ...] = NO_PODS
     """Pods of the current attempt, by index, then name."""
+    sighting: Sighting = field(default_factory=Sighting)
+    """When the operator first saw these."""
     earlier_jobs: tuple[JobRecord, ...] = ()
     """This GRPOJob's Jobs of earlier attempts, oldest first."""
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
@@ -46,6 +64,10 @@ class Observation:
     """Whether pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
     pull: Pull | None = None
     """What rank 0 of the current attempt last said."""
+    silence: Silence | None = None
+    """That rank 0 does not answer."""
+    words: str = ""
+    """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
 
     @cached_property
     def bound(self) -> bool:
@@ -60,9 +82,37 @@ class Observation:
     @cached_property
     def terminations(self) -> tuple[PodTermination, ...]:
         """How the current attempt's pods ended, deletions and lost nodes among them."""
-        ended = [pod.termination for pod in self.pods if pod.termination]
-        first = min((one.finished_at for one in ended if one.finished_at), default=None)
-        return tuple(found for pod in self.pods if (found := _termination(pod, first, bool(ended))))
+        return tuple(self._ends.values())
+
+    @cached_property
+    def _ends(self) -> dict[str, PodTermination]:
+        """The terminations by uid of the pod."""
+        found = {pod.uid: _termination(pod, self._deleted_first(pod), self._any_ended) for pod in self.pods}
+        return {uid: end for uid, end in found.items() if end}
+
+    @cached_property
+    def _any_ended(self) -> bool:
+        return any(pod.termination for pod in self.pods)
+
+    def _deleted_first(self, pod: PodRecord) -> bool:
+        """Whether the pod's deletion was seen before any pod failed by itself.
+
+        After a failure it is the Job controller that deletes the others. A deletion and a failure that were first seen
+        at the same moment may have come in either order: then the failure is the cause.
+        """
+        if not pod.deleting:
+            return False
+        failed = [self.sighting.ended[one.uid] for one in self.pods if self._failed_by_itself(one)]
+        return not failed or self.sighting.deleted[pod.uid] < min(failed)
+
+    def _failed_by_itself(self, pod: PodRecord) -> bool:
+        """Whether a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
+        end, ended, deleted = pod.termination, self.sighting.ended, self.sighting.deleted
+        if end is None or not end.own_failure:
+            return False
+        if not pod.deleting:
+            return True
+        return ended[pod.uid] < deleted[pod.uid] or (end.reported and ended[pod.uid] == deleted[pod.uid])
 
     @cached_property
     def succeeded(self) -> Outcome | None:
@@ -74,8 +124,23 @@ class Observation:
 
     @cached_property
     def cause(self) -> PodTermination | None:
-        """The end to blame for the end of the attempt; None while nothing has ended badly."""
-        return root_cause(self.terminations)
+        """The end to blame for the end of the attempt; None while nothing has ended badly.
+
+        The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections,
+        and the Job controller deletes the survivors. So the lowest tier is blamed, then what was seen first.
+        """
+        ended = self.sighting.ended
+        failed = [
+            (end.tier, ended.get(uid, self.at), end.outcome.rank, uid)
+            for uid, end in self._ends.items()
+            if not end.succeeded
+        ]
+        return self._ends[min(failed)[-1]] if failed else None
+
+    @property
+    def over_for(self) -> float:
+        """Seconds since the operator first saw that the current attempt is over; endless if only it thinks so."""
+        return self.at - self.sighting.over if self.sighting.over else float("inf")
 
     @cached_property
     def settled(self) -> bool:
@@ -88,40 +153,44 @@ class Observation:
         since = seconds(self.job.status.attempt_start_time)
         return self.job.status.active_seconds + (max(0.0, self.now - since) if since is not None else 0.0)
 
+    @property
+    def running_seconds(self) -> float:
+        """How long the whole gang of the current attempt has run."""
+        return self.since(ConditionType.RUNNING) if self.job.is_true(ConditionType.RUNNING) else 0.0
+
     def since(self, kind: ConditionType) -> float:
-        """Seconds since the condition last changed; 0 when it was never written."""
+        """Seconds since the condition last changed; 0 when it was never written, or the clock was set back since."""
         found = self.job.condition(kind)
-        return self.now - (seconds(found.last_transition_time) or self.now) if found else 0.0
+        return max(0.0, self.now - (seconds(found.last_transition_time) or self.now)) if found else 0.0
 
 
-def _termination(pod: PodRecord, first_failure: float | None, any_ended: bool) -> PodTermination | None:
+def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:
     """A pod's end, or its deletion or lost node as one.
 
-    A deletion that was asked for before any peer failed is a cause (somebody deleted the pod); a later one is the
-    Job controller clearing up after the first failure. A lost node explains its peers' ends, but is none by itself:
-    the node may come back.
+    A lost node explains its peers' ends, but is none by itself: the node may come back.
     """
-    asked_first = pod.deleted_at is not None and (first_failure is None or pod.deleted_at <= first_failure)
     known = pod.termination
     if known:
-        blamed = asked_first and not known.disrupted and known.tier >= Tier.HANG
-        return replace(known, disrupted=True) if blamed else known
-    if asked_first:
-        message = f"pod {pod.name} was deleted while it ran"
+        blamed = deleted_first and not known.disrupted and known.tier >= Tier.HANG
+        return replace(known, disrupted=True, node="") if blamed else known
+    if deleted_first:
+        message, node = f"pod {pod.name} was deleted while it ran", ""
     elif pod.node_lost and any_ended:
-        message = f"node {pod.node} of pod {pod.name} is not ready"
+        message, node = f"node {pod.node} of pod {pod.name} is not ready", pod.node
     else:
         return None
     outcome = Outcome(result=Result.PREEMPTED, message=message)
-    return PodTermination(outcome=outcome, finished_at=pod.deleted_at, reported=False, disrupted=True)
+    return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node)
 
 
 def observe(
     job: GRPOJobRecord,
     children: Collection[JobRecord],
     pods: Collection[PodRecord],
+    *,
     now: float,
-    pull: Pull | None = None,
+    at: Observed,
+    sightings: Sightings,
 ) -> Observation:
     """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
 
@@ -137,13 +206,16 @@ def observe(
     controllers = {child.uid for child in current} | {expected}
     of_attempt = [pod for pod in labelled if pod.attempt == attempt]
     child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
+    own_pods = tuple(pod for pod in of_attempt if pod.controller_uid in controllers)
+    orphaned = any(pod.controller_uid and pod.controller_uid not in controllers for pod in of_attempt)
     return Observation(
         job=job,
         now=now,
+        at=at,
         child=child,
-        pods=tuple(pod for pod in of_attempt if pod.controller_uid in controllers),
-        orphaned=any(pod.controller_uid and pod.controller_uid not in controllers for pod in of_attempt),
+        pods=own_pods,
+        sighting=sightings.of(job.key, child, own_pods, at, expected=bool(expected) or orphaned),
+        orphaned=orphaned,
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
         earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt),
-        pull=pull if pull and pull.progress.attempt == attempt else None,
     )

@@ -75,12 +75,6 @@ def job_record(item: object) -> JobRecord:
     )
 
 
-def _deleted_at(meta: Part) -> float | None:
-    """The API's deletionTimestamp is when the grace period is over; subtract it."""
-    over = meta.time("deletionTimestamp")
-    return None if over is None else over - meta.integer("deletionGracePeriodSeconds")
-
-
 def pod_record(item: object) -> PodRecord:
     """The record of a pod.
 
@@ -90,7 +84,7 @@ def pod_record(item: object) -> PodRecord:
     whole = Part(item)
     meta, status = whole.part("metadata"), whole.part("status")
     labels, bound = meta.part("labels"), status.condition("PodScheduled")
-    state = trainer_container(status).part("state")
+    state, node = trainer_container(status).part("state"), whole.part("spec").text("nodeName")
     return PodRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
@@ -100,14 +94,14 @@ def pod_record(item: object) -> PodRecord:
         controller_uid=_controller_uid(meta),
         attempt=labels.digits(LABEL_ATTEMPT),
         index=labels.digits(LABEL_INDEX),
-        node=whole.part("spec").text("nodeName"),
+        node=node,
         ip=status.text("podIP"),
         phase=status.text("phase") or "Pending",
         waiting=state.part("waiting").sentence(),
         unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
         node_lost="running" in state and status.condition("Ready").text("status") == "False",
-        deleted_at=_deleted_at(meta),
-        termination=pod_termination(status, labels.digits(LABEL_ATTEMPT)),
+        deleting="deletionTimestamp" in meta,
+        termination=pod_termination(status, labels.digits(LABEL_ATTEMPT), node),
     )
 
 

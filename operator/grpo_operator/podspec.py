@@ -3,6 +3,7 @@
 Apart from the Job around it because the pod is most of what there is to say. Pure: the same spec, the same pod.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -42,7 +43,15 @@ GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
 _FOLDER, _, _FILE = PLAN_PATH.rpartition("/")
 
 
-def pod_spec(name: str, spec: GRPOJobSpec, plan: ExecutionPlan, own: dict[str, str], image: str) -> Manifest:
+def pod_spec(
+    name: str,
+    spec: GRPOJobSpec,
+    plan: ExecutionPlan,
+    own: dict[str, str],
+    image: str,
+    *,
+    avoided_nodes: Sequence[str] = (),
+) -> Manifest:
     """The pod template's spec; it passes the `restricted` pod security standard."""
     volumes, mounts = _volumes(name, spec)
     settings = spec.pod_template.spec
@@ -59,7 +68,7 @@ def pod_spec(name: str, spec: GRPOJobSpec, plan: ExecutionPlan, own: dict[str, s
     }
     optional: Manifest = {
         "initContainers": [init_container(one) for one in settings.init_containers],
-        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 else {}),
+        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 else {}, avoided_nodes),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
@@ -89,8 +98,8 @@ def _pod_security() -> Manifest:
     }
 
 
-def _affinity(given: Affinity | None, own: dict[str, str]) -> Manifest:
-    """The user's affinity, and that the gang's pods keep apart where there are several.
+def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:
+    """The user's affinity, that the gang's pods keep apart where there are several, and nodes that they keep away from.
 
     A topology spread would allow two on a node when nodes are few.
     """
@@ -101,7 +110,21 @@ def _affinity(given: Affinity | None, own: dict[str, str]) -> Manifest:
         apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
             {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
         )
+    if avoided_nodes:
+        _keep_away(affinity.setdefault("nodeAffinity", {}), avoided_nodes)
     return affinity
+
+
+def _keep_away(affinity: Manifest, nodes: Sequence[str]) -> None:
+    """Adds to every term of the required node affinity that it is none of these nodes."""
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.setdefault("nodeSelectorTerms", [{"matchFields": []}])
+    for term in terms:
+        # a term without requirements selects no node, and must not begin to
+        if term:
+            # a requirement on the name takes one value only
+            names = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+            term["matchFields"] = [*term.get("matchFields", []), *names]
 
 
 def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:

@@ -4,91 +4,34 @@ Every answer to a failure can be read here, with its reason and its sentence for
 the order of CHECKS is the policy.
 """
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
+from dataclasses import replace
 
 from grpo_api.causes import PERMANENT
-from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Result
 from grpo_api.status import ConditionType
 
+from .decisions import Action, Check, Decision, Due, Limits
 from .observe import Observation
 from .reasons import Reason
-from .records import GRPOJobRecord
+from .restarting import again, pausing, rule_for
+from .starting import never_bound, never_started, pods_missing
+from .terminations import PodTermination
 from .times import seconds
 
 
-class Action(StrEnum):
-    """What the reconciler does next."""
-
-    WAIT = "Wait"
-    REJECT = "Reject"
-    ADMIT = "Admit"
-    COMMIT = "Commit"
-    QUEUE = "Queue"
-    START = "Start"
-    SUSPEND = "Suspend"
-    RELEASE = "Release"
-    SUCCEED = "Succeed"
-    FAIL = "Fail"
-    DELETE = "Delete"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The action, why, and for whom it may concern: the end that it answers and the plan that it commits."""
-
-    action: Action
-    reason: str = ""
-    message: str = ""
-    _: KW_ONLY
-    ended: Outcome | None = None
-    """The end of the current attempt that this answers."""
-    counted: bool = False
-    """Whether that end counts against spec.restarts.limit."""
-    plan: ExecutionPlan | None = None
-    """For COMMIT and QUEUE: how the next attempt runs or would run."""
-    look_again: float | None = None
-    """Seconds after which time alone may change the decision."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Times that the operator was installed with, in seconds."""
-
-    scheduling: float = 300.0
-    """A gang that isn't bound whole by then is released and queued again."""
-    release_pause: float = 30.0
-    """Pause of a released gang, so that two that hold half each don't collide again."""
-    settle: float = 2.5
-    """Longest time from an end that may only be a symptom until its cause must be known (a kubelet tells of an end 1 to
-    2 s late)."""
-    hot_attempt: float = 10.0
-    """Shortest time between attempts, once a few of them have ended uncounted."""
-    survivors: float = 30.0
-    """Time that peers of a rank 0 that is done have to end by themselves."""
-
-
-HOT_ATTEMPTS = 3
-"""Attempts that may follow each other at once."""
-
-Check = Callable[[Observation, Limits], Decision | None]
-
-
 def finished(seen: Observation, limits: Limits) -> Decision | None:
-    """A finished job stays as it is, until its time to live has passed."""
+    """A finished job stays as it is, until its time to live has passed; survivors of its gang have a moment to end."""
     if not seen.job.finished:
         return None
-    ttl = seen.job.time_to_live
-    if ttl is None:
-        return Decision(Action.WAIT, look_again=_survivors_look(seen, limits))
-    left = ttl - (seen.now - (seconds(seen.job.status.completion_time) or seen.now))
-    return Decision(Action.WAIT, look_again=left) if left > 0 else Decision(Action.DELETE)
-
-
-def _survivors_look(seen: Observation, limits: Limits) -> float | None:
-    return limits.survivors if any(pod.live for pod in seen.pods) else None
+    due = []
+    if (ttl := seen.job.time_to_live) is not None:
+        left = ttl - (seen.now - (seconds(seen.job.status.completion_time) or seen.now))
+        if left <= 0:
+            return Decision(Action.DELETE)
+        due.append(left)
+    if any(pod.live for pod in seen.pods) and (left := limits.survivors - seen.since(ConditionType.SUCCEEDED)) > 0:
+        due.append(left)
+    return Decision(Action.WAIT, look_again=min(due, default=None))
 
 
 def succeeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -103,6 +46,8 @@ def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # no
     """What the same input would give again is not tried again."""
     cause = seen.cause
     if not seen.job.active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
+        return None
+    if rule_for(seen.job, cause):
         return None
     return Decision(Action.FAIL, cause.outcome.result, cause.outcome.message, ended=cause.outcome)
 
@@ -121,11 +66,13 @@ def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: AR
     return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
 
 
-def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
     """The operator's own clock: a suspended Job resets its start time, so the Job's deadline is no use."""
     limit = seen.job.active_deadline
-    if not seen.job.active or limit is None or seen.elapsed < limit:
+    if not seen.job.active or limit is None:
         return None
+    if seen.elapsed < limit:
+        return Due(limit - seen.elapsed)
     message = f"ran for {seen.elapsed:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
     return Decision(Action.FAIL, Reason.DEADLINE_EXCEEDED, message)
 
@@ -137,15 +84,6 @@ def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
     if left := pausing(seen.job, seen.now, limits):
         return Decision(Action.WAIT, look_again=left)
     return Decision(Action.ADMIT)
-
-
-def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
-    """Seconds that a released gang still stays out of the queue; 0 when it is in."""
-    admitted = job.condition(ConditionType.ADMITTED)
-    if admitted is None or admitted.reason != Reason.SCHEDULING_TIMEOUT:
-        return 0.0
-    released = seconds(admitted.last_transition_time) or now
-    return max(0.0, released + limits.release_pause - now)
 
 
 def waiting_for_kueue(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -160,13 +98,23 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
     cause = seen.cause
     if cause is None:
         return None
-    waited = seen.now - max((end.finished_at or 0.0 for end in seen.terminations), default=0.0)
     # Kueue takes a job back by suspending its Job, whose pods' deletion may be seen first
     settled = seen.settled and not (cause.disrupted and seen.job.queue_name)
-    if not settled and waited < limits.settle:
-        return Decision(Action.WAIT, look_again=limits.settle - waited)
+    if not settled and seen.over_for < limits.settle:
+        return Decision(Action.WAIT, look_again=limits.settle - seen.over_for)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
-    return _again(seen, limits, cause.outcome, counted)
+    if found := rule_for(seen.job, cause):
+        path, rule = found
+        if rule.action == "Fail":
+            message = f"{path} says Fail for this end: {cause.outcome.message}"
+            return Decision(Action.FAIL, cause.outcome.result, message, ended=cause.outcome)
+        counted = rule.action == "Restart"
+    return again(seen, limits, cause.outcome, counted=counted, node=_suspect(cause))
+
+
+def _suspect(cause: PodTermination) -> str:
+    """The node that may be to blame: the trainer didn't say a word, and it isn't the program's memory either."""
+    return "" if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY else cause.node
 
 
 def job_gone(seen: Observation, limits: Limits) -> Decision | None:
@@ -177,7 +125,7 @@ def job_gone(seen: Observation, limits: Limits) -> Decision | None:
     if seen.child is not None or not (seen.job.status.job_uid or seen.orphaned):
         return None
     message = f"the Job of attempt {seen.job.status.attempt} was deleted"
-    return _again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 
 
 def job_ended(seen: Observation, limits: Limits) -> Decision | None:
@@ -185,7 +133,7 @@ def job_ended(seen: Observation, limits: Limits) -> Decision | None:
     if seen.child is None or not seen.child.ended:
         return None
     message = f"Job {seen.child.name} ended ({seen.child.ended}) and no pod is left that says why"
-    return _again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+    return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 
 
 def not_started(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -193,62 +141,36 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:  # noqa: 
     return Decision(Action.START) if seen.child is None else None
 
 
-def never_bound(seen: Observation, limits: Limits) -> Decision | None:
-    """Half a gang is no gang: one that can't be bound whole in time gives everything back."""
-    if seen.bound or seen.job.is_true(ConditionType.RUNNING) or seen.job.queue_name:
-        return None
-    begun = seconds(seen.job.status.attempt_start_time)
-    left = limits.scheduling - (seen.now - (begun if begun is not None else seen.now))
-    if left > 0:
-        return None
-    waiting = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "no node took them in time")
-    bound = sum(bool(pod.node) for pod in seen.pods)
-    message = f"{bound} of {seen.job.nodes} pods were bound within {limits.scheduling:.0f} s: {waiting}"
-    return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
+def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """Second line behind the trainer's own watchdog: rank 0 answers, but gets no further.
 
-
-def hangs(seen: Observation, limits: Limits) -> Decision | None:
-    """Second line behind the trainer's own watchdog: rank 0 answers, but its last step is long ago.
-
-    A pull that fails is no evidence of a hang, so only a fresh answer counts.
+    A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it stands still is
+    measured by what it was seen to say, for its own clock may be off.
     """
     allowed, pull = seen.job.hang_allowance, seen.pull
-    if allowed is None or pull is None or pull.progress.last_step_time is None or seen.now - pull.at > 60:
+    if allowed is None or pull is None or seen.silence:
         return None
-    age = seen.now - pull.progress.last_step_time
+    age = pull.at - pull.advanced_at
     if age < allowed:
-        return None
+        return Due(allowed - (seen.at - pull.advanced_at)) if seen.at - pull.advanced_at < allowed else None
     message = f"no step finished for {age:.0f} s after step {pull.progress.step}; the operator allows {allowed:.0f} s"
-    return _again(seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True)
+    return again(seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True)
 
 
-def _again(seen: Observation, limits: Limits, outcome: Outcome, counted: bool) -> Decision:
-    """The next attempt, or the end when the limit of counted restarts is reached."""
-    status, limit = seen.job.status, seen.job.restart_limit
-    if counted and status.restarts >= limit:
-        message = f"{outcome.result} after {status.restarts} of {limit} restarts: {outcome.message}"
-        return Decision(Action.FAIL, Reason.RESTART_LIMIT, message, ended=outcome, counted=True)
-    began = seconds(status.attempt_start_time)
-    if status.attempt > HOT_ATTEMPTS and began is not None and (left := began + limits.hot_attempt - seen.now) > 0:
-        return Decision(Action.WAIT, look_again=left)
-    return Decision(Action.ADMIT, outcome.result, outcome.message, ended=outcome, counted=counted)
+def silent(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """A rank 0 that does not answer may train on: nothing is done, and everybody is told."""
+    if seen.silence is None:
+        return None
+    silence = seen.at - seen.silence.since
+    if silence < limits.silence:
+        return Due(limits.silence - silence)
+    message = f"rank 0 has not answered for minutes, so its progress is unknown: {seen.silence.problem}"
+    return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
 
 
-def goes_on(seen: Observation, limits: Limits) -> Decision:
+def goes_on(seen: Observation, limits: Limits) -> Decision:  # noqa: ARG001
     """Nothing to do but to tell how far it is."""
-    return Decision(Action.WAIT, look_again=_next_timer(seen, limits))
-
-
-def _next_timer(seen: Observation, limits: Limits) -> float | None:
-    job, times = seen.job, []
-    if job.active_deadline:
-        times.append(job.active_deadline - seen.elapsed)
-    begun = seconds(job.status.attempt_start_time)
-    if not seen.bound and begun is not None:
-        times.append(begun + limits.scheduling - seen.now)
-    if job.hang_allowance and seen.pull and seen.pull.progress.last_step_time:
-        times.append(seen.pull.progress.last_step_time + job.hang_allowance - seen.now)
-    return max(0.1, min(times)) if times else None
+    return Decision(Action.WAIT)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -264,13 +186,24 @@ CHECKS: tuple[Check, ...] = (
     job_gone,
     job_ended,
     not_started,
+    pods_missing,
     never_bound,
+    never_started,
     hangs,
+    silent,
     goes_on,
 )
 """The policy, in order."""
 
 
 def decide(seen: Observation, limits: Limits) -> Decision:
-    """The first check's answer."""
-    return next(decision for check in CHECKS if (decision := check(seen, limits)))
+    """The first check's answer, to be looked at again when the first deadline of the checks before it is over."""
+    deadlines: list[float] = []
+    for check in CHECKS:
+        answer = check(seen, limits)
+        if isinstance(answer, Due):
+            deadlines.append(answer.seconds)
+        elif answer:
+            own = [] if answer.look_again is None else [answer.look_again]
+            return replace(answer, look_again=min((*deadlines, *own), default=None))
+    raise AssertionError("the last check has an answer")

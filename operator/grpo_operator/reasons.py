@@ -22,11 +22,15 @@ class Reason(StrEnum):
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     SCHEDULING_TIMEOUT = "SchedulingTimeout"
+    PODS_NOT_CREATED = "PodsNotCreated"
+    START_TIMEOUT = "StartTimeout"
     ALL_PODS_BOUND = "AllPodsBound"
     STARTING = "Starting"
     ALL_PODS_RUNNING = "AllPodsRunning"
     POD_WAITING = "PodWaiting"
+    PROGRESS_UNKNOWN = "ProgressUnknown"
     RESTARTING = "Restarting"
+    RESTART_BACKOFF = "RestartBackoff"
     FINISHED = "Finished"
     AS_EXPECTED = "AsExpected"
     SUSPENDED = "Suspended"
@@ -40,3 +44,7 @@ class Reason(StrEnum):
     SUCCEEDED = "Succeeded"
     RESTART_LIMIT = "RestartLimit"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+RELEASES = frozenset({Reason.SCHEDULING_TIMEOUT, Reason.PODS_NOT_CREATED, Reason.START_TIMEOUT})
+"""Why a gang that never ran gave its place back; it queues again after a pause."""

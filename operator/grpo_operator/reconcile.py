@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from grpo_api.status import GRPOJobStatus
 
@@ -18,14 +19,19 @@ from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selec
 from .cluster.cache import Caches
 from .cluster.recorder import EventRecorder
 from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
+from .cluster.words import Words
+from .decisions import Action, Decision, Limits
 from .errors import AlreadyExists, Conflict, Denied, NotFound
 from .manifests import attempt_of, indexed_job
 from .names import LABEL_ATTEMPT, LABEL_UID, ObjectKey, child_job
-from .observe import Observation, Pull, observe
-from .policies import Action, Decision, Limits, decide
+from .observe import Observation, Pull, Silence, observe
+from .policies import decide
 from .reasons import Reason
 from .records import GRPOJobRecord
+from .sightings import Sightings
+from .starting import asks_about
 from .status import REPORTED, URGENT, build, merge_patch, to_json
+from .times import Observed
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +39,18 @@ DENIED_PAUSE = 15.0
 """Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
 PATIENCE = 2
 """How many status intervals news of a gang that is still starting waits for company."""
+
+
+class Rank0(Protocol):
+    """What is heard of the ranks 0 of running gangs."""
+
+    def pull(self, key: ObjectKey) -> Pull | None:
+        """The last answer of a job's rank 0."""
+        ...
+
+    def silence(self, key: ObjectKey) -> Silence | None:
+        """That it does not answer; None while it does."""
+        ...
 
 
 class Reconciler:
@@ -47,12 +65,13 @@ class Reconciler:
         *,
         limits: Limits,
         clock: Callable[[], float],
+        monotonic: Callable[[], Observed],
         image: str = "",
         status_interval: float = 5.0,
-        progress: Callable[[ObjectKey], Pull | None] = lambda _: None,
+        rank0: Rank0,
         wake: Callable[[Iterable[ObjectKey]], None] = lambda _: None,
     ) -> None:
-        """`image` is for jobs without spec.image; `progress` gives the last pull; `clock` gives unix seconds.
+        """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds.
 
         `wake` gets the jobs that should be looked at because something was freed.
         """
@@ -63,9 +82,12 @@ class Reconciler:
         self._limits = limits
         self._image = image
         self._status_interval = status_interval
-        self._progress = progress
+        self._rank0 = rank0
         self._wake = wake
         self._clock = clock
+        self._monotonic = monotonic
+        self._sightings = Sightings()
+        self._words = Words(cluster, monotonic)
         self._admission = asyncio.Lock()
         self._shared = SharedObjects(cluster, caches.services, clock)
         self._written: dict[ObjectKey, float] = {}
@@ -81,9 +103,9 @@ class Reconciler:
         """
         seen = self._look(key)
         if seen is None or seen.job.deleting:
-            self._written.pop(key, None)
-            self._dropped.pop(key, None)
+            self._forget(key)
             return None
+        seen = await self._asked(seen)
         decision = decide(seen, self._limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
@@ -103,8 +125,28 @@ class Reconciler:
         job = self._caches.grpojobs.get(key)
         if job is None or not job.ours:
             return None
-        pull = self._progress(key)
-        return observe(job, self._caches.jobs.of(key), self._caches.pods.of(key), self._clock(), pull)
+        children, pods, at = self._caches.jobs.of(key), self._caches.pods.of(key), self._monotonic()
+        seen = observe(job, children, pods, now=self._clock(), at=at, sightings=self._sightings)
+        if not job.active:
+            return seen
+        pull, silence = self._rank0.pull(key), self._rank0.silence(key)
+        current = pull if pull and pull.progress.attempt == job.status.attempt else None
+        return replace(seen, pull=current, silence=silence)
+
+    async def _asked(self, seen: Observation) -> Observation:
+        """With what events say of an attempt that doesn't get going."""
+        key, uid = seen.job.key, asks_about(seen, self._limits) if seen.job.active else ""
+        if not uid:
+            self._words.forget(key)
+            return seen
+        return replace(seen, words=await self._words.about(key, uid))
+
+    def _forget(self, key: ObjectKey) -> None:
+        """The job is gone, or belongs to another controller."""
+        self._written.pop(key, None)
+        self._dropped.pop(key, None)
+        self._sightings.forget(key)
+        self._words.forget(key)
 
     def _again(self, seen: Observation) -> tuple[Observation, Decision]:
         """Looks and decides anew after a write of ours; a job deleted meanwhile needs nothing."""
@@ -148,6 +190,9 @@ class Reconciler:
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}"
+            if job.competes:
+                # it must not keep GPUs that others could use
+                return seen, Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
             return seen, Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
         log.info("%s: attempt %d started", key, status.attempt)
         self._caches.jobs.put(answer)

@@ -9,11 +9,12 @@ from typing import Any
 
 from grpo_api.contract import MANAGED_BY
 from grpo_api.job import GRPOJobSpec
+from grpo_api.running import RestartsSpec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
 from .content import Content, raw, unpack
 from .names import ObjectKey
-from .reasons import Reason
+from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 
 ENDED_PHASES = ("Succeeded", "Failed")
@@ -117,6 +118,16 @@ class GRPOJobRecord:
         return self.spec.restarts.limit if self.spec else 0
 
     @property
+    def uncounted_limit(self) -> int:
+        """spec.restarts.uncountedLimit."""
+        return (self.spec.restarts if self.spec else RestartsSpec()).uncounted_limit
+
+    @property
+    def start_timeout(self) -> float:
+        """spec.restarts.startTimeoutSeconds."""
+        return (self.spec.restarts if self.spec else RestartsSpec()).start_timeout_seconds
+
+    @property
     def hang_allowance(self) -> float | None:
         """Seconds without a step after which the operator ends an attempt: twice the trainer's own limit and its grace.
 
@@ -154,6 +165,12 @@ class GRPOJobRecord:
         if found is None:
             return False
         return found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE
+
+    @property
+    def released(self) -> bool:
+        """Whether its gang gave its place back, having never run."""
+        found = self.condition(ConditionType.ADMITTED)
+        return found is not None and found.status == "False" and found.reason in RELEASES
 
     @property
     def rejected(self) -> bool:
@@ -214,8 +231,8 @@ class PodRecord:
     """The scheduler's message; empty when it is bound or not looked at yet."""
     node_lost: bool
     """Its container should run, but the node controller has marked it not ready."""
-    deleted_at: float | None
-    """When its deletion was asked for."""
+    deleting: bool
+    """Somebody has asked for its deletion."""
     termination: PodTermination | None
 
     @property
@@ -226,7 +243,7 @@ class PodRecord:
     @property
     def live(self) -> bool:
         """Whether it runs or may still run, and nobody has told it to end."""
-        return self.phase not in ENDED_PHASES and self.deleted_at is None
+        return self.phase not in ENDED_PHASES and not self.deleting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

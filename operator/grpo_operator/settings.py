@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .policies import Limits
+from .decisions import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Any
 from grpo_api.plan import MemoryPrediction
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import (
+    MAX_ENDS,
+    AttemptEnd,
     Condition,
     ConditionType,
     GRPOJobStatus,
@@ -21,10 +23,11 @@ from grpo_api.status import (
 )
 
 from .conditions import conditions
+from .decisions import Action, Decision
 from .observe import Observation
-from .policies import Action, Decision
-from .reasons import Reason
+from .reasons import RELEASES, Reason
 from .records import ENDED_PHASES, PodRecord
+from .restarting import avoided_nodes
 from .times import timestamp
 
 URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
@@ -38,12 +41,8 @@ REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome"})
 """Fields that say what pods said. The others follow from decisions, and never wait for these."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
-_WAITING = (
-    Reason.WAITING_FOR_GPUS,
-    Reason.WAITING_IN_QUEUE,
-    Reason.WAITING_FOR_KUEUE,
-    Reason.SCHEDULING_TIMEOUT,
-)
+_WAITING = RELEASES | {Reason.WAITING_FOR_GPUS, Reason.WAITING_IN_QUEUE, Reason.WAITING_FOR_KUEUE}
+_RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
 
 def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
@@ -51,15 +50,37 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
     old, action = seen.job.status, decision.action
     fields: dict[str, Any] = {"observed_generation": seen.job.generation}
     fields |= _attempt(seen, decision)
-    if decision.ended:
-        fields["outcome"] = _stamped(decision.ended, old.attempt)
-        fields["restarts"] = old.restarts + int(decision.counted and action is not Action.FAIL)
+    fields |= _end(seen, decision)
     if action in (Action.SUCCEED, Action.FAIL):
         fields["completion_time"] = timestamp(seen.now)
     fields |= _report(seen, decision)
     found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
     fields |= {"conditions": found, "phase": phase(found)}
     return old.model_copy(update=fields)
+
+
+def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """How the current attempt ended, and what that means for those after it."""
+    old, action, outcome = seen.job.status, decision.action, decision.ended
+    # nodes that nobody can do without, or that were looked after during a pause, get another chance
+    fields: dict[str, Any] = {"avoided_nodes": []} if action in (Action.SUSPEND, Action.RELEASE) else {}
+    if not old.attempt or not (outcome or action is Action.RELEASE):
+        return fields
+    end = AttemptEnd(
+        attempt=old.attempt,
+        reason=outcome.result if outcome else decision.reason,
+        counted=decision.counted,
+        running_seconds=int(seen.running_seconds),
+        node=decision.node,
+        end_time=timestamp(seen.now),
+    )
+    fields["ends"] = [*old.ends, end][-MAX_ENDS:]
+    if outcome:
+        fields |= {"outcome": _stamped(outcome, old.attempt), "avoided_nodes": avoided_nodes(old, end)}
+    if outcome and action in (Action.COMMIT, Action.QUEUE):
+        counter = "restarts" if decision.counted else "uncounted_restarts"
+        fields[counter] = getattr(old, counter) + 1
+    return fields
 
 
 def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
@@ -250,7 +271,8 @@ def phase(found: list[Condition]) -> Phase:
     admitted = by_type.get(ConditionType.ADMITTED)
     if admitted is None or admitted.status != "True":
         return Phase.QUEUED if admitted and admitted.reason in _WAITING else Phase.PENDING
-    return Phase.RESTARTING if true(ConditionType.DEGRADED) else Phase.STARTING
+    running = by_type.get(ConditionType.RUNNING)
+    return Phase.RESTARTING if running and running.reason in _RESTARTING else Phase.STARTING
 
 
 _PHASES = (

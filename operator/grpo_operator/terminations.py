@@ -1,14 +1,10 @@
-"""How a pod ended, and which of several ends is the cause of the others.
-
-The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections, and the
-Job controller deletes the survivors. Pure.
+"""How a pod ended: the typed end in what the kubelet wrote about the pod. Pure.
 
 Trust, in this order (design: "The contract between operator and pod"): the Outcome in the termination message, the
 container's and pod's state as the kubelet wrote it, the exit code. Only an Outcome can say Succeeded.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -30,11 +26,14 @@ class PodTermination:
     """The end of one pod. `reported`: an Outcome says so, it is not concluded from the container's state."""
 
     outcome: Outcome
-    finished_at: float | None
     reported: bool
     disrupted: bool = False
     """The cluster ended the pod (eviction, preemption, node loss), not the program."""
     exit_code: int | None = None
+    reasons: tuple[str, ...] = ()
+    """What the kubelet and the cluster call the end in one word each, such as OOMKilled or Evicted."""
+    node: str = ""
+    """Where it ran."""
 
     @property
     def succeeded(self) -> bool:
@@ -55,11 +54,10 @@ class PodTermination:
         """
         return self.tier <= Tier.DISRUPTION or not (self.reported or self.tier is Tier.TERMINATED)
 
-
-def root_cause(terminations: Iterable[PodTermination]) -> PodTermination | None:
-    """The end to blame: the lowest tier, then the earliest, then the lowest rank."""
-    failed = [end for end in terminations if not end.succeeded]
-    return min(failed, key=lambda e: (e.tier, e.finished_at or 0.0, e.outcome.rank), default=None)
+    @property
+    def own_failure(self) -> bool:
+        """Whether the program ended badly by itself: nobody told it to."""
+        return not (self.succeeded or self.disrupted or self.tier is Tier.TERMINATED)
 
 
 def trainer_container(status: Part) -> Part:
@@ -67,8 +65,8 @@ def trainer_container(status: Part) -> Part:
     return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), Part(None))
 
 
-def pod_termination(status: Part, attempt: int = 0) -> PodTermination | None:
-    """The end that a pod of this attempt tells of in its status, None while its container may still run.
+def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermination | None:
+    """The end that a pod of this attempt, on that node, tells of in its status; None while its container may run.
 
     Raises:
         Unreadable: a field has a type that it can't have.
@@ -78,17 +76,22 @@ def pod_termination(status: Part, attempt: int = 0) -> PodTermination | None:
     why = ": ".join(part.sentence() for part in (target, status) if part.sentence())
     state = trainer_container(status).part("state")
     if "terminated" in state:
-        return _container_termination(state.part("terminated"), attempt, disrupted, why)
+        found = _container_termination(state.part("terminated"), attempt, disrupted, why)
+        return replace(found, node=node, reasons=_reasons(state.part("terminated"), target, status))
     if status.text("phase") != "Failed":
         return None
     broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
     if broken and not why:
         message = f"init container {broken.text('name')} ended with exit code {_exit_code(broken)}; see its log"
         outcome = Outcome(result=Result.ERROR, message=message)
-        return PodTermination(outcome=outcome, finished_at=None, reported=False)
+        return PodTermination(outcome=outcome, reported=False, exit_code=_exit_code(broken), node=node)
     # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
     outcome = with_message(Outcome(result=Result.PREEMPTED), why or "the pod failed")
-    return PodTermination(outcome=outcome, finished_at=None, reported=False, disrupted=True)
+    return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status))
+
+
+def _reasons(*parts: Part) -> tuple[str, ...]:
+    return tuple(reason for part in parts if (reason := part.text("reason")))
 
 
 def _exit_code(container: Part) -> int:
@@ -101,7 +104,6 @@ def _container_termination(terminated: Part, attempt: int, disrupted: bool, why:
     reported = _reported(message, attempt)
     return PodTermination(
         outcome=reported or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
-        finished_at=terminated.time("finishedAt"),
         reported=reported is not None,
         disrupted=disrupted,
         exit_code=terminated.integer("exitCode"),

@@ -1,6 +1,23 @@
-"""RFC 3339 timestamps, as the API server writes them, from and to unix seconds."""
+"""Two kinds of time that must never meet: what this operator observed, and what others reported.
 
+Observed is a reading of the operator's own monotonic clock: it orders what happened and measures waits. What others
+report (kubelets, trainers, whose clocks may be minutes off) stays text or unix seconds that are only passed on to
+people. Unix seconds of the operator's own clock are for what is stored and must outlive the process.
+"""
+
+from dataclasses import dataclass
 from datetime import UTC, datetime
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Observed:
+    """When this process saw something, in seconds of its monotonic clock."""
+
+    at: float
+
+    def __sub__(self, earlier: "Observed") -> float:
+        """Seconds since an earlier moment."""
+        return self.at - earlier.at
 
 
 def seconds(text: str | None) -> float | None:

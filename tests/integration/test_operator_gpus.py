@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.policies import Limits
+from grpo_operator.decisions import Limits
 from harness.cluster import Cluster
 from tests.integration.operator_bench import JOBS, PODS, Bench, OperatorThread, Swallowed, operating, outcome
 

@@ -246,7 +246,7 @@ def test_kueue_gets_a_suspended_job_and_alone_starts_it(bench: Bench, operator: 
 
 
 def test_a_gang_that_can_not_be_bound_whole_is_released_and_queued_again(bench: Bench, grpo_cluster: Cluster) -> None:
-    from grpo_operator.policies import Limits
+    from grpo_operator.decisions import Limits
 
     limits = Limits(scheduling=2, release_pause=2)
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):

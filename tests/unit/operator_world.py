@@ -3,18 +3,22 @@
 A test states only what it is about. Everything goes through the real record parsers.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Progress
 from grpo_api.status import GRPOJobStatus
+from grpo_operator.decisions import Decision, Limits
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey
-from grpo_operator.observe import Observation, Pull, observe
+from grpo_operator.observe import Observation, Pull, Silence, observe
 from grpo_operator.parsing import grpojob_record, job_record, pod_record
-from grpo_operator.policies import Decision, Limits, decide
+from grpo_operator.policies import decide
 from grpo_operator.records import GRPOJobRecord, JobRecord, PodRecord
+from grpo_operator.sightings import Sightings
 from grpo_operator.status import build, to_json
-from grpo_operator.times import seconds, timestamp
+from grpo_operator.times import Observed, seconds, timestamp
 
 NOW = seconds("2026-11-21T12:00:00Z") or 0.0
 KEY = ObjectKey("team-a", "run")
@@ -115,14 +119,14 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
     return job_record({"metadata": meta, "spec": {"suspend": more.get("suspend", False)}, "status": status})
 
 
-def terminated(code: int, message: str = "", ago: float = 10, reason: str = "") -> dict[str, Any]:
-    """A container state: ended `ago` seconds before NOW."""
+def terminated(code: int, message: str = "", reason: str = "", clock: float = 0) -> dict[str, Any]:
+    """A container state: ended, says a kubelet whose clock is off by so many seconds."""
     return {
         "terminated": {
             "exitCode": code,
             "reason": reason or ("Completed" if code == 0 else "Error"),
             "message": message,
-            "finishedAt": at(-ago),
+            "finishedAt": at(clock),
         }
     }
 
@@ -133,7 +137,7 @@ def said(result: str, **more: Any) -> str:
 
 
 def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
-    """A pod; without `state` it runs. Keywords: phase, node, deleted (seconds ago), conditions, reason, owner, by."""
+    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner, by, uid."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
     if phase is None:
@@ -148,8 +152,8 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
         "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt), LABEL_INDEX: str(index)},
         "ownerReferences": [{"controller": True, "uid": more.get("by", f"job-{attempt}")}],
     }
-    if "deleted" in more:
-        meta |= {"deletionTimestamp": at(30 - more["deleted"]), "deletionGracePeriodSeconds": 30}
+    if more.get("deleted"):
+        meta |= {"deletionTimestamp": at(0), "deletionGracePeriodSeconds": 30}
     status: dict[str, Any] = {"phase": phase, "podIP": "10.0.0.7", "conditions": more.get("conditions", [])}
     if state:
         status["containerStatuses"] = [{"name": "trainer", "state": state}]
@@ -160,18 +164,39 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
 
 
 def make_seen(
-    job: GRPOJobRecord, *things: JobRecord | PodRecord, pull: Pull | None = None, now: float = NOW
+    job: GRPOJobRecord,
+    *things: JobRecord | PodRecord,
+    pull: Pull | None = None,
+    silence: Silence | None = None,
+    now: float = NOW,
+    ago: float = 10,
 ) -> Observation:
-    """What the operator sees of a job and its children."""
-    children = [thing for thing in things if isinstance(thing, JobRecord)]
-    return observe(job, children, [thing for thing in things if isinstance(thing, PodRecord)], now, pull)
+    """What the operator sees of a job and its children, all of which it first saw so many seconds ago."""
+    return make_story(job, (ago, things), now=now, pull=pull, silence=silence)
 
 
-def running(*things: JobRecord | PodRecord, **status: Any) -> Observation:
+def make_story(
+    job: GRPOJobRecord,
+    *looks: tuple[float, Iterable[JobRecord | PodRecord]],
+    pull: Pull | None = None,
+    silence: Silence | None = None,
+    now: float = NOW,
+) -> Observation:
+    """What is seen now, after looks so many seconds ago; the last look's things are those of now, too."""
+    sightings = Sightings()
+    for ago, things in (*looks, (0.0, looks[-1][1])):
+        children = [thing for thing in things if isinstance(thing, JobRecord)]
+        pods = [thing for thing in things if isinstance(thing, PodRecord)]
+        seen = observe(job, children, pods, now=now - ago, at=Observed(NOW - ago), sightings=sightings)
+    current = pull if pull and pull.progress.attempt == job.status.attempt else None
+    return replace(seen, pull=current, silence=silence)
+
+
+def running(*things: JobRecord | PodRecord, ago: float = 10, **status: Any) -> Observation:
     """What is seen of an active job of two pods; without further arguments both run."""
     things = things or (make_pod(0), make_pod(1))
     child = () if any(isinstance(thing, JobRecord) for thing in things) else (make_child(),)
-    return make_seen(make_job(status=active_status(**status)), *child, *things)
+    return make_seen(make_job(status=active_status(**status)), *child, *things, ago=ago)
 
 
 def judged(seen: Observation, limits: Limits = LIMITS) -> Decision:
@@ -179,10 +204,10 @@ def judged(seen: Observation, limits: Limits = LIMITS) -> Decision:
     return decide(seen, limits)
 
 
-def make_pull(ago: float = 1, attempt: int = 1, step_ago: float | None = 1, **more: Any) -> Pull:
-    """An answer of rank 0, `ago` seconds old."""
-    last = None if step_ago is None else NOW - step_ago
-    return Pull(Progress(attempt=attempt, last_step_time=last, **more), NOW - ago)
+def make_pull(ago: float = 1, attempt: int = 1, still: float = 1, **more: Any) -> Pull:
+    """An answer of rank 0, `ago` seconds old, whose step and stage were first seen `still` seconds ago."""
+    progress = Progress(attempt=attempt, last_step_time=NOW - 1, **more)
+    return Pull(progress, Observed(NOW - ago), Observed(NOW - still))
 
 
 def after(seen: Observation, decision: Decision) -> GRPOJobStatus:

@@ -13,7 +13,7 @@ from grpo_operator.admission.capacity import Capacity, fits
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.admission.queue import DEPTH, AdmissionQueue, Pass, judge, kept_plan
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.policies import Action, Decision
+from grpo_operator.decisions import Action, Decision
 from grpo_operator.records import GRPOJobRecord
 from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, active_status, at, condition, make_job, make_seen
 from tests.unit.test_operator_inventory import GFD, node, pod
@@ -154,7 +154,9 @@ def test_a_long_line_is_looked_at_to_a_depth() -> None:
 
 
 def test_who_is_not_in_the_line() -> None:
-    released = make_job(GPUS, {"conditions": [condition("Admitted", "False", "SchedulingTimeout", since=-5)]})
+    end = {"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(-5)}
+    conditions = [condition("Admitted", "False", "SchedulingTimeout", since=-5)]
+    released = make_job(GPUS, {"attempt": 1, "conditions": conditions, "ends": [end]})
     suspended = make_job({**GPUS, "suspend": True})
     queued = make_job({"placement": {"accelerator": "GPU", "queueName": "team"}})
     deleted = make_job(GPUS, deletionTimestamp=at(0))

@@ -25,7 +25,9 @@ from grpo_operator.names import ObjectKey
 from grpo_operator.observe import observe
 from grpo_operator.parsing import grpojob_record, job_record, pod_record, service_record
 from grpo_operator.policies import decide
+from grpo_operator.sightings import Sightings
 from grpo_operator.status import build, to_json
+from grpo_operator.times import Observed
 from tests.generated import cases
 from tests.unit.dirty_objects import (
     EXTREMES,
@@ -91,7 +93,7 @@ def decided(job: Any, child: Any, pods: list[Any]) -> None:
         for item in items:
             cache.put(item)
     for record in caches.grpojobs:
-        seen = observe(record, list(caches.jobs), list(caches.pods), NOW)
+        seen = observe(record, list(caches.jobs), list(caches.pods), now=NOW, at=Observed(NOW), sightings=Sightings())
         to_json(build(seen, decide(seen, LIMITS)))
 
 

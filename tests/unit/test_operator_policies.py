@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.policies import Action, Limits
+from grpo_operator.decisions import Action, Decision, Limits
+from grpo_operator.observe import Silence
+from grpo_operator.restarting import pausing
+from grpo_operator.times import Observed
 from tests.unit.operator_world import (
     LIMITS,
     NOW,
@@ -28,8 +31,15 @@ from tests.unit.operator_world import (
 SUCCESS = said("Succeeded", step=12, message="done")
 
 
-def pod_that(result: str, index: int = 0, code: int = 1, ago: float = 10, **more: Any) -> Any:
-    return make_pod(index, state=terminated(code, said(result, rank=index), ago), **more)
+def pod_that(result: str, index: int = 0, code: int = 1, **more: Any) -> Any:
+    return make_pod(index, state=terminated(code, said(result, rank=index)), **more)
+
+
+def released(reason: str, times: int) -> dict[str, Any]:
+    """The status of a job whose gangs were released so many times in a row, the last ten seconds ago."""
+    ends = [{"attempt": 1 + number, "reason": reason, "endTime": at(-10)} for number in range(times)]
+    conditions = [condition("Admitted", "False", reason, since=-10)]
+    return {"attempt": times, "conditions": conditions, "ends": ends}
 
 
 def test_the_restart_limit_fails_the_job_with_the_last_end() -> None:
@@ -47,17 +57,12 @@ def test_the_restart_limit_fails_the_job_with_the_last_end() -> None:
 
 def test_disruptions_restart_beyond_the_limit() -> None:
     seen = make_seen(
-        make_job(status=active_status(attempt=9, restarts=3)), make_child(9), make_pod(0, 9, deleted=1), make_pod(1, 9)
+        make_job(status=active_status(attempt=9, restarts=3)),
+        make_child(9),
+        make_pod(0, 9, deleted=True),
+        make_pod(1, 9),
     )
     assert judged(seen).action is Action.ADMIT
-
-
-def test_attempts_that_end_at_once_are_spaced_after_the_third() -> None:
-    began = active_status(attempt=4, attemptStartTime=at(-2))
-    seen = make_seen(make_job(status=began), make_child(4), make_pod(0, 4, deleted=1), make_pod(1, 4))
-    decision = judged(seen)
-    assert decision.action is Action.WAIT
-    assert decision.look_again == pytest.approx(8.0)
 
 
 def test_the_deadline_counts_earlier_attempts_and_not_the_time_between() -> None:
@@ -105,29 +110,36 @@ def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
 
 
 def test_a_released_gang_pauses_before_it_asks_again() -> None:
-    released = [condition("Admitted", "False", "SchedulingTimeout", since=-10)]
-    decision = judged(make_seen(make_job(status={"attempt": 1, "conditions": released})))
+    status = released("SchedulingTimeout", times=1)
+    decision = judged(make_seen(make_job(status=status)))
     assert decision.action is Action.WAIT
     assert decision.look_again == pytest.approx(20.0)
-    later = make_seen(make_job(status={"attempt": 1, "conditions": released}), now=NOW + 21)
+    later = make_seen(make_job(status=status), now=NOW + 21)
     assert judged(later).action is Action.ADMIT
+
+
+@pytest.mark.parametrize(("times", "pause"), [(1, 30), (2, 60), (3, 120), (6, 600), (10, 600)])
+def test_the_pause_grows_with_every_release_in_a_row(times: int, pause: float) -> None:
+    job = make_job(status=released("PodsNotCreated", times))
+    assert pausing(job, NOW, LIMITS) == pytest.approx(pause - 10)
+
+
+def test_a_job_that_was_suspended_after_its_release_does_not_pause() -> None:
+    status = released("StartTimeout", times=3) | {"conditions": [condition("Admitted", "False", "Suspended")]}
+    assert judged(make_seen(make_job(status=status))).action is Action.ADMIT
 
 
 @pytest.mark.parametrize(
     ("pull", "action"),
     [
-        (make_pull(step_ago=4000), Action.ADMIT),
-        (make_pull(step_ago=3000), Action.WAIT),
-        (make_pull(ago=61, step_ago=4000), Action.WAIT),
-        (make_pull(step_ago=None), Action.WAIT),
-        (make_pull(step_ago=4000, attempt=7), Action.WAIT),
+        (make_pull(still=4000), Action.ADMIT),
+        (make_pull(still=3000), Action.WAIT),
+        (make_pull(still=4000, attempt=7), Action.WAIT),
         (None, Action.WAIT),
     ],
     ids=[
         "no step for twice the trainer's own limit and the grace is a hang",
         "up to there the trainer's own watchdog comes first",
-        "an answer that is old proves nothing",
-        "before the first step nothing is judged",
         "another attempt's answer proves nothing",
         "no answer proves nothing",
     ],
@@ -139,19 +151,37 @@ def test_the_second_line_against_hangs(pull: Any, action: Action) -> None:
     assert decision.counted is (action is Action.ADMIT)
 
 
+def test_a_rank_0_whose_answers_have_stopped_does_not_hang_and_is_told_after_minutes() -> None:
+    def told(since: float) -> Decision:
+        silence = Silence(Observed(NOW - since), "TimeoutError()")
+        things = (make_child(), make_pod(0), make_pod(1))
+        pull = make_pull(ago=since, still=9000)
+        return judged(make_seen(make_job(status=active_status()), *things, pull=pull, silence=silence))
+
+    assert told(30).look_again == pytest.approx(90.0)
+    decision = told(121)
+    assert (decision.action, decision.reason, decision.look_again) == (Action.WAIT, "ProgressUnknown", None)
+    assert "TimeoutError()" in decision.message
+
+
 def test_what_kueue_holds_or_takes_back_is_no_failure() -> None:
     job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
-    held = make_seen(job, make_child(suspend=True), make_pod(0, deleted=5), make_pod(1, deleted=5))
+    held = make_seen(job, make_child(suspend=True), make_pod(0, deleted=True), make_pod(1, deleted=True))
     decision = judged(held)
     assert (decision.action, decision.reason) == (Action.WAIT, "WaitingForKueue")
 
 
 def test_deletions_of_a_kueue_job_wait_for_the_word_that_it_was_suspended() -> None:
     job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
-    fresh = make_seen(job, make_child(), make_pod(0, deleted=1), make_pod(1, deleted=1))
+    fresh = make_seen(job, make_child(), make_pod(0, deleted=True), make_pod(1, deleted=True), ago=1)
     assert judged(fresh).action is Action.WAIT
-    settled = make_seen(job, make_child(), make_pod(0, deleted=5), make_pod(1, deleted=5))
+    settled = make_seen(job, make_child(), make_pod(0, deleted=True), make_pod(1, deleted=True))
     assert judged(settled).action is Action.ADMIT
+
+
+def active_but_done() -> dict[str, Any]:
+    """Of a job that succeeded ten seconds ago."""
+    return {"jobUid": "job-1", "conditions": [condition("Succeeded", since=-10)]}
 
 
 def test_a_finished_job_stays_until_its_time_to_live_is_over() -> None:
@@ -159,10 +189,12 @@ def test_a_finished_job_stays_until_its_time_to_live_is_over() -> None:
     assert judged(make_seen(make_job(status=done))).action is Action.WAIT
     kept = make_seen(make_job({"ttlSecondsAfterFinished": 130}, done))
     assert judged(kept).look_again == pytest.approx(30.0)
+    survivor = make_seen(make_job({"ttlSecondsAfterFinished": 130}, done | active_but_done()), make_pod(1))
+    assert judged(survivor).look_again == pytest.approx(20.0)
     assert judged(make_seen(make_job({"ttlSecondsAfterFinished": 99}, done))).action is Action.DELETE
 
 
 def test_limits_are_settings() -> None:
-    seen = running(pod_that("Error", ago=3), make_pod(1))
+    seen = running(pod_that("Error"), make_pod(1), ago=3)
     assert judged(seen, LIMITS).action is Action.ADMIT
     assert judged(seen, Limits(settle=5)).action is Action.WAIT

@@ -65,17 +65,21 @@ async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
     puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
     puller.tick(0.0)
     await asyncio.sleep(0.05)
-    kept = puller.of(ObjectKey("n", "a"))
+    kept = puller.pull(ObjectKey("n", "a"))
+    assert puller.silence(ObjectKey("n", "a")) is None
     assert kept is not None
     assert (kept.progress.step, kept.progress.samples, told) == (3, [], [ObjectKey("n", "a")])
     trainer.broken = True
     puller.tick(1e9)
     await asyncio.sleep(0.05)
-    assert puller.of(ObjectKey("n", "a")) is kept
-    assert results == ["success", "error"]
+    assert puller.pull(ObjectKey("n", "a")) is kept
+    silence = puller.silence(ObjectKey("n", "a"))
+    assert silence is not None
+    assert (silence.since, silence.problem) == (kept.at, "refused")
+    assert (results, len(told)) == (["success", "error"], 2)
     targets[0] = Target(ObjectKey("n", "a"), "pod-2", "10.0.0.2")
     puller.tick(0.0)
-    assert puller.of(ObjectKey("n", "a")) is None
+    assert puller.pull(ObjectKey("n", "a")) is None
     targets.clear()
     puller.tick(0.0)
     await asyncio.sleep(0.05)

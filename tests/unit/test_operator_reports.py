@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from grpo_api.report import Progress
 from grpo_api.status import GRPOJobStatus
+from grpo_operator.decisions import Action
 from grpo_operator.observe import Observation, Pull
-from grpo_operator.policies import Action
 from grpo_operator.status import to_json
+from grpo_operator.times import Observed
 from tests.generated import cases
 from tests.unit.dirty_objects import VALUES
 from tests.unit.operator_world import NOW, after, judged, make_pod, make_seen, running, terminated
@@ -48,7 +49,7 @@ def test_any_progress_is_a_failed_pull_or_makes_a_status(fields: dict[str, Any])
     except ValidationError:
         return
     job = running(activeSeconds=0).job
-    published(make_seen(job, make_pod(0), make_pod(1), pull=Pull(progress, NOW - 1)))
+    published(make_seen(job, make_pod(0), make_pod(1), pull=Pull(progress, Observed(NOW - 1), Observed(NOW - 1))))
 
 
 def message(**fields: Any) -> str:

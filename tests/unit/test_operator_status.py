@@ -6,8 +6,8 @@ import pytest
 
 from grpo_api.report import Outcome, Result
 from grpo_api.status import GRPOJobStatus
+from grpo_operator.decisions import Action, Decision
 from grpo_operator.observe import Observation
-from grpo_operator.policies import Action, Decision
 from grpo_operator.status import duration, merge_patch, to_json
 from tests.unit.operator_world import (
     GPU_PLAN,
@@ -96,7 +96,8 @@ def test_an_unschedulable_pod_is_told_in_the_schedulers_words() -> None:
 )
 def test_a_container_that_can_not_start_degrades_the_job(reason: str, degraded: str) -> None:
     stuck = make_pod(1, state={"waiting": {"reason": reason, "message": "no such image"}}, phase="Pending")
-    status = going_on(running(make_pod(0), stuck, running=False))
+    seen = running(make_pod(0), stuck, running=False)
+    status = after(seen, judged(seen))
     found = next((c for c in status.conditions if c.type == "Degraded"), None)
     assert (found.status if found else "") == degraded
     if found:
@@ -116,7 +117,7 @@ def test_progress_and_metrics_are_published_with_four_digits() -> None:
 
 
 def test_before_the_number_of_steps_is_known_only_the_step_is_told() -> None:
-    pull = make_pull(step=3, step_ago=None)
+    pull = make_pull(step=3)
     status = going_on(make_seen(make_job(status=active_status()), make_child(), make_pod(0), pull=pull))
     assert status.progress is not None
     assert (status.progress.summary, status.progress.percent, status.progress.eta_seconds) == ("3", 0, None)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.decisions import Action
 from grpo_operator.observe import Observation
-from grpo_operator.policies import Action
+from grpo_operator.records import PodRecord
 from grpo_operator.terminations import pod_termination
 from grpo_operator.untyped import Part
 from tests.unit.operator_world import (
@@ -19,6 +20,7 @@ from tests.unit.operator_world import (
     make_job,
     make_pod,
     make_seen,
+    make_story,
     running,
     said,
     terminated,
@@ -28,8 +30,13 @@ SUCCESS = said("Succeeded", step=12, message="done")
 TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 
 
-def pod_that(result: str, index: int = 0, code: int = 1, ago: float = 10, **more: Any) -> Any:
-    return make_pod(index, state=terminated(code, said(result, rank=index), ago), **more)
+def pod_that(result: str, index: int = 0, code: int = 1, **more: Any) -> Any:
+    return make_pod(index, state=terminated(code, said(result, rank=index)), **more)
+
+
+def at_first(*before: PodRecord, then: tuple[PodRecord, ...]) -> Observation:
+    """A job of two pods that was looked at eight and five seconds ago."""
+    return make_story(make_job(status=active_status()), (8, (make_child(), *before)), (5, (make_child(), *then)))
 
 
 CASES: dict[str, tuple[Observation, Action, str, bool]] = {
@@ -104,25 +111,25 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         True,
     ),
     "a crash without an outcome is answered at once and counts": (
-        running(make_pod(0, state=terminated(139, ago=0)), make_pod(1)),
+        running(make_pod(0, state=terminated(139)), make_pod(1), ago=0),
         Action.ADMIT,
         "Error",
         True,
     ),
     "an error that may be a symptom waits for its cause": (
-        running(pod_that("Error", ago=1), make_pod(1)),
+        running(pod_that("Error"), make_pod(1), ago=1),
         Action.WAIT,
         "",
         False,
     ),
     "an error whose cause does not show up is answered": (
-        running(pod_that("Error", ago=3), make_pod(1)),
+        running(pod_that("Error"), make_pod(1), ago=3),
         Action.ADMIT,
         "Error",
         True,
     ),
     "a peer's lost connection is not blamed when another rank ran out of memory": (
-        running(pod_that("Error", ago=4), pod_that("OutOfMemory", 1, ago=2)),
+        running(pod_that("Error"), pod_that("OutOfMemory", 1)),
         Action.ADMIT,
         "OutOfMemory",
         True,
@@ -140,25 +147,43 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         False,
     ),
     "a pod that somebody deleted does not count": (
-        running(make_pod(0), make_pod(1, deleted=1)),
+        running(make_pod(0), make_pod(1, deleted=True), ago=0),
         Action.ADMIT,
         "Preempted",
         False,
     ),
     "a pod that was deleted before its peer failed is the cause": (
-        running(pod_that("Error", ago=5), make_pod(1, deleted=8)),
+        at_first(make_pod(0), make_pod(1, deleted=True), then=(pod_that("Error"), make_pod(1, deleted=True))),
         Action.ADMIT,
         "Preempted",
         False,
     ),
     "a survivor that the Job controller deleted is not the cause": (
-        running(pod_that("Error", ago=8), make_pod(1, deleted=5)),
+        at_first(pod_that("Error"), make_pod(1), then=(pod_that("Error"), make_pod(1, deleted=True))),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "a deletion and a failure that were seen together are a failure": (
+        running(pod_that("Error"), make_pod(1, deleted=True)),
+        Action.ADMIT,
+        "Error",
+        True,
+    ),
+    "a pod that died without a report while it was deleted was ended by that": (
+        running(make_pod(0, state=terminated(137), deleted=True), make_pod(1)),
+        Action.ADMIT,
+        "Error",
+        False,
+    ),
+    "a pod that said why it failed did so by itself, deleted or not": (
+        running(pod_that("Error", deleted=True), make_pod(1)),
         Action.ADMIT,
         "Error",
         True,
     ),
     "a lost node explains its peer's error": (
-        running(pod_that("Error", ago=8), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),
+        running(pod_that("Error"), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),
         Action.ADMIT,
         "Preempted",
         False,
@@ -170,7 +195,7 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         False,
     ),
     "a trainer told to end by its node does not count": (
-        running(pod_that("Preempted", code=143, ago=5), make_pod(1)),
+        running(pod_that("Preempted", code=143), make_pod(1)),
         Action.ADMIT,
         "Preempted",
         False,

@@ -23,5 +23,5 @@
   verbs: [create, get]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list] # list: why pods are not created or don't start
 {{- end -}}

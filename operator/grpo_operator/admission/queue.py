@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, PlanResult, plan_job
 
+from ..decisions import Action, Decision, Limits
 from ..names import ObjectKey
 from ..observe import Observation
-from ..policies import Action, Decision, Limits, pausing
 from ..reasons import Reason
 from ..records import GRPOJobRecord
+from ..restarting import pausing
 from .capacity import Capacity, fits
 from .checks import plan_problem, spec_problem
 from .snapshot import Snapshot, SnapshotSource

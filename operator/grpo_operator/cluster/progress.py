@@ -9,7 +9,6 @@ any number of targets that can't be reached never delays the others.
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,7 +19,8 @@ from grpo_api.contract import PROGRESS_PORT
 from grpo_api.report import Progress
 
 from ..names import ObjectKey
-from ..observe import Pull
+from ..observe import Pull, Silence
+from ..times import Observed
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,12 @@ class Target:
 class _State:
     uid: str
     due: float
+    heard_at: Observed
+    """When it answered last; before that, when it was asked first."""
     failures: int = 0
     slow: bool = False
     """Whether the last answer took longer than QUICK, or its quick pull got none."""
+    problem: str = ""
     pull: Pull | None = None
 
 
@@ -88,10 +91,15 @@ class ProgressPuller:
         self._slow = asyncio.Semaphore(SLOW_PLACES)
         self._failing = asyncio.Semaphore(FAILING_PLACES)
 
-    def of(self, key: ObjectKey) -> Pull | None:
+    def pull(self, key: ObjectKey) -> Pull | None:
         """The last answer of the job's rank 0, if its pod is still the one that gave it."""
         state = self._states.get(key)
         return state.pull if state else None
+
+    def silence(self, key: ObjectKey) -> Silence | None:
+        """That the job's rank 0 does not answer, since when and why; None while it does."""
+        state = self._states.get(key)
+        return Silence(state.heard_at, state.problem) if state and state.failures else None
 
     async def run(self) -> None:
         """Pulls until cancelled."""
@@ -109,7 +117,7 @@ class ProgressPuller:
         for key in [key for key, state in self._states.items() if key not in targets or targets[key].uid != state.uid]:
             del self._states[key]
         for key, target in targets.items():
-            state = self._states.setdefault(key, _State(target.uid, now))
+            state = self._states.setdefault(key, _State(target.uid, now, Observed(now)))
             if state.due <= now:
                 state.due = float("inf")
                 task = asyncio.create_task(self._pull(target, state))
@@ -123,11 +131,15 @@ class ProgressPuller:
             return
         except PullFailed as error:
             state.failures += 1
+            state.problem = str(error)
             self._count("error")
             log.debug("%s: no progress from %s: %s", target.key, target.ip, error)
+            if state.failures == 1:
+                self._changed(target.key)
         else:
             state.failures = 0
-            state.pull = Pull(progress.model_copy(update={"samples": []}), time.time())
+            state.heard_at = Observed(asyncio.get_running_loop().time())
+            state.pull = pulled(state.pull, progress.model_copy(update={"samples": []}), state.heard_at)
             self._count("success")
             self._changed(target.key)
         pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
@@ -161,6 +173,12 @@ class ProgressPuller:
                 progress = await self._fetch(target.ip)
             state.slow = loop.time() - began > QUICK
             return progress
+
+
+def pulled(last: Pull | None, progress: Progress, at: Observed) -> Pull:
+    """A new answer after the last: it has advanced when its step or its stage has changed."""
+    same = last is not None and (last.progress.step, last.progress.stage) == (progress.step, progress.stage)
+    return Pull(progress, at, last.advanced_at if last and same else at)
 
 
 def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT) -> Fetch:

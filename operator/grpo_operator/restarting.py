@@ -1,0 +1,85 @@
+"""When, where and how often a gang that has ended may start again.
+
+Pauses that grow, the user's rules, the limits, and nodes to keep away from. All of it follows from status.ends, so that
+a new operator process goes on where the last one was.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from grpo_api.report import Outcome
+from grpo_api.running import RestartRule
+from grpo_api.status import MAX_AVOIDED_NODES, AttemptEnd, GRPOJobStatus
+
+from .decisions import Action, Decision, Limits
+from .observe import Observation
+from .reasons import RELEASES, Reason
+from .records import GRPOJobRecord
+from .terminations import PodTermination
+from .times import seconds
+
+
+def rule_for(job: GRPOJobRecord, end: PodTermination) -> tuple[str, RestartRule] | None:
+    """The first of spec.restarts.rules that an end matches, with its path."""
+    rules = job.spec.restarts.rules if job.spec else []
+    return next(((f"spec.restarts.rules[{at}]", rule) for at, rule in enumerate(rules) if _matches(rule, end)), None)
+
+
+def _matches(rule: RestartRule, end: PodTermination) -> bool:
+    if rule.on_exit_codes:
+        return rule.on_exit_codes.match(end.exit_code)
+    if rule.on_results:
+        return end.outcome.result.value in rule.on_results
+    return not set(rule.on_reasons or ()).isdisjoint(end.reasons)
+
+
+def again(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool, node: str = "") -> Decision:
+    """The next attempt, after a pause if the last ones ended soon too; the end when a limit is reached."""
+    status, job = seen.job.status, seen.job
+    done, limit = (status.restarts, job.restart_limit) if counted else (status.uncounted_restarts, job.uncounted_limit)
+    if done >= limit:
+        kind = "restarts" if counted else "uncounted restarts"
+        message = f"{outcome.result} after {done} of {limit} {kind}: {outcome.message}"
+        return Decision(Action.FAIL, Reason.RESTART_LIMIT, message, ended=outcome, counted=counted, node=node)
+    left = restart_pause(seen, limits) - seen.over_for
+    if left > 0:
+        message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
+        return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=left)
+    return Decision(Action.ADMIT, outcome.result, outcome.message, ended=outcome, counted=counted, node=node)
+
+
+def restart_pause(seen: Observation, limits: Limits) -> float:
+    """Seconds between the end of the current attempt and the next: none after a gang that ran well for a while."""
+    if seen.running_seconds >= limits.healthy:
+        return 0.0
+
+    def soon(end: AttemptEnd) -> bool:
+        return end.reason not in RELEASES and end.running_seconds < limits.healthy
+
+    before = sum(1 for _ in takewhile(soon, reversed(seen.job.status.ends)))
+    return min(limits.longest_restart_pause, limits.restart_pause * 2.0 ** (before - 1)) if before else 0.0
+
+
+def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
+    """Seconds that a released gang still stays out of the queue; 0 when it is in."""
+    releases = releases_in_a_row(job.status.ends)
+    if not releases or not job.released:
+        return 0.0
+    pause = min(limits.longest_release_pause, limits.release_pause * 2.0 ** (releases - 1))
+    return max(0.0, (seconds(job.status.ends[-1].end_time) or now) + pause - now)
+
+
+def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = RELEASES) -> int:
+    """How many of the last ends, without another between them, were releases for one of these reasons."""
+    return sum(1 for _ in takewhile(lambda end: end.reason in reasons, reversed(ends)))
+
+
+def avoided_nodes(status: GRPOJobStatus, ending: AttemptEnd | None = None) -> list[str]:
+    """The nodes to keep the next attempt away from, once the current one has ended so.
+
+    A node on which two attempts in a row died without a word of the trainer is likely to be broken.
+    """
+    known, last = status.avoided_nodes, status.ends[-1] if status.ends else None
+    if ending is None or last is None or not ending.node or ending.node != last.node or ending.node in known:
+        return known
+    return [*known, ending.node][-MAX_AVOIDED_NODES:]

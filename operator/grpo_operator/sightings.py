@@ -1,0 +1,61 @@
+"""When this operator first saw what it knows of a job's children.
+
+Kubelets and the API server write their own times into objects, and their clocks may be minutes off. So what came first
+and how long to wait follow from this operator's clock alone. It is memory, not truth: a new process sees everything
+anew, at the same moment, and then no order is known.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from .names import ObjectKey
+from .records import JobRecord, PodRecord
+from .times import Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """First sights of one job's current attempt."""
+
+    child_uid: str = ""
+    child: Observed | None = None
+    """Of the attempt's Job."""
+    ended: Mapping[str, Observed] = field(default_factory=dict)
+    """Of the end of each pod that has ended, by its uid."""
+    deleted: Mapping[str, Observed] = field(default_factory=dict)
+    """Of the deletion of each pod that is being deleted, by its uid."""
+    over: Observed | None = None
+    """Of the first sign that the attempt is over: one of these, or its Job that has ended or is gone."""
+
+
+class Sightings:
+    """The sightings of all jobs."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self._jobs: dict[ObjectKey, Sighting] = {}
+
+    def of(
+        self, key: ObjectKey, child: JobRecord | None, pods: Collection[PodRecord], at: Observed, *, expected: bool
+    ) -> Sighting:
+        """A job's sightings after a look at its current attempt's Job and pods at this moment.
+
+        `expected`: the Job was started, so that it is gone if it isn't there.
+        """
+        known = self._jobs.get(key, Sighting())
+        ended = {pod.uid: known.ended.get(pod.uid, at) for pod in pods if pod.termination}
+        deleted = {pod.uid: known.deleted.get(pod.uid, at) for pod in pods if pod.deleting}
+        over = ended or deleted or (child.ended if child else expected)
+        found = Sighting(
+            child_uid=child.uid if child else "",
+            child=(known.child if child.uid == known.child_uid else at) if child else None,
+            ended=ended,
+            deleted=deleted,
+            over=(known.over or at) if over else None,
+        )
+        self._jobs[key] = found
+        return found
+
+    def forget(self, key: ObjectKey) -> None:
+        """The job is gone, or has ended."""
+        self._jobs.pop(key, None)

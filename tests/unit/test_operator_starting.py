@@ -1,0 +1,163 @@
+"""Attempts that don't get going: pods that are not created, gangs that don't start, and what is told of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.decisions import Action, Limits
+from grpo_operator.observe import Observation
+from grpo_operator.policies import decide
+from grpo_operator.starting import asks_about
+from grpo_operator.status import build
+from tests.generated import cases
+from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
+    active_status,
+    at,
+    condition,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+    of_type,
+    said,
+    terminated,
+)
+
+REFUSED = 'FailedCreate: Error creating: pods "run-1-0-" is forbidden: exceeded quota: gpus'
+MOUNT = 'FailedMount: configmap "prompts" not found'
+
+
+def starting(*things: Any, ago: float, words: str = "", spec: Any = None, **status: Any) -> Observation:
+    """An attempt whose Job was first seen so many seconds ago, and which has not run yet."""
+    full = active_status(running=False, attemptStartTime=at(-ago)) | status
+    seen = make_seen(make_job(spec, full), make_child(), *things, ago=ago)
+    return replace(seen, words=words)
+
+
+def creating(index: int) -> Any:
+    return make_pod(index, state={"waiting": {"reason": "ContainerCreating"}}, phase="Pending")
+
+
+def test_a_job_whose_pods_are_refused_gives_its_place_back_in_the_words_of_the_refusal() -> None:
+    seen = starting(make_pod(0), ago=6, words=REFUSED)
+    decision = judged(seen)
+    assert (decision.action, decision.reason) == (Action.RELEASE, "PodsNotCreated")
+    assert decision.message == f"1 of 2 pods were created: {REFUSED}"
+    status = build(seen, decision)
+    assert (status.phase, status.ends[-1].reason) == ("Queued", "PodsNotCreated")
+
+
+def test_without_words_pods_may_just_be_late() -> None:
+    for ago, look_again in ((1, 4), (6, 6), (100, 100)):
+        decision = judged(starting(ago=ago))
+        assert decision.action is Action.WAIT
+        assert decision.look_again == pytest.approx(look_again)
+    assert judged(starting(ago=301)).reason == "SchedulingTimeout"
+
+
+def test_what_the_attempt_before_still_takes_of_a_quota_is_no_refusal() -> None:
+    status = active_status(2, running=False, attemptStartTime=at(-6))
+    old = make_pod(0, 1, deleted=True)
+    seen = replace(make_seen(make_job(status=status), make_child(2), old, ago=6), words=REFUSED)
+    assert judged(seen).action is Action.WAIT
+
+
+@pytest.mark.parametrize(
+    ("things", "ago", "about"),
+    [
+        ((), 4, ""),
+        ((), 5, "job-1"),
+        ((creating(0), creating(1)), 59, ""),
+        ((make_pod(0), creating(1)), 60, "pod-1-1"),
+        ((make_pod(0), make_pod(1)), 60, ""),
+    ],
+)
+def test_whom_events_are_asked_about_and_when(things: tuple[Any, ...], ago: float, about: str) -> None:
+    assert asks_about(starting(*things, ago=ago), LIMITS) == about
+
+
+def test_the_kubelets_words_are_on_the_job_and_the_phase_stays_starting() -> None:
+    seen = starting(make_pod(0), creating(1), ago=60, words=MOUNT)
+    decision = judged(seen)
+    status = build(seen, decision)
+    assert of_type(status, "Degraded") == ("True", "PodWaiting", f"pod run-1-1-abcde waits on node node-1: {MOUNT}")
+    assert status.phase == "Starting"
+
+
+def bound_for(seconds: float, **more: Any) -> dict[str, Any]:
+    admitted = [condition("Admitted", reason="Admitted"), condition("Scheduled", since=-seconds)]
+    return {"conditions": [*admitted, condition("Running", "False", "Starting")], **more}
+
+
+def test_a_gang_that_does_not_start_in_time_is_released_and_in_the_end_fails() -> None:
+    spec = {"restarts": {"startTimeoutSeconds": 100, "limit": 1}}
+    pods = (make_pod(0), creating(1))
+    assert judged(starting(*pods, ago=99, spec=spec, **bound_for(99))).look_again == pytest.approx(1.0)
+    late = starting(*pods, ago=100, words=MOUNT, spec=spec, **bound_for(100))
+    decision = judged(late)
+    assert (decision.action, decision.reason) == (Action.RELEASE, "StartTimeout")
+    assert "spec.restarts.startTimeoutSeconds" in decision.message
+    assert MOUNT in decision.message
+    ends = [{"attempt": 1, "reason": "StartTimeout", "endTime": at(-200)}]
+    again = judged(starting(*pods, ago=100, words=MOUNT, spec=spec, **bound_for(100, ends=ends)))
+    assert (again.action, again.reason) == (Action.FAIL, "StartTimeout")
+
+
+def test_a_gang_that_runs_has_started_whatever_its_pods_do_then() -> None:
+    status = active_status(attemptStartTime=at(-9000))
+    seen = make_seen(make_job(status=status), make_child(), make_pod(0), creating(1), ago=9000)
+    assert judged(seen).action is Action.WAIT
+
+
+STATES: st.SearchStrategy[dict[str, Any]] = st.sampled_from([
+    {"running": {}},
+    {"waiting": {"reason": "ImagePullBackOff"}},
+    terminated(1, said("Error"), clock=600),
+    terminated(0, said("Succeeded"), clock=-600),
+    terminated(137, reason="OOMKilled"),
+    {},
+])  # fmt: skip
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observation:
+    """Any mixture of pods, spec, times and counters of an attempt that was admitted."""
+    pods = [
+        make_pod(index, state=draw(STATES), node=draw(st.sampled_from(["", "n"])), deleted=draw(st.booleans()))
+        for index in range(draw(st.integers(0, 2)))
+    ]
+    offset = st.integers(-10_000, 10_000)
+    spec = {
+        "activeDeadlineSeconds": draw(st.none() | st.integers(1, 9000)),
+        "ttlSecondsAfterFinished": draw(st.none() | st.integers(0, 9000)),
+        "placement": {"accelerator": "CPU", "nodes": 2, "queueName": draw(st.none() | st.just("team"))},
+        "suspend": draw(st.booleans()),
+    }
+    status = active_status(
+        running=draw(st.booleans()),
+        attemptStartTime=draw(st.none() | offset.map(at)),
+        completionTime=draw(st.none() | offset.map(at)),
+        ends=[{"attempt": 1, "reason": draw(st.sampled_from(["Error", "StartTimeout"])), "endTime": at(draw(offset))}],
+    )
+    extra = draw(st.sampled_from(["Succeeded", "Failed", "Scheduled", "Readable"]))
+    status["conditions"].append(condition(extra, since=draw(offset)))
+    child = () if draw(st.booleans()) else (make_child(suspend=draw(st.booleans())),)
+    ago = draw(st.floats(0, 10_000))
+    pull = draw(st.none() | st.just(make_pull(still=draw(st.floats(0, 9000)))))
+    seen = make_seen(make_job(spec, status), *child, *pods, pull=pull, ago=ago, now=NOW + draw(offset))
+    return replace(seen, words=draw(st.sampled_from(["", MOUNT])))
+
+
+@settings(max_examples=cases(500))
+@given(observations())
+def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None:
+    decision = decide(seen, Limits())
+    assert decision.look_again is None or decision.look_again > 0
+    build(seen, decision)
