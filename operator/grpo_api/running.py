@@ -206,16 +206,16 @@ class RestartRule(Model):
     action: Literal["Restart", "RestartUncounted", "Fail"]
     """Restart counts against `limit`, RestartUncounted against `uncountedLimit`, Fail ends the job."""
     on_exit_codes: ExitCodes | None = None
-    """The training container's exit code."""
+    """The training container's exit code. Unset: another field says which ends."""
     on_results: (
         Annotated[list[FailedResult], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC_LIST)] | None
     ) = None
-    """How the trainer, or the operator in its place, says that the attempt ended."""
+    """How the trainer, or the operator in its place, says that it ended. Unset: another field says which ends."""
     on_reasons: Annotated[list[EndReason], Field(min_length=1, max_length=20, json_schema_extra=ATOMIC_LIST)] | None = (
         None
     )
     """Kubernetes' word for the end: of the container (OOMKilled), of the pod (Evicted, UnexpectedAdmissionError) or of
-    its disruption (PreemptionByScheduler, EvictionByEvictionAPI)."""
+    its disruption (PreemptionByScheduler, EvictionByEvictionAPI). Unset: another field says which ends."""
 
 
 class RestartsSpec(Model):

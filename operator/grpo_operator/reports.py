@@ -1,0 +1,148 @@
+"""What the pods of a GRPOJob reported, as its status tells it: progress, metrics, memory and what became of each pod.
+
+Apart from what the operator decided: of what others say, nothing may hold a decision up.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_api.plan import MemoryPrediction
+from grpo_api.report import Outcome, Progress, Result
+from grpo_api.status import MemoryMeasurement, MetricsStatus, PhaseMemory, PodStatus, ProgressStatus
+
+from .decisions import Action, Decision
+from .observe import Observation
+from .records import ENDED_PHASES, PodRecord
+from .times import timestamp
+
+MAX_ETA = 10 * 365 * 86400
+"""Seconds of the longest time to the end that is worth telling."""
+
+
+def report(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """What rank 0 and the pods said; the last words stay when they are gone."""
+    if seen.job.finished:
+        return _final_pods(seen)
+    if not seen.job.active or decision.action is Action.COMMIT:
+        return {}
+    fields: dict[str, Any] = {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
+    if seen.pull:
+        fields |= reported(seen.pull.progress, seen)
+    if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
+        fields |= _last_words(fields, seen, decision.ended)
+    return fields
+
+
+def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:
+    """Progress and metrics as they are told with the end: newer than any pull."""
+    old = seen.job.status
+    told = [ended, *(one.outcome for one in seen.terminations if one.reported)]
+    last = max(told, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
+    words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
+    if metrics := _metrics(last.metrics):
+        words["metrics"] = metrics
+    return words
+
+
+def _final_pods(seen: Observation) -> dict[str, Any]:
+    """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
+    now = {pod.name: _pod(pod) for pod in seen.pods}
+    final = [now.get(known.name, _gone(known)) for known in seen.job.status.pods]
+    return {"pods": final} if final != seen.job.status.pods else {}
+
+
+def _gone(pod: PodStatus) -> PodStatus:
+    return pod if pod.phase in ENDED_PHASES else pod.model_copy(update={"phase": "Deleted"})
+
+
+def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
+    """status.progress, .metrics and .memory from rank 0's progress."""
+    fields: dict[str, Any] = {"progress": _progress(progress)}
+    if metrics := _metrics(progress.metrics):
+        fields["metrics"] = metrics
+    plan = seen.job.status.plan
+    if plan and plan.memory and (memory := memory_measurement(plan.memory, progress.memory)):
+        fields["memory"] = memory
+    return fields
+
+
+def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
+    """status.metrics, as text with four significant digits; None when none of them was told."""
+    named = {name: f"{values[name]:.4g}" for name in MetricsStatus.model_fields if name in values}
+    return MetricsStatus(**named) if named else None
+
+
+def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:
+    """The prediction beside what rank 0 reported; None before anything was measured on a GPU."""
+    predicted: dict[str, int] = prediction.phases.model_dump()
+    phases = {
+        name: PhaseMemory(predicted_bytes=size, measured_bytes=measured[name], ratio=_ratio(size, measured[name]))
+        for name, size in predicted.items()
+        if measured.get(name)
+    }
+    if not phases:
+        return None
+    peak = max(phase.measured_bytes for phase in phases.values())
+    return MemoryMeasurement(
+        predicted_bytes=prediction.peak_allocated_bytes,
+        measured_bytes=peak,
+        ratio=_ratio(prediction.peak_allocated_bytes, peak),
+        phases=phases,
+        reserved_bytes=measured.get("reserved", 0),
+        predicted_device_bytes=prediction.device_bytes,
+        device_bytes=measured.get("device", 0),
+    )
+
+
+def _ratio(predicted: int, measured: int) -> str:
+    return f"{predicted / measured:.3f}"
+
+
+def _progress(progress: Progress) -> ProgressStatus:
+    step, total, last = progress.step, progress.total_steps, progress.last_step_time
+    eta = int(progress.seconds_per_step * max(0, total - step)) if progress.seconds_per_step and total else None
+    if eta is not None and eta > MAX_ETA:
+        eta = None
+    return ProgressStatus(
+        step=step,
+        total_steps=total,
+        percent=min(100, 100 * step // total) if total else 0,
+        summary=f"{step}/{total}" if total else str(step),
+        eta_seconds=eta,
+        eta=duration(eta) if eta is not None else "",
+        last_step_time=timestamp(last) if last else None,
+    )
+
+
+def duration(seconds: int) -> str:
+    """The two largest units, such as `1h12m` or `45s`."""
+    parts = ((seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
+    first = next((position for position, (value, _) in enumerate(parts) if value), len(parts) - 1)
+    return "".join(f"{value}{unit}" for value, unit in parts[first : first + 2] if value) or "0s"
+
+
+def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
+    """The final progress: the outcome's step is newer than the last pull."""
+    known = progress or ProgressStatus()
+    step = max(outcome.step, known.step)
+    total = max(known.total_steps, outcome.total_steps, step)
+    done = outcome.result is Result.SUCCEEDED
+    return known.model_copy(
+        update={
+            "step": step,
+            "total_steps": total,
+            "percent": 100 * step // total if total else 100 * int(done),
+            "summary": f"{step}/{total}",
+            "eta_seconds": 0 if done else None,
+            "eta": "",
+        }
+    )
+
+
+def _pod(pod: PodRecord) -> PodStatus:
+    found, phase = pod.termination, pod.phase
+    if found and found.exit_code is not None and phase not in ENDED_PHASES:
+        # the kubelet sets a pod's phase a moment after its container's end, and nobody may look again
+        phase = "Failed" if found.exit_code else "Succeeded"
+    reason = found.outcome.result.value if found else (pod.waiting or pod.unschedulable)
+    return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256])
