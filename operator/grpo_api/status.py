@@ -199,6 +199,8 @@ class GRPOJobStatus(Model):
     attempt_start_time: Time | None = None
     """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active, or while Kueue
     has not admitted it."""
+    passed_over: Annotated[int, Field(ge=0)] | None = None
+    """Younger jobs of its priority that have started while this one waited for GPUs; absent for none."""
     job_uid: Annotated[str, Field(max_length=64)] | None = None
     """uid of the current attempt's Job, once it was created: the same name with another uid is another Job."""
     plan: ExecutionPlan | None = None

@@ -28,9 +28,9 @@ from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
 from .cluster.backoff import Backoff
 from .cluster.cache import Cache, Caches
 from .cluster.client import HttpCluster
+from .cluster.facts import ClusterFacts
 from .cluster.progress import ProgressPuller, Target, http_fetch
 from .cluster.recorder import EventRecorder
-from .cluster.snapshots import Snapshots
 from .cluster.unreadable import Teller, Unreadables
 from .cluster.watcher import Mirror
 from .errors import ConfigurationError
@@ -57,7 +57,6 @@ class Operator:
         caches: Caches,
         queue: WorkQueue,
         metrics: Metrics,
-        snapshots: Snapshots,
         session: aiohttp.ClientSession,
     ) -> None:
         """Puts the parts together; nothing runs yet."""
@@ -74,23 +73,25 @@ class Operator:
         self._puller = ProgressPuller(
             self._targets, http_fetch(session), self._progressed, chosen.progress_interval, metrics.pulled
         )
+        self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=chosen.namespaces, resync=chosen.resync)
+        self._admission = AdmissionQueue(
+            caches.grpojobs,
+            self.facts,
+            queue.add_all,
+            limits=chosen.limits,
+            clock=time.time,
+            default_image=chosen.trainer_image,
+        )
         self._reconcile = Reconciler(
             cluster,
             caches,
-            AdmissionQueue(
-                lambda: caches.grpojobs,
-                snapshots,
-                limits=chosen.limits,
-                clock=time.time,
-                default_image=chosen.trainer_image,
-            ),
+            self._admission,
             self._recorder,
             limits=chosen.limits,
             clock=time.time,
             monotonic=lambda: Observed(time.monotonic()),
             image=chosen.trainer_image,
             rank0=self._puller,
-            wake=self._add,
             status_interval=chosen.status_interval,
         )
 
@@ -115,6 +116,9 @@ class Operator:
         for key in keys:
             self._queue.add(key, slow=self._caches.quiet(key))
 
+    def _facts_changed(self) -> None:
+        self._admission.wake()
+
     def _progressed(self, key: ObjectKey) -> None:
         self._queue.add(key, slow=True)
 
@@ -138,11 +142,13 @@ class Operator:
                 # kopf delivers the events of GRPOJobs
                 follow = mirror.relist_forever() if name.startswith(GRPOJOBS.plural) else mirror.follow()
                 tasks.create_task(follow, name=name)
+            tasks.create_task(self.facts.run(), name="facts")
             for mirror in self.mirrors.values():
                 await mirror.settled.wait()
             tasks.create_task(self._recorder.run(), name="events")
             tasks.create_task(self._teller.run(), name="unreadable")
             tasks.create_task(self._puller.run(), name="progress")
+            tasks.create_task(self._admission.run(), name="admission")
             for number in range(self.settings.workers):
                 tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
             self.working.set()
@@ -161,14 +167,16 @@ class Operator:
 
     def not_served(self) -> str:
         """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
+        watched = self.mirrors | self.facts.mirrors()
         return "\n".join(
-            f"not served now: {name}: {mirror.not_served}" for name, mirror in self.mirrors.items() if mirror.not_served
+            f"not served now: {name}: {mirror.not_served}" for name, mirror in watched.items() if mirror.not_served
         )
 
     def unhealthy(self) -> str:
         """Which watch has gone deaf; what is still being tried is no reason to restart."""
         now, limit = time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync)
-        deaf = [name for name, mirror in self.mirrors.items() if mirror.heard_at and now - mirror.heard_at > limit]
+        watched = self.mirrors | self.facts.mirrors()
+        deaf = [name for name, mirror in watched.items() if mirror.heard_at and now - mirror.heard_at > limit]
         return f"nothing heard for {limit:.0f} s from: {', '.join(deaf)}" if deaf else ""
 
 
@@ -195,7 +203,7 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
     configuration = await credentials.load(chosen.kubeconfig)
     caches, queue, told = Caches(), WorkQueue(), asyncio.Event()
     metrics = Metrics(
-        lambda: caches.grpojobs, lambda: len(queue), lambda: _sum(caches.unreadables, snapshots.unreadables)
+        lambda: caches.grpojobs, lambda: len(queue), lambda: _sum(caches.unreadables, operator.facts.unreadables)
     )
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -203,10 +211,7 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
         HttpCluster(configuration, metrics.requested) as cluster,
         aiohttp.ClientSession(connector=pods) as session,
     ):
-        snapshots = Snapshots(cluster, time.monotonic, chosen.namespaces)
-        operator = Operator(
-            chosen, cluster, caches=caches, queue=queue, metrics=metrics, snapshots=snapshots, session=session
-        )
+        operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
         pages = application(metrics.registry, operator.unhealthy, operator.unready, operator.not_served)
         async with served(pages, chosen):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")

@@ -42,6 +42,8 @@ class Decision:
     """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
     plan: ExecutionPlan | None = None
     """For COMMIT and QUEUE: how the next attempt runs or would run."""
+    passed_over: int = 0
+    """For QUEUE: younger jobs of its priority that have started first."""
     look_again: float | None = None
     """Seconds after which time alone may change the decision."""
 

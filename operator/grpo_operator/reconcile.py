@@ -4,10 +4,8 @@ Here decisions meet the cluster; it reads as section "One job's way through" of 
 it may be called at any time, any number of times.
 """
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -69,12 +67,8 @@ class Reconciler:
         image: str = "",
         status_interval: float = 5.0,
         rank0: Rank0,
-        wake: Callable[[Iterable[ObjectKey]], None] = lambda _: None,
     ) -> None:
-        """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds.
-
-        `wake` gets the jobs that should be looked at because something was freed.
-        """
+        """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds."""
         self._cluster = cluster
         self._caches = caches
         self._queue = queue
@@ -83,12 +77,10 @@ class Reconciler:
         self._image = image
         self._status_interval = status_interval
         self._rank0 = rank0
-        self._wake = wake
         self._clock = clock
         self._monotonic = monotonic
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
-        self._admission = asyncio.Lock()
         self._shared = SharedObjects(cluster, caches.services, clock)
         self._written: dict[ObjectKey, float] = {}
         self._dropped: dict[ObjectKey, Object] = {}
@@ -101,7 +93,14 @@ class Reconciler:
             Conflict: the GRPOJob changed meanwhile; the cache has been brought up to date.
             ClusterError: the API server refused or did not answer; nothing is lost by trying again.
         """
+        try:
+            return await self._step(key)
+        finally:
+            self._queue.noticed(key, self._caches.grpojobs.get(key))
+
+    async def _step(self, key: ObjectKey) -> float | None:
         seen = self._look(key)
+        self._queue.noticed(key, self._caches.grpojobs.get(key))
         if seen is None or seen.job.deleting:
             self._forget(key)
             return None
@@ -112,7 +111,11 @@ class Reconciler:
             await self._cluster.delete(GRPOJOBS, key.namespace, key.name, seen.job.uid)
             return None
         if decision.action is Action.ADMIT:
-            seen, decision = await self._admit(seen, decision)
+            answer = await self._admit(seen, decision)
+            if answer is None:
+                await self._clear_up(key)
+                return None
+            seen, decision = answer
         if decision.action is Action.START:
             seen, decision = await self._start(seen)
         if seen.job.active and (taken := await self._shared.service(key.namespace)):
@@ -153,19 +156,19 @@ class Reconciler:
         fresh = self._look(seen.job.key)
         return (fresh, decide(fresh, self._limits)) if fresh else (seen, Decision(Action.WAIT))
 
-    async def _admit(self, seen: Observation, asked: Decision) -> tuple[Observation, Decision]:
+    async def _admit(self, seen: Observation, asked: Decision) -> tuple[Observation, Decision] | None:
         """Asks the admission queue and commits the attempt: that write is the reservation and the attempt counter.
 
-        Jobs that compete for GPUs are answered one after the other, each on what the one before has committed.
+        None: the queue's next pass will answer, and the job is looked at again then.
         """
-        async with self._admission if seen.job.competes else contextlib.nullcontext():
-            seen, asked = self._again(seen)
-            if asked.action is not Action.ADMIT:
-                return seen, asked
-            answer = await self._queue.answer(seen, asked)
-            if answer.action is not Action.COMMIT:
-                return seen, answer
+        answer = await self._queue.answer(seen, asked)
+        if answer is None or answer.action is not Action.COMMIT:
+            return (seen, answer) if answer else None
+        try:
             await self._write(seen, answer, build(seen, answer))
+        except Denied:
+            self._queue.denied(seen.job)
+            raise
         return self._again(seen)
 
     async def _start(self, seen: Observation) -> tuple[Observation, Decision]:
@@ -231,8 +234,6 @@ class Reconciler:
         self._notice_dropped(job.key, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
-        if job.active and new.attempt_start_time is None:
-            self._wake(self._queue.freed())
         self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:

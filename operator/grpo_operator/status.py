@@ -79,6 +79,7 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
     if action is Action.COMMIT:
         return {
             "attempt": old.attempt + 1,
+            "passed_over": None,
             "plan": decision.plan,
             "job_uid": None,
             "start_time": old.start_time or timestamp(seen.now),
@@ -87,7 +88,8 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
             "pods": [],
         }
     if action in _ENDS_ATTEMPT:
-        return {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
+        waits = {"passed_over": decision.passed_over or None} if action is Action.QUEUE else {}
+        return {"active_seconds": int(seen.elapsed), "attempt_start_time": None} | waits
     if seen.child is None or not seen.job.active:
         return {}
     return {"job_uid": seen.child.uid, **_clock(seen)}

@@ -8,7 +8,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from .errors import Conflict, OperatorError
 from .names import ObjectKey
@@ -47,6 +47,11 @@ class WorkQueue:
             self._waiting[key] = self._clock()
         if key not in self._active:
             self._ready.put_nowait((slow, next(self._count), key))
+
+    def add_all(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
+        """Wants all of them looked at."""
+        for key in keys:
+            self.add(key, slow)
 
     def add_after(self, key: ObjectKey, seconds: float) -> None:
         """Wants the key looked at after a while; an earlier wish stays."""

@@ -21,7 +21,7 @@ Rooms: model (shapes), hardware (pools), memory (predictions), search (everythin
 """
 
 from .hardware.inventory import Inventory, Node
-from .plan import plan_job
+from .plan import Planner, plan_job
 from .result import Candidate, Fix, PlanReason, PlanResult, Rejection
 
-__all__ = ["Candidate", "Fix", "Inventory", "Node", "PlanReason", "PlanResult", "Rejection", "plan_job"]
+__all__ = ["Candidate", "Fix", "Inventory", "Node", "PlanReason", "PlanResult", "Planner", "Rejection", "plan_job"]

@@ -4,6 +4,7 @@ It brings the rooms together, and turns everything that can go wrong into an ans
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
@@ -34,13 +35,52 @@ def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, config: Mapping[str, An
         inventory: nodes that its pods may be bound to.
         config: the model's config.json, where the caller could read it.
     """
-    try:
-        demand = build_demand(spec, resolve(spec.model, config))
-        if spec.placement.accelerator == "CPU":
-            return _plan_cpu(demand)
-        return _plan_gpu(demand, inventory)
-    except SpecRejected as rejected:
-        return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
+    return Planner(spec, config=config).plan(inventory)
+
+
+class Planner:
+    """Plans one job on one inventory after another; what depends on the job alone is worked out once."""
+
+    def __init__(self, spec: GRPOJobSpec, *, config: Mapping[str, Any] | None = None) -> None:
+        """Takes what plan_job takes, less the inventory; works nothing out yet."""
+        self._spec, self._config = spec, config
+        self._waiting: dict[Inventory, PlanResult] = {}
+
+    def plan(self, inventory: Inventory) -> PlanResult:
+        """What plan_job answers, byte for byte."""
+        try:
+            if self._spec.placement.accelerator == "CPU":
+                return _plan_cpu(self._demand)
+            return self._on_free(inventory) or self._on_emptied(inventory.merged.emptied.merged)
+        except SpecRejected as rejected:
+            return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
+
+    @cached_property
+    def _demand(self) -> Demand:
+        return build_demand(self._spec, resolve(self._spec.model, self._config))
+
+    @cached_property
+    def _footprints(self) -> Footprints:
+        if not methods(self._spec):
+            raise conflicting_pins(self._spec)
+        return Footprints(self._demand, Predictor(self._demand.shape, self._demand.reward_bytes))
+
+    def _on_free(self, inventory: Inventory) -> PlanResult | None:
+        """The plan on what is free; None when nothing fits there, or nobody knows what is free."""
+        footprints = self._footprints
+        if not inventory.visible:
+            return None
+        pools, left_out = build_pools(inventory, self._spec.placement)
+        search = Search(footprints, pools)
+        if not search.feasible:
+            return None
+        return _planned(self._demand, search, [*inventory.warnings, *left_out], fits_now=True)
+
+    def _on_emptied(self, emptied: Inventory) -> PlanResult:
+        """The plan on what will be free, else an explanation; the same for as long as the nodes are the same."""
+        if emptied not in self._waiting:
+            self._waiting = {emptied: _plan_emptied(self._footprints, emptied)}
+        return self._waiting[emptied]
 
 
 def _plan_cpu(demand: Demand) -> PlanResult:
@@ -52,24 +92,17 @@ def _plan_cpu(demand: Demand) -> PlanResult:
     )  # fmt: skip
 
 
-def _plan_gpu(demand: Demand, inventory: Inventory) -> PlanResult:
-    """A GPU job: on the GPUs that are free, else on those that will be, else an explanation."""
-    if not methods(demand.spec):
-        raise conflicting_pins(demand.spec)
-    pools, left_out = build_pools(inventory, demand.spec.placement)
-    notes = [*inventory.warnings, *left_out]
-    footprints = Footprints(demand, Predictor(demand.shape, demand.reward_bytes))
-    free = Search(footprints, pools)
-    if inventory.visible and free.feasible:
-        return _planned(demand, free, notes, fits_now=True)
-    emptied, _ = build_pools(inventory, demand.spec.placement, emptied=True)
-    search = Search(footprints, emptied)
+def _plan_emptied(footprints: Footprints, emptied: Inventory) -> PlanResult:
+    """A GPU job for which nothing is free: on the GPUs that will be, else an explanation."""
+    demand = footprints.demand
+    pools, left_out = build_pools(emptied, demand.spec.placement)
+    notes, search = [*emptied.warnings, *left_out], Search(footprints, pools)
     if search.feasible:
-        return _planned(demand, search, notes, fits_now=not inventory.visible)
-    options, fixes = search.options(), _fixes(footprints, inventory, emptied)
+        return _planned(demand, search, notes, fits_now=not emptied.visible)
+    options, fixes = search.options(), _fixes(footprints, emptied, pools)
     if options:
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
-    rejected = _no_place(demand, emptied, notes)
+    rejected = _no_place(demand, pools, notes)
     result = PlanResult(
         feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
     )
@@ -129,14 +162,14 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     )  # fmt: skip
 
 
-def _fixes(footprints: Footprints, inventory: Inventory, pools: list[Pool]) -> list[Fix]:
+def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> list[Fix]:
     """Changes of the spec that lead to a plan on the emptied nodes."""
     demand = footprints.demand
 
     def plan(spec: GRPOJobSpec) -> Option | None:
         there = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
-            there, _ = build_pools(inventory, spec.placement, emptied=True)
+            there, _ = build_pools(emptied, spec.placement)
         changed = Footprints(build_demand(spec, demand.model), footprints.predictor)
         return choose(Search(changed, there).fitting(), spec.placement.objective)
 

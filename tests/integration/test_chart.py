@@ -133,8 +133,8 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     }
     inventory = only(documents, "ClusterRole", "-inventory")
     assert [(rule["resources"], rule["verbs"]) for rule in inventory["rules"]] == [
-        (["nodes"], ["list"]),
-        (["priorityclasses"], ["list"]),
+        (["nodes"], ["list", "watch"]),
+        (["priorityclasses"], ["list", "watch"]),
     ]
     names_ = {d["metadata"]["name"] for d in documents if d["kind"] == "ClusterRole"}
     assert names_ == {f"{RELEASE}-grpo-operator-{part}" for part in ("inventory", "view", "edit")}

@@ -86,7 +86,7 @@ def test_a_gang_waits_for_its_gpus_and_starts_when_they_are_freed(bench: GpuBenc
     assert holder[0]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     bench.want("eight", 8, nodes=2)
     bench.wait_phase("Queued", "eight")
-    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {bench.namespace}/two"
+    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {bench.namespace}/two; 1st of 1 in the queue"
     assert bench.condition("Scheduled", "eight") == ("False", "WaitingForGPUs", message)
     assert bench.children("eight") == []
     bench.end(holder[0], message=outcome("Succeeded"))

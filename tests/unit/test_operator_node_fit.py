@@ -9,7 +9,7 @@ from grpo_operator.admission.capacity import Capacity
 from grpo_operator.admission.inventory import NodeFacts, node_facts
 from grpo_operator.admission.node_fit import extra_amounts, pod_amounts, unfit
 from tests.unit.operator_world import GPU_PLAN, SPEC, make_job
-from tests.unit.test_operator_admission_queue import cluster
+from tests.unit.queue_world import cluster
 from tests.unit.test_operator_inventory import GFD, node
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

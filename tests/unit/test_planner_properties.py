@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
-from grpo_planner import Inventory, Node, plan_job
+from grpo_planner import Inventory, Node, Planner, plan_job
 from grpo_planner.edit import with_value
 from grpo_planner.memory import Predictor, Setup, ZeroStage, predict
 from grpo_planner.model import catalogue
@@ -160,3 +160,20 @@ def test_a_claim_of_one_node_never_gets_a_gang_of_several(job: GRPOJobSpec, one:
     chosen = plan_job(held, there).chosen
     assert chosen is None or chosen.nodes == 1
     assert chosen == plan_job(with_value(job, "spec.placement.nodes", 1), there).chosen
+
+
+@FEW
+@given(jobs(), st.lists(st.lists(st.tuples(GROUPS, st.integers(0, 8)), min_size=1, max_size=3), min_size=2, max_size=4))
+def test_a_planner_that_has_planned_before_answers_the_same_bytes(
+    job: GRPOJobSpec, clusters: list[list[tuple[Node, int]]]
+) -> None:
+    planner = Planner(job)
+    for groups in [*clusters, *clusters]:
+        there = [
+            replace(group, name=f"n{n}", gpus_free=min(free, group.gpus_free)) for n, (group, free) in enumerate(groups)
+        ]
+        # the same nodes, one by one and in another order, as a cluster lists them
+        apart = [replace(node, count=1, name=f"{node.name}-{k}") for node in reversed(there) for k in range(node.count)]
+        fresh = plan_job(job, Inventory(tuple(there))).model_dump_json()
+        assert planner.plan(Inventory(tuple(there))).model_dump_json() == fresh
+        assert planner.plan(Inventory(tuple(apart)).merged).model_dump_json() == fresh

@@ -4,55 +4,87 @@ Admission plays the queue through: each job ahead reserves its nodes before the 
 for one pass of the queue and changes only within it.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node
 
 from ..records import GRPOJobRecord
-from .inventory import Cards, PodFacts, cards, left_out, planner_node, takers
-from .node_fit import extra_amounts, lacks, pod_amounts, unfit
+from .inventory import Cards, NodeFacts, PodFacts, planner_node, takers
+from .node_fit import lacks, pod_amounts
 from .resources import Amounts
 from .snapshot import Snapshot
+from .suitability import Suitability, Suitable
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
+NOT_VISIBLE = "pods of other namespaces can't be seen; whether the gang fits is left to the scheduler"
+MEMORY, CPU = "memory", "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """An attempt that was admitted: what it lacks yet of its plan is nobody else's."""
+
+    job: GRPOJobRecord
+    plan: ExecutionPlan
+    attempt: int
+
+
+def claim_of(job: GRPOJobRecord) -> Claim | None:
+    """The claim of a job whose attempt was committed."""
+    if not job.active or not job.competes:
+        return None
+    plan = job.status.plan
+    if plan is None or not plan.gpus:
+        return None
+    return Claim(job=job, plan=plan, attempt=job.status.attempt)
 
 
 class Capacity:
     """The snapshot's nodes with what is taken of each."""
 
-    def __init__(self, snapshot: Snapshot, jobs: Iterable[GRPOJobRecord]) -> None:
-        """Takes the reservations of active jobs among `jobs` into account: the pods that they still lack."""
+    def __init__(self, snapshot: Snapshot, claims: Iterable[Claim], suitability: Suitability | None = None) -> None:
+        """Reserves what the claims' gangs still lack, the widest pods first: these find a node least easily.
+
+        `suitability` is that of the snapshot's nodes, for who makes several of these.
+        """
         self._snapshot = snapshot
-        self._cards: dict[str, tuple[list[Cards], list[str]]] = {node.name: cards(node) for node in snapshot.nodes}
+        self._suitability = suitability or Suitability(snapshot.nodes)
         self._taken: dict[str, Amounts] = {node.name: {} for node in snapshot.nodes}
+        self._nodes: dict[str, tuple[Node, ...]] = {}
+        self._inventories: dict[Suitable, Inventory] = {}
+        self._holders: dict[tuple[Suitable, str, str], dict[str, int]] = {}
+        self._pods: dict[str, list[PodFacts]] = {}
         self._reserved: list[PodFacts] = []
         for name, use in snapshot.other_use.items():
             self._take(name, use)
         for pod in snapshot.gpu_pods:
             self._take(pod.node, pod.takes)
-        for job in jobs:
-            self._reserve_missing(job)
+            self._pods.setdefault(pod.grpojob_uid, []).append(pod)
+        for claim in sorted(claims, key=lambda one: (-one.plan.gpus_per_node, -one.plan.nodes, one.job.uid)):
+            self._reserve_missing(claim)
 
     def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         taken = self._taken.get(node)
         if taken is not None:
             for name, value in use.items():
                 taken[name] = taken.get(name, 0.0) + sign * value
+            self._nodes.pop(node, None)
+            self._inventories.clear()
 
-    def _reserve_missing(self, job: GRPOJobRecord) -> None:
+    def _reserve_missing(self, claim: Claim) -> None:
         """Reserves nodes for the pods that an admitted gang still lacks."""
-        spec, plan = job.spec, job.status.plan
-        if spec is None or plan is None or not plan.gpus or not job.active or job.queue_name:
-            return
-        attempt = str(job.status.attempt)
+        job, plan = claim.job, claim.plan
         # pods that are bound take their node already; the gang's others will each go to a node without one of them
-        there = {p.node for p in self._snapshot.gpu_pods if (p.grpojob_uid, p.attempt) == (job.uid, attempt)}
-        placed = self._place(spec, plan, plan.nodes - len(there), there)
-        use = pod_amounts(spec, plan)
+        there = {pod.node for pod in self._pods.get(job.uid, ()) if pod.attempt == str(claim.attempt)}
+        if plan.nodes <= len(there):
+            return
+        with self._without_own(job):
+            placed = self._place(job, plan, plan.nodes - len(there), there, firm=True)
         self._reserved += [
             PodFacts(
                 namespace=job.key.namespace,
@@ -61,74 +93,100 @@ class Capacity:
                 takes=use,
                 grpojob=job.name,
                 grpojob_uid=job.uid,
-                attempt=attempt,
+                attempt=str(claim.attempt),
             )
-            for node in placed
+            for node, use in placed
         ]
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
         """What the planner may use for the job. Pods of its own earlier attempts make room for the next."""
         if job.spec is None:
             return Inventory()
-        # its next attempt starts when these have ended, so that they must not make it wait for itself
-        own = [pod for pod in self._snapshot.gpu_pods if pod.grpojob_uid == job.uid]
+        with self._without_own(job):
+            return self.usable_by(job.spec, job.status.avoided_nodes)
+
+    @contextmanager
+    def _without_own(self, job: GRPOJobRecord) -> Iterator[None]:
+        """As if the job's own pods had ended: its next attempt starts then, and must not wait for itself."""
+        own = self._pods.get(job.uid, ())
         for pod in own:
             self._take(pod.node, pod.takes, -1.0)
-        found = self.usable_by(job.spec)
-        for pod in own:
-            self._take(pod.node, pod.takes)
-        return found
+        try:
+            yield
+        finally:
+            for pod in own:
+                self._take(pod.node, pod.takes)
 
-    def usable_by(self, spec: GRPOJobSpec) -> Inventory:
+    def usable_by(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Inventory:
         """The nodes that pods of the spec may be bound to, and a sentence for each GPU node that is left out."""
-        nodes, warnings = self._nodes(spec)
-        if self._snapshot.problem:
-            warnings.append(self._snapshot.problem)
-        if not self._snapshot.visible:
-            warnings.append("pods of other namespaces can't be seen; whether the gang fits is left to the scheduler")
-        return Inventory(tuple(nodes), tuple(warnings), self._snapshot.visible)
+        return self._inventory(self._suitability.of(spec, avoided))
 
-    def _nodes(self, spec: GRPOJobSpec) -> tuple[list[Node], list[str]]:
-        nodes: list[Node] = []
-        warnings: list[str] = []
-        extra = extra_amounts(spec)
-        for node in self._snapshot.nodes:
-            found, said = self._cards[node.name]
-            if not (found or said):
-                continue
-            if why := left_out(node, spec.placement) or unfit(node, spec, extra):
-                warnings.append(f"node {node.name}: left out, {why}")
-                continue
-            warnings += said
+    def _inventory(self, suitable: Suitable) -> Inventory:
+        if suitable not in self._inventories:
+            warnings, visible = list(suitable.warnings), self._snapshot.visible
+            if self._snapshot.problem:
+                warnings.append(self._snapshot.problem)
+            if not visible:
+                warnings.append(NOT_VISIBLE)
+            found = Inventory(tuple(self._seen(suitable)), tuple(warnings), visible)
+            self._inventories[suitable] = found
+        return self._inventories[suitable]
+
+    def _seen(self, suitable: Suitable) -> Iterator[Node]:
+        """What the planner sees of each node."""
+        for node, found in suitable.nodes:
+            seen = self._planner_nodes(node, found)
             # cards that no pod can be given, since the RDMA beside them is taken, are not free
-            seen = [planner_node(node, kind, self._taken[node.name]) for kind in found]
-            nodes += [replace(one, gpus_free=0) for one in seen] if lacks(node, self._taken[node.name], extra) else seen
-        return nodes, warnings
+            if suitable.extra and lacks(node, self._taken[node.name], suitable.extra):
+                seen = tuple(replace(one, gpus_free=0) for one in seen)
+            yield from seen
+
+    def _planner_nodes(self, node: NodeFacts, found: tuple[Cards, ...]) -> tuple[Node, ...]:
+        known = self._nodes.get(node.name)
+        if known is None:
+            known = tuple(planner_node(node, kind, self._taken[node.name]) for kind in found)
+            self._nodes[node.name] = known
+        return known
 
     def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it waits for."""
-        if job.spec:
-            self._place(job.spec, plan, plan.nodes, set())
+        self._place(job, plan, plan.nodes, set())
 
-    def _place(self, spec: GRPOJobSpec, plan: ExecutionPlan, pods: int, avoid: set[str]) -> list[str]:
-        """Puts pods on the nodes with most free GPUs, as the scheduler does, each on a node of its own; says where."""
-        use = pod_amounts(spec, plan)
-        choice = sorted(
-            (-node.gpus_free, node.name)
-            for node in self._nodes(spec)[0]
-            if node.name not in avoid and matches(node, plan) and node.gpus_total >= plan.gpus_per_node
-        )
-        placed = [name for _, name in choice[: max(0, pods)]]
-        for name in placed:
-            self._take(name, use)
-        return placed
+    def _place(
+        self, job: GRPOJobRecord, plan: ExecutionPlan, pods: int, avoid: set[str], *, firm: bool = False
+    ) -> list[tuple[str, Amounts]]:
+        """Puts pods on nodes that have room, those with most free GPUs first as the scheduler does, each on a node of
+        its own; else on those that they must wait for. Says what was taken where.
+
+        `firm`: these pods come, wherever the scheduler puts them.
+        """
+        if job.spec is None:
+            return []
+        use, usable = pod_amounts(job.spec, plan), self.usable_by(job.spec, job.status.avoided_nodes)
+        nodes = (node for node in usable.nodes if matches(node, plan))
+        wide = [node for node in nodes if node.gpus_total >= plan.gpus_per_node and node.name not in avoid]
+        wide.sort(key=lambda node: (not _has_room(node, plan, use), -node.gpus_free, node.name))
+        chosen, others = wide[: max(0, pods)], wide[max(0, pods) :]
+        taken = [(node.name, use) for node in chosen]
+        if firm:
+            found = sum(min(plan.gpus_per_node, node.gpus_free) for node in chosen)
+            taken += _cover(plan, pods * plan.gpus_per_node - found, others)
+        for name, amounts in taken:
+            self._take(name, amounts)
+        return taken
+
+    def fits(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
+        """Whether a plan that is fixed already fits what is free; where that can't be seen, the scheduler decides."""
+        if job.spec is None:
+            return False
+        use, inventory = pod_amounts(job.spec, plan), self.inventory(job)
+        whole = sum(matches(node, plan) and _has_room(node, plan, use) for node in inventory.nodes)
+        return whole >= plan.nodes or not inventory.visible
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`."""
-        nodes = [node for node in self.inventory(job).nodes if matches(node, plan)]
-        free, names = sum(node.gpus_free for node in nodes), {node.name for node in nodes}
-        pods = (*self._snapshot.gpu_pods, *self._reserved)
-        held = takers((p for p in pods if p.node in names and p.grpojob_uid != job.uid), plan.gpu_resource)
+        free = sum(node.gpus_free for node in self.inventory(job).nodes if matches(node, plan))
+        held = self._held(job, plan)
         holders = [f"{count} held by {holder}" for holder, count in list(held.items())[:MOST_HOLDERS]]
         if len(held) > MOST_HOLDERS:
             holders.append(f"{sum(list(held.values())[MOST_HOLDERS:])} by {len(held) - MOST_HOLDERS} others")
@@ -136,13 +194,35 @@ class Capacity:
         product = plan.gpu_product or plan.gpu_resource
         return f"needs {plan.gpus} × {product} on {where}; {', '.join([f'{free} free', *holders])}"
 
+    def _held(self, job: GRPOJobRecord, plan: ExecutionPlan) -> dict[str, int]:
+        """GPUs on the job's nodes by holder, the job itself left out."""
+        if job.spec is None:
+            return {}
+        suitable = self._suitability.of(job.spec, job.status.avoided_nodes)
+        key = (suitable, plan.gpu_resource, plan.gpu_product)
+        if key not in self._holders:
+            names = {node.name for node in self._inventory(suitable).nodes if matches(node, plan)}
+            pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
+            self._holders[key] = takers(pods, plan.gpu_resource)
+        return {holder: count for holder, count in self._holders[key].items() if holder != str(job.key)}
+
+
+def _cover(plan: ExecutionPlan, missing: int, nodes: list[Node]) -> Iterator[tuple[str, Amounts]]:
+    """GPUs of other nodes for what pods that come lack on theirs, so that nobody takes it as free."""
+    for node in nodes:
+        part = min(missing, node.gpus_free)
+        if part > 0:
+            yield node.name, {plan.gpu_resource: float(part)}
+            missing -= part
+
 
 def matches(node: Node, plan: ExecutionPlan) -> bool:
     """Whether the node has the plan's GPUs."""
     return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
 
 
-def fits(inventory: Inventory, plan: ExecutionPlan) -> bool:
-    """Whether a plan that is fixed already fits what is free."""
-    whole = sum(n.count for n in inventory.nodes if matches(n, plan) and n.gpus_free >= plan.gpus_per_node)
-    return whole >= plan.nodes or not inventory.visible
+def _has_room(node: Node, plan: ExecutionPlan, use: Amounts) -> bool:
+    """Whether one pod of the plan could be bound to the node now."""
+    if node.gpus_free < plan.gpus_per_node:
+        return False
+    return node.host_memory_free >= use.get(MEMORY, 0.0) and node.cpu_free >= use.get(CPU, 0.0)

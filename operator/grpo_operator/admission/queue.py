@@ -1,213 +1,244 @@
-"""Who may start: the answer to a job that asks for an attempt.
+"""Who may start: one pass over the queue per change, and the answer to each job that asks for an attempt.
 
-A gang starts only when all of it fits, in order of priority, then age. A smaller job may go first only on GPUs that
-those ahead don't wait for: what they wait for is reserved for them. The commit of an attempt and its plan to the status
-is the reservation that lasts; nothing is remembered here but the last pass, for as long as its snapshot is fresh.
+A pass is woken by a change of the cluster's facts, by a job that comes, changes, starts, ends or is released, and by
+the least deadline that a pass names. It is judged in a thread, on immutable input, and its verdicts are told to those
+jobs only whose verdict changed. A reconcile reads the last one; nobody asks twice.
+
+GPUs are never given twice, although a pass takes time and a commit does, too:
+
+- A job that a pass admits is assumed to be there from then on (assumptions.py): later passes and restarts count its
+  plan as taken until its commit is in the cache, or it no longer wants the attempt, or the commit was denied.
+- A commit is made only while the job's assumption holds. It carries the resourceVersion that was looked at, so that a
+  change of the job meanwhile makes it fail.
+- A gang that restarts is answered at once, on the newest facts and all assumptions. A pass that was in its thread then
+  knew nothing of the places that it takes: its verdicts are thrown away, and it runs again.
+
+Nothing here is truth: after a restart of the operator, committed attempts are read from the jobs' status, and everybody
+else is judged anew.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, PlanResult, plan_job
+from grpo_planner import Inventory, plan_job
 
 from ..decisions import Action, Decision, Limits
+from ..errors import ClusterError
 from ..names import ObjectKey
 from ..observe import Observation
-from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..restarting import pausing
-from .capacity import Capacity, fits
+from .assumptions import Assumptions, JobSource
+from .capacity import Capacity
 from .checks import plan_problem, spec_problem
+from .judge import Question, Verdict, judge, kept_plan, refusal, restart, verdict_of
+from .notices import Notices, Tell
+from .plans import Plans
 from .snapshot import Snapshot, SnapshotSource
 
 log = logging.getLogger(__name__)
 
-DEPTH = 32
-"""Jobs of the queue that a pass looks at; those behind wait for one of these to start."""
-LOOK_AGAIN, LOOK_AGAIN_FOR_NODES = 5.0, 30.0
-"""Seconds until a waiting job is looked at again: for GPUs to be freed, and for the cluster to grow."""
+GATHER = 0.02
+"""Seconds that a pass waits for company after the first thing that calls for it, or as long as the last pass took:
+however much changes, passes take at most half of a core."""
+NOT_KNOWN_PAUSE = 2.0
+"""Seconds until the cluster is looked at again while it is not known, or has not been heard of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a pass found for one job, on the spec of that generation."""
+class _Mark(NamedTuple):
+    """What of a job concerns the queue: when it changes, a pass is due."""
 
+    uid: str
     generation: int
-    plan: ExecutionPlan | None = None
-    admitted: bool = False
-    reason: str = Reason.ADMITTED
-    message: str = ""
-
-
-Pass = dict[str, Verdict]
-"""Verdicts by uid."""
+    wants: bool
+    active: bool
+    attempt: int
+    pausing: bool
 
 
 class AdmissionQueue:
-    """Answers ADMIT decisions."""
+    """Runs the passes and answers ADMIT decisions."""
 
     def __init__(
         self,
-        jobs: Callable[[], Iterable[GRPOJobRecord]],
-        snapshots: SnapshotSource,
+        jobs: JobSource,
+        facts: SnapshotSource,
+        tell: Tell,
         *,
         limits: Limits,
         clock: Callable[[], float],
         default_image: str = "",
     ) -> None:
-        """`jobs` gives all GRPOJobs; `default_image` is for those without spec.image; `clock` gives unix seconds."""
+        """`jobs` are all GRPOJobs; `default_image` is for those without spec.image; `clock` gives unix seconds."""
         self._jobs = jobs
-        self._snapshots = snapshots
+        self._facts = facts
         self._limits = limits
         self._default_image = default_image
         self._clock = clock
-        self._pass: tuple[Snapshot, Pass] | None = None
+        self._plans = Plans()
+        self._assumptions = Assumptions(jobs)
+        self._notices = Notices(tell)
+        self._woken = asyncio.Event()
+        self._epoch = 0
+        """Rises when a restart takes places that a pass in its thread doesn't know of."""
+        self._marks: dict[ObjectKey, _Mark] = {}
+        self._passed_over: dict[str, int] = {}
+        """By uid; a job's status may be behind."""
 
-    def freed(self) -> list[ObjectKey]:
-        """A gang has ended: the jobs in the queue, which should look at the cluster anew."""
-        self._snapshots.expire()
-        return [job.key for job in self._jobs() if job.wants_admission]
+    def wake(self) -> None:
+        """Something changed: a pass is due."""
+        self._woken.set()
 
-    async def answer(self, seen: Observation, asked: Decision) -> Decision:
-        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT."""
-        spec = seen.job.spec
-        if spec is None:
-            return asked
-        if problem := spec_problem(spec, self._default_image):
-            return Decision(Action.REJECT, *problem)
-        verdict = await (self._in_queue(seen) if seen.job.competes else self._alone(seen))
-        if verdict.plan and (found := plan_problem(seen.job, verdict.plan)):
-            return Decision(Action.REJECT, *found)
-        if verdict.admitted:
-            return replace(asked, action=Action.COMMIT, plan=verdict.plan)
-        pause = LOOK_AGAIN if verdict.plan else LOOK_AGAIN_FOR_NODES
-        return replace(
-            asked,
-            action=Action.QUEUE,
-            reason=verdict.reason,
-            message=verdict.message,
-            plan=verdict.plan,
-            look_again=pause,
+    def noticed(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
+        """A job was looked at, or is gone; wakes a pass if what concerns the queue is new."""
+        mark = self._mark(job) if job and not job.finished and job.competes else None
+        if mark == self._marks.get(key):
+            return
+        if mark:
+            self._marks[key] = mark
+        else:
+            del self._marks[key]
+        self.wake()
+
+    def _mark(self, job: GRPOJobRecord) -> _Mark:
+        pauses = pausing(job, self._clock(), self._limits) > 0
+        return _Mark(job.uid, job.generation, job.wants_admission, job.active, job.status.attempt, pauses)
+
+    async def run(self) -> None:
+        """Runs passes when they are due, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._notices.run(), name="queue-notices")
+            pause: float = GATHER
+            again: float | None = None
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), again)
+                await asyncio.sleep(pause)
+                began = self._clock()
+                again = await self._survive_pass()
+                pause = min(max(GATHER, self._clock() - began), NOT_KNOWN_PAUSE)
+
+    async def _survive_pass(self) -> float | None:
+        """One pass; a mistake in it must not end the process, which has gangs to look after."""
+        try:
+            return await self.one_pass()
+        except Exception:
+            log.exception("a pass over the queue failed; trying again in %.0f s", NOT_KNOWN_PAUSE)
+            return NOT_KNOWN_PAUSE
+
+    async def one_pass(self) -> float | None:
+        """Judges everybody who waits; returns the seconds until time alone may change a verdict."""
+        self._woken.clear()
+        wanting = {mark.uid for mark in self._marks.values() if mark.wants}
+        self._passed_over = {uid: count for uid, count in self._passed_over.items() if uid in wanting}
+        if not wanting:
+            return None
+        try:
+            asked = self._question(self._facts.take())
+        except ClusterError as error:
+            log.info("nobody is admitted for now: %s", error)
+            return NOT_KNOWN_PAUSE
+        epoch = self._epoch
+        # planning a whole queue may take a while; watches and probes must not wait for it
+        found = await asyncio.to_thread(judge, asked, self._plans)
+        if epoch != self._epoch:
+            self.wake()
+            return None
+        self._accept(asked, found.verdicts)
+        rests = self._assumptions.resting(asked.now).values()
+        return min((pause for pause in (found.look_again, *rests) if pause is not None), default=None)
+
+    def _question(self, snapshot: Snapshot) -> Question:
+        now = self._clock()
+        return Question(
+            jobs=tuple(self._jobs),
+            snapshot=snapshot,
+            now=now,
+            limits=self._limits,
+            assumed=self._assumptions.claims(),
+            passed_over=dict(self._passed_over),
+            resting=frozenset(self._assumptions.resting(now)),
+            default_image=self._default_image,
         )
 
-    async def _alone(self, seen: Observation) -> Verdict:
-        """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
+    def _accept(self, asked: Question, verdicts: Mapping[str, Verdict]) -> None:
+        """Assumes whom the pass admitted, and tells everybody."""
+        jobs = {job.uid: job for job in asked.jobs if job.uid in verdicts}
+        for uid, verdict in verdicts.items():
+            if verdict.admitted and verdict.plan:
+                self._assumptions.add(jobs[uid], verdict.plan)
+        self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
+        self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, self._assumptions.claims().keys())
+
+    def denied(self, job: GRPOJobRecord) -> None:
+        """The API server does not take the job's commit."""
+        if self._assumptions.deny(job.uid, self._clock()):
+            self.wake()
+
+    async def answer(self, seen: Observation, asked: Decision) -> Decision | None:
+        """COMMIT with a plan, QUEUE with what the gang waits for, or REJECT; None until a pass has looked at the job.
+
+        Between a COMMIT and the write that it asks for, the caller may not wait for anything.
+
+        Raises:
+            ClusterError: nobody knows what the cluster has.
+        """
         job = seen.job
+        if job.spec and (problem := spec_problem(job.spec, self._default_image)):
+            return _decision(asked, refusal(job, problem))
+        if not job.competes:
+            return _decision(asked, await self._alone(job))
+        if job.active:
+            return _decision(asked, self._restart(job))
+        told = self._notices.read(job.uid)
+        if (
+            told is None
+            or told.generation != job.generation
+            or (told.admitted and not self._assumptions.holds(job.uid))
+        ):
+            self.wake()
+            return None
+        return _decision(asked, told)
+
+    async def _alone(self, job: GRPOJobRecord) -> Verdict:
+        """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
+        if job.spec is None:
+            raise ValueError(f"{job.key} has no valid spec to plan")
         if plan := kept_plan(job):
-            return Verdict(generation=job.generation, plan=plan, admitted=True)
-        if not job.queue_name:
-            return _verdict(job, _planned(job, Inventory()), admitted=True)
-        emptied = Capacity(await self._snapshots.take(), ()).inventory(job).emptied
-        # planning for many nodes may take a while; watches and probes must not wait for it
-        return _verdict(job, await asyncio.to_thread(_planned, job, emptied), admitted=True)
+            verdict = Verdict(generation=job.generation, plan=plan, admitted=True)
+        elif not job.queue_name:
+            verdict = verdict_of(job, plan_job(job.spec, Inventory()), admitted=True)
+        else:
+            there = Capacity(self._facts.take(), ()).inventory(job).emptied
+            # planning for many nodes may take a while; watches and probes must not wait for it
+            verdict = verdict_of(job, await asyncio.to_thread(plan_job, job.spec, there), admitted=True)
+        problem = plan_problem(job, verdict.plan) if verdict.plan else None
+        return refusal(job, problem) if problem else verdict
 
-    async def _in_queue(self, seen: Observation) -> Verdict:
-        """The job's place in the queue, from a pass over everybody ahead of it; a restart doesn't queue."""
-        snapshot = await self._snapshots.take()
-        if seen.job.active:
-            return restart(seen.job, list(self._jobs()), snapshot)
-        # jobs ask one after the other; while nothing was freed or committed, one pass answers them all
-        known = self._pass[1].get(seen.job.uid) if self._pass and self._pass[0] is snapshot else None
-        if known and known.generation == seen.job.generation:
-            return known
-        jobs = list(self._jobs())
-        # planning a whole queue may take seconds; watches and probes must not wait for it
-        found = await asyncio.to_thread(judge, jobs, snapshot, self._clock(), self._limits)
-        self._pass = (snapshot, found)
-        return found.get(seen.job.uid) or _behind(seen.job, len(found))
+    def _restart(self, job: GRPOJobRecord) -> Verdict:
+        """At once and on the newest facts: GPUs that stand still for a pass are of no use to anybody."""
+        verdict = restart(job, self._question(self._facts.take()))
+        if verdict.admitted and verdict.plan:
+            self._assumptions.add(job, verdict.plan)
+            self._epoch += 1
+        return verdict
 
 
-def restart(job: GRPOJobRecord, jobs: list[GRPOJobRecord], snapshot: Snapshot) -> Verdict:
-    """A gang that ended takes its own place again, with its own plan, ahead of all who wait."""
-    capacity, plan = Capacity(snapshot, [other for other in jobs if other.uid != job.uid]), job.status.plan
-    if plan is None:
-        raise ValueError(f"{job.key} is active without a plan")
-    if fits(capacity.inventory(job), plan):
-        return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
-    return _wait(job, plan, capacity, "")
-
-
-def judge(jobs: list[GRPOJobRecord], snapshot: Snapshot, now: float, limits: Limits) -> Pass:
-    """Plays the queue through: each job in turn is planned on what those ahead leave, and takes its place."""
-    waiting = [job for job in jobs if job.wants_admission and not pausing(job, now, limits)]
-    # what is left after those ahead decides; what would be left without them tells each job whom it waits for
-    capacity, alone = Capacity(snapshot, jobs), Capacity(snapshot, jobs)
-    found: Pass = {}
-    ahead = ""
-    for job in sorted(waiting, key=lambda job: place(job, snapshot))[:DEPTH]:
-        verdict = _survived(job, capacity, alone, ahead)
-        found[job.uid] = verdict
-        if verdict.plan:
-            # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
-            capacity.reserve(job, verdict.plan)
-            ahead = ahead or str(job.key)
-    return found
-
-
-def place(job: GRPOJobRecord, snapshot: Snapshot) -> tuple[int, float, str]:
-    """Sorts the queue: highest priority first, then oldest."""
-    name = (job.spec.placement.priority_class_name if job.spec else None) or ""
-    return -snapshot.priorities.get(name, 0), job.created, job.uid
-
-
-def _survived(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: str) -> Verdict:
-    """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
-    try:
-        return _judge_one(job, capacity, alone, ahead)
-    except Exception as error:
-        log.exception("%s: the planner failed", job.key)
-        message = f"the planner failed, please report it: {error!r}"
-        return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
-
-
-def _judge_one(job: GRPOJobRecord, capacity: Capacity, alone: Capacity, ahead: str) -> Verdict:
-    inventory, plan = capacity.inventory(job), kept_plan(job)
-    if plan is None:
-        result = _planned(job, inventory)
-        plan = result.chosen
-        if plan is None:
-            return _verdict(job, result, admitted=False)
-    if fits(inventory, plan):
-        return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
-    return _wait(job, plan, alone, ahead)
-
-
-def _wait(job: GRPOJobRecord, plan: ExecutionPlan, alone: Capacity, ahead: str) -> Verdict:
-    shortage = alone.shortage(job, plan)
-    if ahead and fits(alone.inventory(job), plan):
-        message = f"{shortage}; {ahead} is ahead in the queue"
-        return Verdict(generation=job.generation, plan=plan, reason=Reason.WAITING_IN_QUEUE, message=message)
-    return Verdict(generation=job.generation, plan=plan, reason=Reason.WAITING_FOR_GPUS, message=shortage)
-
-
-def _verdict(job: GRPOJobRecord, result: PlanResult, admitted: bool) -> Verdict:
-    return Verdict(
-        generation=job.generation,
-        plan=result.chosen,
-        admitted=admitted and bool(result.chosen),
-        reason=result.reason,
-        message=result.message,
+def _decision(asked: Decision, verdict: Verdict) -> Decision:
+    """What to do about a verdict."""
+    if verdict.refused:
+        return Decision(Action.REJECT, verdict.reason, verdict.message)
+    if verdict.admitted:
+        return replace(asked, action=Action.COMMIT, plan=verdict.plan)
+    return replace(
+        asked,
+        action=Action.QUEUE,
+        reason=verdict.reason,
+        message=verdict.message,
+        plan=verdict.plan,
+        passed_over=verdict.passed_over,
     )
-
-
-def _behind(job: GRPOJobRecord, ahead: int) -> Verdict:
-    message = f"{ahead} jobs are ahead in the queue"
-    return Verdict(generation=job.generation, reason=Reason.WAITING_IN_QUEUE, message=message)
-
-
-def _planned(job: GRPOJobRecord, inventory: Inventory) -> PlanResult:
-    if job.spec is None:
-        raise ValueError(f"{job.key} has no valid spec to plan")
-    return plan_job(job.spec, inventory)
-
-
-def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan of a run that has made progress: it resumes as it began, whatever the cluster has become.
-
-    Another number of ranks or another batch split would make other steps of the same checkpoint.
-    """
-    progress = job.status.progress
-    return job.status.plan if progress and progress.step else None

@@ -10,7 +10,7 @@ from .resources import Amounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The cluster at one moment."""
+    """The cluster at one moment. Immutable: a pass in a thread of its own may look at it for as long as it likes."""
 
     nodes: tuple[NodeFacts, ...] = ()
     gpu_pods: tuple[PodFacts, ...] = ()
@@ -18,7 +18,7 @@ class Snapshot:
     other_use: Mapping[str, Amounts] = field(default_factory=dict)
     """What all other pods take, by node."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Value by name of PriorityClass; the cluster's default has the name ``."""
+    """Value by name of PriorityClass; the cluster's default has the name ``. Empty: they are not known."""
     visible: bool = True
     """Whether all namespaces' pods could be listed."""
     problem: str = ""
@@ -26,12 +26,12 @@ class Snapshot:
 
 
 class SnapshotSource(Protocol):
-    """Where admission gets its snapshots; in the operator, LISTs."""
+    """Where admission gets its snapshots; in the operator, mirrors of the cluster."""
 
-    async def take(self) -> Snapshot:
-        """The cluster now, or a moment ago."""
-        ...
+    def take(self) -> Snapshot:
+        """The cluster as it is known now; the same object while nothing has changed.
 
-    def expire(self) -> None:
-        """Something was freed: the next one is taken anew."""
+        Raises:
+            ClusterError: it is not known, or has not been heard of for too long to be relied on.
+        """
         ...

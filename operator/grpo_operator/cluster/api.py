@@ -42,6 +42,8 @@ PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended."""
+BOUND_PODS = f"spec.nodeName!=,{LIVE_PODS}"
+"""Of those among them that take something of a node."""
 
 
 @dataclass(frozen=True, slots=True)

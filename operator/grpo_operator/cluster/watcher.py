@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic
 
-from ..errors import ClusterError, Denied, NotFound, Stale, Unavailable
+from ..errors import ClusterError, Denied, Forbidden, NotFound, Stale, Unavailable
 from ..names import ObjectKey
 from ..untyped import Part, Unreadable
 from .api import Cluster, Object, Selection
@@ -39,7 +39,9 @@ class Mirror(Generic[R]):
         resync: float,
         backoff: Backoff | None = None,
     ) -> None:
-        """`changed` hears the GRPOJobs that a change concerns; `resync` is the time between two LISTs, in seconds.
+        """`changed` hears the GRPOJobs that a change concerns; of none, when the objects are not served.
+
+        `resync` is the time between two LISTs, in seconds.
 
         `backoff` paces what keeps failing; unset: the usual one.
         """
@@ -55,6 +57,8 @@ class Mirror(Generic[R]):
         """Monotonic time of the last LIST, event or bookmark; 0 while nothing can be heard."""
         self.not_served = ""
         """Why the API server does not serve this selection now; empty while it does."""
+        self.forbidden = False
+        """Whether that is because the operator may not see it."""
 
     async def list(self) -> int:
         """Takes a full LIST in; returns its resourceVersion."""
@@ -116,7 +120,7 @@ class Mirror(Generic[R]):
     def _served(self) -> None:
         if self.not_served:
             log.info("%s are served again", self._selection)
-        self.not_served = ""
+        self.not_served, self.forbidden = "", False
         self.heard_at = time.monotonic()
         self.settled.set()
 
@@ -126,7 +130,9 @@ class Mirror(Generic[R]):
             if not self.not_served:
                 log.warning("%s are not served now; trying again: %s", self._selection, error)
             self.not_served, self.heard_at = str(error), 0.0
+            self.forbidden = isinstance(error, Forbidden)
             self.settled.set()
+            self._changed(())
         else:
             log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
         await self._backoff.wait()

@@ -5,6 +5,9 @@ applied the job's node selector and tolerations.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,13 @@ class Node:
         )
 
 
-@dataclass(frozen=True, slots=True)
+_GIVES = attrgetter(
+    *("gpu_product", "gpu_memory_mib", "gpu_resource", "node_selector", "gpus_free", "gpus_total"),
+    *("host_memory_free", "host_memory_total", "cpu_free", "cpu_total"),
+)
+
+
+@dataclass(frozen=True)
 class Inventory:
     """All nodes that a job may use, and what its reader wants the user to know."""
 
@@ -61,3 +70,17 @@ class Inventory:
     def emptied(self) -> "Inventory":
         """The same nodes with nothing running on them: what the cluster has at all."""
         return replace(self, nodes=tuple(node.emptied for node in self.nodes))
+
+    @cached_property
+    def merged(self) -> "Inventory":
+        """The same for the planner, with one entry for all nodes that give the same: quick to plan on and to compare.
+
+        Only a node whose GPUs' memory is unknown is named to the user, so only it keeps its name.
+        """
+        alike: dict[tuple[Any, ...], list[Node]] = {}
+        for node in self.nodes:
+            name = "" if node.gpu_memory_mib else node.name
+            alike.setdefault((name, node.compute_capability or (), *_GIVES(node)), []).append(node)
+        groups = ((name, alike[name, *gives]) for name, *gives in sorted(alike))
+        nodes = (replace(group[0], name=name, count=sum(node.count for node in group)) for name, group in groups)
+        return replace(self, nodes=tuple(nodes))

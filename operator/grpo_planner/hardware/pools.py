@@ -125,15 +125,12 @@ class Place(NamedTuple):
         return f"{self.world} x {self.pool.label or self.pool.resource} on {plural(self.nodes, 'node')}"
 
 
-def build_pools(
-    inventory: Inventory, placement: PlacementSpec, *, emptied: bool = False
-) -> tuple[list[Pool], list[str]]:
+def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Pool], list[str]]:
     """The pools that a job may use, largest GPUs first, and sentences about nodes that it can't use.
 
     Args:
         inventory: the nodes.
         placement: the job's pins.
-        emptied: as if nothing ran on the nodes, instead of what is free.
     """
     groups: dict[Kind, dict[Room, int]] = {}
     left_out: set[str] = set()
@@ -148,11 +145,7 @@ def build_pools(
         rooms = groups.setdefault(
             (node.gpu_product, memory, _has_bfloat16(node), node.gpu_resource, node.node_selector), {}
         )
-        room = (
-            Room(node.gpus_total, node.host_memory_total, node.cpu_total)
-            if emptied
-            else Room(node.gpus_free, node.host_memory_free, node.cpu_free)
-        )
+        room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         rooms[room] = rooms.get(room, 0) + node.count
     pools = [_pool(kind, rooms) for kind, rooms in groups.items()]
     pools.sort(key=lambda pool: (-pool.usable, pool.label, pool.resource, pool.selector))

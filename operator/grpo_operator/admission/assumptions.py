@@ -1,0 +1,74 @@
+"""Attempts that were admitted and are not in their jobs' status yet: their GPUs are nobody else's meanwhile.
+
+Between a verdict and its commit there are a work queue and a write. Whoever judges in that time must count the place as
+taken, and a commit is only right while it is. kube-scheduler's cache calls it the same.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from grpo_api.plan import ExecutionPlan
+
+from ..names import ObjectKey
+from ..records import GRPOJobRecord
+from .capacity import Claim
+
+DENIED_PAUSE = 15.0
+"""Seconds for which a job whose commit the API server denied takes no place."""
+
+
+class JobSource(Protocol):
+    """All GRPOJobs as they are known now."""
+
+    def __iter__(self) -> Iterator[GRPOJobRecord]:
+        """Each of them."""
+        ...
+
+    def get(self, key: ObjectKey) -> GRPOJobRecord | None:
+        """The one of that namespace and name."""
+        ...
+
+
+class Assumptions:
+    """Who is assumed, and whose commit was denied."""
+
+    def __init__(self, jobs: JobSource) -> None:
+        """Nobody is; `jobs` tells when an assumption is over."""
+        self._jobs = jobs
+        self._claims: dict[str, Claim] = {}
+        self._resting: dict[str, float] = {}
+
+    def claims(self) -> dict[str, Claim]:
+        """By uid, without those that are committed by now, or won't be."""
+        self._claims = {uid: claim for uid, claim in self._claims.items() if self._open(claim)}
+        return dict(self._claims)
+
+    def add(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+        """Assumes the job's next attempt, unless the job has changed since it was judged."""
+        claim = Claim(job=job, plan=plan, attempt=job.status.attempt + 1)
+        if self._open(claim):
+            self._claims[job.uid] = claim
+
+    def holds(self, uid: str) -> bool:
+        """Whether the job is assumed, so that its attempt may be committed."""
+        claim = self._claims.get(uid)
+        return claim is not None and self._open(claim)
+
+    def _open(self, claim: Claim) -> bool:
+        """Whether the attempt is still to be committed."""
+        job = self._jobs.get(claim.job.key)
+        if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
+            return False
+        return (job.wants_admission or job.active) and job.status.attempt + 1 == claim.attempt
+
+    def deny(self, uid: str, now: float) -> bool:
+        """The API server does not take the job's commit: it gives its place up for a while. False if it had none."""
+        if self._claims.pop(uid, None) is None:
+            return False
+        self._resting[uid] = now + DENIED_PAUSE
+        return True
+
+    def resting(self, now: float) -> dict[str, float]:
+        """By uid, the seconds for which a job takes no place, since its commit was denied."""
+        self._resting = {uid: until for uid, until in self._resting.items() if until > now}
+        return {uid: until - now for uid, until in self._resting.items()}

@@ -1,0 +1,217 @@
+"""One pass over the queue: each waiting job in turn is planned on what those ahead leave, and takes its place.
+
+A gang starts only when all of it fits. A job that waits reserves what it waits for: those behind may take only what is
+left. Only jobs that can be planned take a place; what can never run, and what the planner stumbles over, holds nobody
+up. Pure: a Question in, a Pass out.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import PlanResult
+
+from ..decisions import Limits
+from ..reasons import Reason
+from ..records import GRPOJobRecord
+from ..restarting import pausing
+from .capacity import Capacity, Claim, claim_of
+from .checks import Problem, plan_problem, spec_problem
+from .plans import Plans
+from .snapshot import Snapshot
+from .suitability import Suitability
+from .turns import age, in_turn, priority
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found for one job, on the spec of that generation."""
+
+    generation: int
+    plan: ExecutionPlan | None = None
+    admitted: bool = False
+    refused: bool = False
+    """The job can't be run as it is, and takes no place: nothing but a change of it helps."""
+    reason: str = Reason.ADMITTED
+    message: str = ""
+    passed_over: int = 0
+    """Younger jobs of its priority that have started first."""
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What a job is told at once when it changes; the rest is only the sentence."""
+        return self.generation, self.admitted, self.refused, self.reason, self.plan is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that a pass looks at."""
+
+    jobs: tuple[GRPOJobRecord, ...]
+    snapshot: Snapshot
+    now: float
+    limits: Limits
+    assumed: Mapping[str, Claim] = field(default_factory=dict)
+    """By uid, attempts that were admitted and are not in their jobs' status yet."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """By uid, as counted by earlier passes; a job's status may be behind."""
+    resting: frozenset[str] = frozenset()
+    """uids of jobs whose commit the API server has just denied."""
+    default_image: str = ""
+
+    def claims(self) -> list[Claim]:
+        """What was admitted. An assumed attempt stands for its job, whatever its status still says."""
+        found = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
+        return [*(claim for claim in found if claim), *self.assumed.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The verdicts of a pass by uid, and the seconds until time alone may change them."""
+
+    verdicts: Mapping[str, Verdict]
+    look_again: float | None = None
+
+
+def judge(asked: Question, plans: Plans) -> Pass:
+    """Plays the queue through."""
+    wanting = [job for job in asked.jobs if job.wants_admission and job.uid not in asked.assumed]
+    pauses = {job.uid: pausing(job, asked.now, asked.limits) for job in wanting}
+    waiting = [job for job in wanting if not pauses[job.uid] and job.uid not in asked.resting]
+    look_again = min((pause for pause in pauses.values() if pause), default=None)
+    return Pass(verdicts=_Round(asked, plans).play(waiting) if waiting else {}, look_again=look_again)
+
+
+def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
+    """A gang that ended takes its own place again, with its own plan, ahead of all who wait."""
+    others, plan = [claim for claim in asked.claims() if claim.job.uid != job.uid], job.status.plan
+    if plan is None:
+        raise ValueError(f"{job.key} is active without a plan")
+    capacity = Capacity(asked.snapshot, others)
+    if capacity.fits(job, plan):
+        return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
+    return Verdict(
+        generation=job.generation, plan=plan, reason=Reason.WAITING_FOR_GPUS, message=capacity.shortage(job, plan)
+    )
+
+
+class _Round:
+    """What changes while the queue is played through."""
+
+    def __init__(self, asked: Question, plans: Plans) -> None:
+        """Nobody has a place yet but those who were admitted before."""
+        claims, suitability = asked.claims(), Suitability(asked.snapshot.nodes)
+        self._asked, self._plans = asked, plans
+        # what is left after those ahead decides; what would be left without them tells each job whom it waits for
+        self._left = Capacity(asked.snapshot, claims, suitability)
+        self._alone = Capacity(asked.snapshot, claims, suitability)
+        self._held: dict[str, int] = {}
+        for claim in claims:
+            self._grow(claim.job, claim.plan)
+        self._places: list[tuple[GRPOJobRecord, Verdict]] = []
+
+    def play(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
+        """The verdicts on all."""
+        passed_over = {job.uid: self._passed_over(job) for job in waiting}
+        found: dict[str, Verdict] = {}
+        priorities = self._asked.snapshot.priorities
+        for job in in_turn(waiting, priorities, self._held, dict(passed_over)):
+            found[job.uid] = verdict = self._survived(job)
+            if verdict.plan and not verdict.refused:
+                # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
+                self._left.reserve(job, verdict.plan)
+                self._grow(job, verdict.plan)
+                self._places.append((job, verdict))
+        found |= self._in_line()
+        started = [(priority(job, priorities), age(job)) for job, verdict in self._places if verdict.admitted]
+        for job, verdict in self._places:
+            rank = priority(job, priorities)
+            # who starts while an older job of its priority keeps its place has gone past it
+            overtaking = 0 if verdict.admitted else sum(one == rank and by > age(job) for one, by in started)
+            passed_over[job.uid] += overtaking
+        return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
+
+    def _grow(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+        namespace = job.key.namespace
+        self._held[namespace] = self._held.get(namespace, 0) + plan.gpus
+
+    def _passed_over(self, job: GRPOJobRecord) -> int:
+        return max(self._asked.passed_over.get(job.uid, 0), job.status.passed_over or 0)
+
+    def _survived(self, job: GRPOJobRecord) -> Verdict:
+        """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
+        try:
+            return self._judge(job)
+        except Exception as error:
+            log.exception("%s: the planner failed", job.key)
+            message = f"the planner failed, please report it: {error!r}"
+            return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
+
+    def _judge(self, job: GRPOJobRecord) -> Verdict:
+        if job.spec is None:
+            raise ValueError(f"{job.key} has no valid spec to plan")
+        if problem := spec_problem(job.spec, self._asked.default_image):
+            return refusal(job, problem)
+        plan = kept_plan(job)
+        if plan is None:
+            result = self._plans.plan(job.spec, self._left.inventory(job))
+            if result.chosen is None:
+                return verdict_of(job, result)
+            plan, fits = result.chosen, result.fits_now
+        else:
+            fits = self._left.fits(job, plan)
+        if problem := plan_problem(job, plan):
+            return refusal(job, problem)
+        if fits:
+            return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
+        return self._wait(job, plan)
+
+    def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
+        """It fits but for those ahead, or not even without them."""
+        reason = Reason.WAITING_IN_QUEUE if self._alone.fits(job, plan) else Reason.WAITING_FOR_GPUS
+        message = self._alone.shortage(job, plan)
+        return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
+
+    def _in_line(self) -> dict[str, Verdict]:
+        """The verdicts on those who wait with a place, and which place it is."""
+        line = [(job, verdict) for job, verdict in self._places if not verdict.admitted]
+        found: dict[str, Verdict] = {}
+        for number, (job, verdict) in enumerate(line, 1):
+            behind = f", behind {line[number - 2][0].key}" if number > 1 else ""
+            where = f"{verdict.message}; {ordinal(number)} of {len(line)} in the queue{behind}"
+            found[job.uid] = replace(verdict, message=where)
+        return found
+
+
+def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
+    """The verdict on a job that can't be run as it is."""
+    return Verdict(generation=job.generation, refused=True, reason=problem[0], message=problem[1])
+
+
+def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False) -> Verdict:
+    """What a plan, or that there is none, means for its job."""
+    return Verdict(
+        generation=job.generation,
+        plan=result.chosen,
+        admitted=admitted and bool(result.chosen),
+        reason=result.reason,
+        message=result.message,
+    )
+
+
+def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
+    """The plan of a run that has made progress: it resumes as it began, whatever the cluster has become.
+
+    Another number of ranks or another batch split would make other steps of the same checkpoint.
+    """
+    progress = job.status.progress
+    return job.status.plan if progress and progress.step else None
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`, `21st`."""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if 10 < number % 100 < 14 else endings.get(number % 10, 'th')}"

@@ -1,0 +1,75 @@
+"""Tells jobs of their verdicts: a new status or reason at once, a new sentence when its turn comes.
+
+When one job starts, the place of every job behind it changes. A write per job and change would cost the API server more
+than the jobs themselves, and nobody reads two hundred sentences a second. So what a job reads is its last verdict, but
+for sentences that wait for their turn.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from ..names import ObjectKey
+from .judge import Verdict
+
+NEWS_PAUSE = 0.5
+"""Seconds between two jobs that are told a new sentence."""
+
+
+class Tell(Protocol):
+    """How jobs hear that there is something to read."""
+
+    def __call__(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
+        """Has them looked at; `slow` goes behind whoever waits for a step."""
+        ...
+
+
+class Notices:
+    """What each waiting job reads."""
+
+    def __init__(self, tell: Tell) -> None:
+        """Nobody has been told anything."""
+        self._tell = tell
+        self._verdicts: Mapping[str, Verdict] = {}
+        self._told: dict[str, Verdict] = {}
+        self._news: dict[str, ObjectKey] = {}
+        self._newsworthy = asyncio.Event()
+
+    def read(self, uid: str) -> Verdict | None:
+        """The verdict that the job was told."""
+        return self._told.get(uid)
+
+    def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], assumed: Collection[str]) -> None:
+        """Takes a pass's verdicts; who is in none of them and not assumed has nothing to read any more."""
+        self._verdicts = verdicts
+        self._told = {uid: told for uid, told in self._told.items() if uid in verdicts or uid in assumed}
+        self._news = {uid: key for uid, key in self._news.items() if uid in verdicts}
+        urgent = []
+        for uid, verdict in verdicts.items():
+            told = self._told.get(uid)
+            # who is admitted now was not, or no longer, when it read its last verdict
+            if told is None or told.news != verdict.news or verdict.admitted:
+                self._told[uid] = verdict
+                self._news.pop(uid, None)
+                urgent.append(keys[uid])
+            elif told != verdict:
+                self._news.setdefault(uid, keys[uid])
+        if self._news:
+            self._newsworthy.set()
+        self._tell(urgent)
+
+    async def run(self) -> None:
+        """Tells new sentences, one job after the other, until cancelled."""
+        while True:
+            await self._newsworthy.wait()
+            self.tell_one()
+            await asyncio.sleep(NEWS_PAUSE)
+
+    def tell_one(self) -> None:
+        """Tells the job that has waited longest for its new sentence."""
+        if self._news:
+            uid = next(iter(self._news))
+            self._told[uid] = self._verdicts[uid]
+            self._tell([self._news.pop(uid)], slow=True)
+        if not self._news:
+            self._newsworthy.clear()

@@ -1,0 +1,36 @@
+"""The planner's answers, kept by what they follow from: the spec and what is there for it.
+
+A queue is judged anew at every change of the cluster, and most of its jobs would get the answer that they had. So each
+spec keeps its Planner, and the nodes are compared by what they give, not by their names. The answers are the
+planner's own, byte for byte.
+"""
+
+from collections import OrderedDict
+
+from grpo_api.job import GRPOJobSpec
+from grpo_planner import Inventory, Planner, PlanResult
+
+MOST_SPECS = 1024
+"""Specs whose planners are kept, the least recently asked for leave first: about 50 KiB each."""
+
+
+class Plans:
+    """Plans jobs on inventories. For one thread at a time."""
+
+    def __init__(self, most: int = MOST_SPECS) -> None:
+        """Keeps the planners of so many specs."""
+        self._most = most
+        self._planners: OrderedDict[str, Planner] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many specs' planners are kept."""
+        return len(self._planners)
+
+    def plan(self, spec: GRPOJobSpec, inventory: Inventory) -> PlanResult:
+        """What plan_job answers."""
+        key = spec.model_dump_json()
+        planner = self._planners.pop(key, None) or Planner(spec)
+        self._planners[key] = planner
+        if len(self._planners) > self._most:
+            self._planners.popitem(last=False)
+        return planner.plan(inventory.merged)

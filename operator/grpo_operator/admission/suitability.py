@@ -1,0 +1,56 @@
+"""Which nodes suit a job's pods, whatever is free on them; worked out once for all jobs that ask the same of nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_api.job import GRPOJobSpec
+
+from .inventory import Cards, NodeFacts, cards, left_out
+from .node_fit import extra_amounts, unfit
+from .resources import Amounts
+
+Sight = tuple[NodeFacts, tuple[Cards, ...]]
+"""A node and the GPUs on it that can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Suitable:
+    """The nodes for all specs that ask the same of them; compared by identity."""
+
+    nodes: tuple[Sight, ...]
+    warnings: tuple[str, ...]
+    """A sentence for each GPU node that is left out, or known in part only."""
+    extra: Amounts
+    """What a pod takes of its node besides GPUs, memory and cores."""
+
+
+class Suitability:
+    """Answers for the nodes of one moment."""
+
+    def __init__(self, nodes: tuple[NodeFacts, ...]) -> None:
+        """Looks at each node's GPUs; nodes without any are of no use to anybody here."""
+        self.nodes = nodes
+        seen = ((node, *cards(node)) for node in nodes)
+        self._sights = [(node, tuple(found), said) for node, found, said in seen if found or said]
+        self._known: dict[str, Suitable] = {}
+
+    def of(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Suitable:
+        """The nodes for a spec, without those that its pods are kept away from."""
+        extra, affinity = extra_amounts(spec), spec.pod_template.spec.affinity
+        placement = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
+        key = f"{placement}{affinity.model_dump_json() if affinity else ''}{sorted(extra.items())}{sorted(avoided)}"
+        if key not in self._known:
+            self._known[key] = self._suitable(spec, extra, avoided)
+        return self._known[key]
+
+    def _suitable(self, spec: GRPOJobSpec, extra: Amounts, avoided: Sequence[str]) -> Suitable:
+        nodes: list[Sight] = []
+        warnings: list[str] = []
+        for node, found, said in self._sights:
+            broken = "two attempts in a row ended on it" if node.name in avoided else ""
+            if why := broken or left_out(node, spec.placement) or unfit(node, spec, extra):
+                warnings.append(f"node {node.name}: left out, {why}")
+            else:
+                warnings += said
+                nodes.append((node, found))
+        return Suitable(nodes=tuple(nodes), warnings=tuple(warnings), extra=extra)

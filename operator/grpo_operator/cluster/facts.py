@@ -1,0 +1,205 @@
+"""What admission knows of the cluster: light mirrors of nodes, bound pods and priority classes, and snapshots of them.
+
+Admission must see foreign pods too, and the operator must not keep every pod of the cluster: each is kept as node,
+requests and holder only, and only while it is bound and has not ended. While nothing changes there is no request but
+the watches' renewals and the healing LISTs; an event that changes none of the facts, such as a kubelet's heartbeat,
+wakes nobody.
+
+What can't be listed is no reason to think that it is empty: only a plain "forbidden" goes on without, and says so.
+After any other error before a first full LIST, and when nothing has been heard for long, nobody is admitted.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..admission.inventory import PodFacts, node_facts, pod_facts
+from ..admission.resources import Amounts
+from ..admission.snapshot import Snapshot
+from ..errors import Unavailable
+from ..names import ObjectKey
+from ..untyped import Part
+from .api import BOUND_PODS, NODES, PODS, PRIORITY_CLASSES, Cluster, Object, Selection
+from .backoff import Backoff
+from .cache import Cache
+from .unreadable import Unreadables, identity
+from .watcher import Mirror
+
+F = TypeVar("F")
+DEAF_SECONDS = 180.0
+"""Without a LIST, an event or a bookmark (one a minute) for so long, what was known is not relied on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Generic[F]):
+    """What matters of one object, as a record of a Cache."""
+
+    key: ObjectKey
+    uid: str
+    version: int
+    value: F
+
+    @property
+    def job_key(self) -> ObjectKey:
+        """Itself: facts belong to no GRPOJob."""
+        return self.key
+
+
+class Sight(Generic[F]):
+    """The facts of one selection of objects, kept by a mirror."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        selection: Selection,
+        parse: Callable[[Object], F],
+        changed: Callable[[], None],
+        *,
+        unreadables: Unreadables,
+        resync: float,
+    ) -> None:
+        """`changed` hears when a fact or the right to see them has changed; `resync` as of a Mirror."""
+        self.selection = selection
+        self._changed = changed
+        self._values: dict[ObjectKey, F] = {}
+        self._cache: Cache[Fact[F]] = Cache(selection.resource, lambda item: _fact(item, parse), unreadables)
+        # what is forbidden may stay so for ever: asked for as rarely as everything is listed anew
+        backoff = Backoff(last=resync)
+        self.mirror = Mirror(cluster, selection, self._cache, self._heard, resync=resync, backoff=backoff)
+        self._forbidden = False
+
+    def __iter__(self) -> Iterator[F]:
+        """All facts."""
+        return iter(self._values.values())
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether the API server does not let the operator see these objects."""
+        return self.mirror.forbidden
+
+    def unknown(self, now: float) -> str:
+        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is monotonic time."""
+        if self.forbidden:
+            return ""
+        if not self.mirror.heard_at:
+            return f"{self.selection} have not been listed"
+        silent = now - self.mirror.heard_at
+        return f"nothing was heard of {self.selection} for {silent:.0f} s" if silent > DEAF_SECONDS else ""
+
+    def _heard(self, keys: Iterable[ObjectKey]) -> None:
+        """Takes the facts of changed objects in, and tells if one is another than before."""
+        news = self._forbidden != self.forbidden
+        self._forbidden = self.forbidden
+        for key in keys:
+            fact = self._cache.get(key)
+            if fact is None:
+                news |= self._values.pop(key, None) is not None
+            elif self._values.get(key) != fact.value:
+                self._values[key], news = fact.value, True
+        if news:
+            self._changed()
+
+
+def _fact(item: Object, parse: Callable[[Object], F]) -> Fact[F]:
+    meta = Part(item).part("metadata")
+    return Fact(identity(item), meta.text("uid"), meta.digits("resourceVersion"), parse(item))
+
+
+class ClusterFacts:
+    """Keeps the sights and makes snapshots of them."""
+
+    def __init__(
+        self, cluster: Cluster, changed: Callable[[], None], *, namespaces: tuple[str, ...] = (), resync: float
+    ) -> None:
+        """`namespaces` are those whose pods may be seen when the whole cluster's may not.
+
+        `changed` hears when the next snapshot will be another than the last.
+        """
+        self.unreadables = Unreadables()
+        self._told = changed
+        self._last: Snapshot | None = None
+        self._news = asyncio.Event()
+
+        def sight(selection: Selection, parse: Callable[[Object], F]) -> Sight[F]:
+            return Sight(cluster, selection, parse, self._changed, unreadables=self.unreadables, resync=resync)
+
+        self._nodes = sight(Selection(NODES), node_facts)
+        self._pods = sight(Selection(PODS, fields=BOUND_PODS), pod_facts)
+        self._priorities = sight(Selection(PRIORITY_CLASSES), _priority)
+        self._pods_of = [sight(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]
+
+    def _changed(self) -> None:
+        self._last = None
+        self._news.set()
+        self._told()
+
+    @property
+    def _everywhere(self) -> tuple[Sight[Any], ...]:
+        return self._nodes, self._pods, self._priorities
+
+    def mirrors(self) -> dict[str, Mirror[Any]]:
+        """By name, those that are needed whatever the operator may see."""
+        return {f"{sight.selection.resource.plural} for admission": sight.mirror for sight in self._everywhere}
+
+    async def run(self) -> None:
+        """Keeps everything up to date, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for sight in self._everywhere:
+                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection.resource.plural}")
+            while not self._pods.forbidden:
+                await self._news.wait()
+                self._news.clear()
+            for sight in self._pods_of:
+                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
+
+    def take(self) -> Snapshot:
+        """The cluster as it is known now; the same object while nothing has changed.
+
+        Raises:
+            Unavailable: it is not known, or has not been heard of for too long to be relied on.
+        """
+        pods = self._pods_of if self._pods.forbidden else [self._pods]
+        now = time.monotonic()
+        needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *pods)
+        for sight in needed:
+            if why := sight.unknown(now):
+                raise Unavailable(why)
+        if self._last is None:
+            self._last = self._snapshot(pods)
+        return self._last
+
+    def _snapshot(self, pods: "list[Sight[PodFacts | None]]") -> Snapshot:
+        kept, others = _split(pod for sight in pods if not sight.forbidden for pod in sight if pod)
+        problem = f"nodes can't be listed: {self._nodes.mirror.not_served}" if self._nodes.forbidden else ""
+        return Snapshot(
+            nodes=() if problem else tuple(sorted(self._nodes, key=lambda node: node.name)),
+            gpu_pods=kept,
+            other_use=others,
+            # all jobs are alike where these can't be seen, and age alone decides
+            priorities={} if self._priorities.forbidden else dict(pair for one in self._priorities for pair in one),
+            visible=not self._pods.forbidden,
+            problem=problem,
+        )
+
+
+def _priority(item: Object) -> tuple[tuple[str, int], ...]:
+    """Name and value of a PriorityClass; the cluster's default has the empty name, too."""
+    whole = Part(item)
+    value, name = whole.integer("value"), whole.part("metadata").required("name")
+    return ((name, value), *([("", value)] if whole.flag("globalDefault") else []))
+
+
+def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
+    """Pods that have GPUs or are ours, one by one; what all others take, summed up by node."""
+    kept: list[PodFacts] = []
+    others: dict[str, Amounts] = {}
+    for pod in pods:
+        if pod.grpojob_uid or any("/" in resource for resource in pod.takes):
+            kept.append(pod)
+            continue
+        total = others.setdefault(pod.node, {})
+        for resource, value in pod.takes.items():
+            total[resource] = total.get(resource, 0.0) + value
+    return tuple(kept), others

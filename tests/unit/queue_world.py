@@ -1,0 +1,110 @@
+"""A queue of GPU jobs for unit tests: jobs, nodes, pods, and what a pass makes of them.
+
+The jobs have a plan from an earlier attempt (kept_plan), so that the queue is tested without the planner's choice.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from grpo_api.plan import ExecutionPlan
+from grpo_operator.admission.inventory import node_facts, pod_facts
+from grpo_operator.admission.judge import Question, Verdict, judge
+from grpo_operator.admission.plans import Plans
+from grpo_operator.admission.queue import AdmissionQueue
+from grpo_operator.admission.snapshot import Snapshot
+from grpo_operator.decisions import Action, Decision
+from grpo_operator.names import ObjectKey
+from grpo_operator.records import GRPOJobRecord
+from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, active_status, at, condition, make_job, make_seen
+from tests.unit.test_operator_inventory import GFD, node, pod
+
+GPUS = {"placement": {"accelerator": "GPU"}}
+
+
+def gang(nodes: int, per_node: int) -> ExecutionPlan:
+    return GPU_PLAN.model_copy(update={"gpus": nodes * per_node, "nodes": nodes, "gpus_per_node": per_node})
+
+
+def job(name: str, plan: ExecutionPlan, age: float = 100, active: bool = False, **placement: Any) -> GRPOJobRecord:
+    """A job that has run before, and runs again (active) or waits."""
+    status = active_status(plan=plan, progress={"step": 5, "totalSteps": 9})
+    if not active:
+        status["conditions"] = [condition("Admitted", "False", "WaitingForGPUs")]
+    spec = {"placement": {"accelerator": "GPU", "nodes": None, **placement}}
+    record = make_job(spec, status, name=name, uid=f"uid-{name}", creationTimestamp=at(-age))
+    assert record.spec is not None
+    return record
+
+
+def cluster(*sizes: int, pods: Any = (), **more: Any) -> Snapshot:
+    """Nodes node-0, node-1, … with that many GPUs, and pods on them."""
+    nodes = []
+    for number, size in enumerate(sizes):
+        item = node({**GFD, "nvidia.com/gpu.count": str(size)}, {"nvidia.com/gpu": str(size)})
+        item["metadata"] = {**item["metadata"], "name": f"node-{number}"}
+        nodes.append(node_facts(item))
+    return Snapshot(nodes=tuple(nodes), gpu_pods=tuple(one for one in map(pod_facts, pods) if one), **more)
+
+
+def gpu_pod(name: str, gpus: int, on: str = "node-0", **labels: str) -> Any:
+    return pod(name, {"nvidia.com/gpu": str(gpus)}, node=on, labels=labels)
+
+
+def own_pod(of: GRPOJobRecord, gpus: int, on: str, attempt: int = 1) -> Any:
+    labels = {"grpo.dev/job-name": of.name, "grpo.dev/job-uid": of.uid, "grpo.dev/attempt": str(attempt)}
+    return gpu_pod(f"{of.name}-{attempt}-0", gpus, on, **labels)
+
+
+def judged(jobs: list[GRPOJobRecord], snapshot: Snapshot, **more: Any) -> Mapping[str, Verdict]:
+    """The verdicts of one pass, by uid."""
+    asked = Question(jobs=tuple(jobs), snapshot=snapshot, now=NOW, limits=LIMITS, default_image="trainer:1", **more)
+    return judge(asked, Plans()).verdicts
+
+
+def passed(jobs: list[GRPOJobRecord], snapshot: Snapshot) -> dict[str, tuple[bool, str]]:
+    """Admitted, and the reason, by name of the waiting job."""
+    found = judged(jobs, snapshot)
+    return {one.name: (found[one.uid].admitted, found[one.uid].reason) for one in jobs if one.uid in found}
+
+
+class Still:
+    """A cluster that stays as it is."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def take(self) -> Snapshot:
+        return self.snapshot
+
+
+class Jobs(list[GRPOJobRecord]):
+    """All GRPOJobs."""
+
+    def get(self, key: ObjectKey) -> GRPOJobRecord | None:
+        return next((job for job in self if job.key == key), None)
+
+
+def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1") -> AdmissionQueue:
+    """A queue that has noticed the jobs."""
+
+    def tell(keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
+        """Nobody listens."""
+
+    found = AdmissionQueue(Jobs(jobs), Still(snapshot), tell, limits=LIMITS, default_image=image, clock=lambda: NOW)
+    for one in jobs:
+        found.noticed(one.key, one)
+    return found
+
+
+ASKED = Decision(Action.ADMIT, "OutOfMemory", "CUDA out of memory", counted=True)
+
+
+async def answered(
+    jobs: list[GRPOJobRecord], snapshot: Snapshot, one: GRPOJobRecord, asked: Decision | None = None
+) -> Decision:
+    """What a job is answered after a pass."""
+    there = queue(jobs, snapshot)
+    await there.one_pass()
+    found = await there.answer(make_seen(one), asked or ASKED)
+    assert found is not None
+    return found

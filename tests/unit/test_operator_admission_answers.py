@@ -1,0 +1,68 @@
+"""What a job is answered that asks for an attempt: a place, a wait or a refusal."""
+
+from grpo_operator.decisions import Action, Decision
+from tests.unit.operator_world import make_job, make_seen
+from tests.unit.queue_world import ASKED, answered, cluster, gang, gpu_pod, job, own_pod, queue
+
+
+async def test_the_answer_keeps_the_end_that_it_follows() -> None:
+    one = job("a", gang(1, 4))
+    answer = await answered([one], cluster(8), one)
+    assert (answer.action, answer.plan, answer.counted) == (Action.COMMIT, gang(1, 4), True)
+    waiting = await answered([one], cluster(2), one)
+    assert (waiting.action, waiting.reason, waiting.counted) == (Action.QUEUE, "WaitingForGPUs", True)
+    assert waiting.look_again is None
+
+
+async def test_a_restart_takes_its_own_place_again_ahead_of_the_line() -> None:
+    mine, older = job("mine", gang(1, 8), age=10, active=True), job("older", gang(1, 8), age=20)
+    busy = cluster(8, pods=[own_pod(mine, 8, "node-0")])
+    answer = await answered([older, mine], busy, mine)
+    assert (answer.action, answer.plan) == (Action.COMMIT, gang(1, 8))
+    assert (await answered([older, mine], busy, older)).action is Action.QUEUE
+
+
+async def test_a_restart_whose_node_is_lost_waits_like_all_others() -> None:
+    mine = job("mine", gang(2, 4), active=True)
+    answer = await answered([mine], cluster(4), mine)
+    assert (answer.action, answer.reason, answer.ended) == (Action.QUEUE, "WaitingForGPUs", None)
+    assert answer.message == "needs 8 × NVIDIA-H100-80GB-HBM3 on 2 nodes; 4 free"
+
+
+async def test_a_job_without_any_image_is_refused() -> None:
+    one = make_job()
+    answer = await queue([one], cluster(8), image="").answer(make_seen(one), ASKED)
+    assert answer is not None
+    assert (answer.action, answer.reason) == (Action.REJECT, "NoImage")
+    assert answer.message.startswith("spec.image: unset")
+
+
+async def test_a_cpu_job_needs_no_inventory() -> None:
+    one = make_job()
+    asked = queue([one], cluster())
+    answer = await asked.answer(make_seen(one), Decision(Action.ADMIT))
+    assert answer is not None
+    assert answer.action is Action.COMMIT
+    assert answer.plan is not None
+    assert answer.plan.nodes == 2
+    assert not one.competes
+
+
+async def test_a_spec_too_big_for_an_annotation_is_refused() -> None:
+    rewards = [{"format": {"pattern": "é" * 4000}} for _ in range(32)]
+    one = make_job({"rewards": rewards})
+    answer = await queue([one], cluster()).answer(make_seen(one), Decision(Action.ADMIT))
+    assert answer is not None
+    assert (answer.action, answer.reason) == (Action.REJECT, "NotSupported")
+    assert "the pods' annotations hold 204800" in answer.message
+
+
+async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
+    full = cluster(8, pods=[gpu_pod("p", 8)])
+    spec = {"placement": {"accelerator": "GPU", "nodes": None, "queueName": "team", "gpus": {"min": 1, "max": 8}}}
+    one = make_job({**spec, "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}})
+    answer = await queue([one], full).answer(make_seen(one), Decision(Action.ADMIT))
+    assert answer is not None
+    assert answer.action is Action.COMMIT
+    assert answer.plan is not None
+    assert answer.plan.gpus >= 1
