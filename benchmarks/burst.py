@@ -27,6 +27,7 @@ from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Resource, Se
 from grpo_operator.cluster.client import HttpCluster
 from harness.cluster import Cluster
 from harness.controlplane import free_port
+from harness.fixtures import serve_grpojobs
 from harness.settings import ClusterSettings
 
 ROOT = Path(__file__).parents[1]
@@ -194,9 +195,7 @@ async def _ready(port: int) -> None:
 async def bench(arguments: list[str]) -> AsyncIterator[Bench]:
     """A cluster with fake nodes and an operator, ready."""
     with Cluster.create(f"burst-{os.getpid()}", ClusterSettings(kwok_nodes=NODES)) as cluster:
-        cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "grpojob.yaml"))
-        path = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
-        cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect="True")
+        serve_grpojobs(cluster)
         port = free_port()
         with _operator(cluster, port, arguments) as process:
             async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:

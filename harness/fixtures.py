@@ -3,6 +3,7 @@
 Each yields a cluster of its own that dies with the test process, or the one that GRPO_TEST_KUBECONFIG names.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ from .cluster import Cluster
 from .controlplane import ControlPlaneSettings
 from .images.recipes import CONTAINER_SITE_PACKAGES
 from .images.wheels import site_packages
+from .programs.processes import until
 from .settings import ClusterSettings, GpuSettings
 
+DEFINITION = Path(__file__).parents[1] / "crds" / "grpojob.yaml"
 AnyCluster = Cluster | ExternalCluster
 NODES = 2
 GPUS_PER_NODE = 4
@@ -55,3 +58,16 @@ def _cluster(name: str, settings: ClusterSettings) -> Iterator[AnyCluster]:
         return
     with Cluster.create(f"{name}-{os.getpid()}", settings) as cluster:
         yield cluster
+
+
+def serve_grpojobs(cluster: AnyCluster) -> None:
+    """Makes the API server know GRPOJobs, and returns when it does."""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(DEFINITION))
+    # neither `kubectl wait` nor a jsonpath filter: both fail on a definition that has no conditions yet
+    until("GRPOJobs to be served", lambda: _established(cluster), 60)
+
+
+def _established(cluster: AnyCluster) -> bool:
+    status = json.loads(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", "json")).get("status", {})
+    conditions = status.get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)

@@ -102,17 +102,18 @@ class Observation:
         """
         if not pod.deleting:
             return False
-        failed = [self.sighting.ended[one.uid] for one in self.pods if self._failed_by_itself(one)]
-        return not failed or self.sighting.deleted[pod.uid] < min(failed)
+        failed = [self.sighting.end_of(one, self.at) for one in self.pods if self._failed_by_itself(one)]
+        return not failed or self.sighting.deletion_of(pod, self.at) < min(failed)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
         """Whether a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
-        end, ended, deleted = pod.termination, self.sighting.ended, self.sighting.deleted
+        end = pod.termination
         if end is None or not end.own_failure:
             return False
         if not pod.deleting:
             return True
-        return ended[pod.uid] < deleted[pod.uid] or (end.reported and ended[pod.uid] == deleted[pod.uid])
+        ended, deleted = self.sighting.end_of(pod, self.at), self.sighting.deletion_of(pod, self.at)
+        return ended < deleted or (end.reported and ended == deleted)
 
     @cached_property
     def succeeded(self) -> Outcome | None:
@@ -208,13 +209,17 @@ def observe(
     child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
     own_pods = tuple(pod for pod in of_attempt if pod.controller_uid in controllers)
     orphaned = any(pod.controller_uid and pod.controller_uid not in controllers for pod in of_attempt)
+    if job.active:
+        sighting = sightings.of(job.key, child, own_pods, at, expected=bool(expected) or orphaned)
+    else:
+        sighting = sightings.forget(job.key)
     return Observation(
         job=job,
         now=now,
         at=at,
         child=child,
         pods=own_pods,
-        sighting=sightings.of(job.key, child, own_pods, at, expected=bool(expected) or orphaned),
+        sighting=sighting,
         orphaned=orphaned,
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
         earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt),

@@ -27,9 +27,17 @@ class Sighting:
     over: Observed | None = None
     """Of the first sign that the attempt is over: one of these, or its Job that has ended or is gone."""
 
+    def end_of(self, pod: PodRecord, at: Observed) -> Observed:
+        """When a pod's end was first seen; now, if it is seen for the first time."""
+        return self.ended.get(pod.uid, at)
+
+    def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
+        """When a pod's deletion was first seen; now, if it is seen for the first time."""
+        return self.deleted.get(pod.uid, at)
+
 
 class Sightings:
-    """The sightings of all jobs."""
+    """The sightings of all jobs with an attempt."""
 
     def __init__(self) -> None:
         """Nothing has been seen."""
@@ -56,6 +64,7 @@ class Sightings:
         self._jobs[key] = found
         return found
 
-    def forget(self, key: ObjectKey) -> None:
-        """The job is gone, or has ended."""
+    def forget(self, key: ObjectKey) -> Sighting:
+        """The job is gone, or has no attempt: nothing is seen of it."""
         self._jobs.pop(key, None)
+        return Sighting()

@@ -1,13 +1,12 @@
 """Fixtures of the integration tests: a real API server with its controllers, shared by the whole session."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
 from harness.cluster import Cluster
-from harness.fixtures import AnyCluster, api_level
-from harness.programs.processes import ClusterError, until
+from harness.fixtures import AnyCluster, api_level, serve_grpojobs
+from harness.programs.processes import ClusterError
 
 
 @pytest.fixture(scope="session")
@@ -20,16 +19,8 @@ def api_cluster() -> Iterator[AnyCluster]:
 @pytest.fixture(scope="session")
 def crd_cluster(api_cluster: AnyCluster) -> AnyCluster:
     """The same cluster, knowing GRPOJobs; no operator runs in it."""
-    api_cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/grpojob.yaml")
-    # neither `kubectl wait` nor a jsonpath filter: both fail on a definition that has no conditions yet
-    until("GRPOJobs to be served", lambda: _established(api_cluster), 60)
+    serve_grpojobs(api_cluster)
     return api_cluster
-
-
-def _established(cluster: AnyCluster) -> bool:
-    status = json.loads(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", "json")).get("status", {})
-    conditions = status.get("conditions") or []
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,107 @@
+"""How long a gang is gone: from the moment when its end is known for certain until the pods of the next one exist.
+
+    python -m benchmarks.restart [--rounds 20]
+
+One GRPOJob of four pods at a time, on an API level cluster with kwok nodes, ended in two ways: one rank is killed for
+its memory, which is certain at once, and all ranks end with an error, of which the last decides. Times are between
+events of one watch of the pods. First restarts, which have no pause. Never part of the tests.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from benchmarks.burst import NAMESPACE, ROUND, Bench, bench, ours
+from grpo_operator.cluster.api import GRPOJOBS, PODS, Object, Selection
+from grpo_operator.names import LABEL_ATTEMPT
+from harness.client import ApiClient
+
+RANKS = 4
+MERGE = "application/merge-patch+json"
+KILLED = {"kwok.test/exit-code": "137", "kwok.test/reason": "OOMKilled"}
+FAILED = {"kwok.test/exit-code": "1", "kwok.test/message": json.dumps({"result": "Error"})}
+
+
+class Gangs:
+    """The pods of one job by attempt, as a watch tells of them, and when."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self.created: dict[str, list[float]] = {}
+        self.running: set[str] = set()
+        self.failed: dict[str, float] = {}
+        self.changed = asyncio.Event()
+
+    def take(self, kind: str, pod: Object) -> None:
+        """One event."""
+        name, attempt = pod["metadata"]["name"], pod["metadata"]["labels"][LABEL_ATTEMPT]
+        phase = pod.get("status", {}).get("phase")
+        if kind == "ADDED":
+            self.created.setdefault(attempt, []).append(time.perf_counter())
+        if phase == "Running" and attempt == "1":
+            self.running.add(name)
+        if phase == "Failed":
+            self.failed.setdefault(name, time.perf_counter())
+        self.changed.set()
+
+    async def until(self, met: Any) -> None:
+        """Waits until a condition on what was seen is met."""
+        while not met():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+async def round_of(one: Bench, api: ApiClient, number: int, ranks: int, notes: dict[str, str]) -> float:
+    """Seconds from the last of the `ranks` ends to the last pod of the second gang."""
+    mark, gangs = f"restart-{number}", Gangs()
+
+    async def watch() -> None:
+        async for kind, pod in one.client.watch(Selection(PODS, NAMESPACE, f"{ROUND}={mark}"), 0, 300):
+            if kind != "BOOKMARK":
+                gangs.take(kind, pod)
+
+    watching = asyncio.create_task(watch())
+    await one.client.create(GRPOJOBS, NAMESPACE, ours(mark, RANKS, mark))
+    await gangs.until(lambda: len(gangs.running) == RANKS)
+    await asyncio.sleep(1.0)  # the status that the gang runs is written meanwhile
+    body = {"metadata": {"annotations": {"kwok.test/after": "0s", **notes}}}
+    for name in sorted(gangs.running)[:ranks]:
+        await asyncio.to_thread(api.request, "PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", body, MERGE)
+    await gangs.until(lambda: len(gangs.failed) >= ranks and len(gangs.created.get("2", ())) == RANKS)
+    watching.cancel()
+    ended = max(sorted(gangs.failed.values())[:ranks])
+    await one.client.delete_all(Selection(GRPOJOBS, NAMESPACE))
+    await one.client.delete_all(Selection(PODS, NAMESPACE, f"{ROUND}={mark}"))
+    return max(gangs.created["2"]) - ended
+
+
+async def measure(rounds: int) -> None:
+    """Runs all rounds and prints the table."""
+    kinds = (("one rank is killed for its memory", 1, KILLED), ("all ranks end with an error", RANKS, FAILED))
+    found: dict[str, list[float]] = {name: [] for name, *_ in kinds}
+    async with bench([]) as one:
+        api = one.cluster.control_plane.client()
+        for number in range(rounds):
+            for position, (name, ranks, notes) in enumerate(kinds):
+                seconds = await round_of(one, api, 2 * number + position, ranks, notes)
+                found[name].append(seconds)
+                print(f"  {name}: {seconds:.3f} s", flush=True)
+    print("\n| until the next gang's pods exist | median, s | least | most |\n|---|---|---|---|")
+    for name, values in found.items():
+        print(f"| {name} | **{statistics.median(values):.3f}** | {min(values):.3f} | {max(values):.3f} |")
+
+
+def main(given: Any = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    asyncio.run(measure(parser.parse_args(given).rounds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
