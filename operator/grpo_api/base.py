@@ -23,13 +23,17 @@ class Rule(NamedTuple):
     """The same in Python. None for rules over metadata and over the old object, which only the API server sees."""
     field_path: str = ""
     """The field that the API server blames, such as `.spec.model`. Empty: the model."""
+    message_cel: str = ""
+    """CEL that says the message with what it depends on; `message` stands in for it where it fails."""
 
 
 def _add_rules(schema: dict[str, Any], model: type["Model"]) -> None:
     """Put a model's rules into its JSON schema, where they become the CRD's."""
     if model.RULES:
         schema["x-kubernetes-validations"] = [
-            {"rule": rule.cel, "message": rule.message} | ({"fieldPath": rule.field_path} if rule.field_path else {})
+            {"rule": rule.cel, "message": rule.message}
+            | ({"messageExpression": rule.message_cel} if rule.message_cel else {})
+            | ({"fieldPath": rule.field_path} if rule.field_path else {})
             for rule in model.RULES
         ]
 

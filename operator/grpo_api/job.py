@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from .base import ATOMIC_LIST, Model, Rule, map_list, unique
+from .changes import STARTED, immutability
 from .contract import MAX_JOB_NAME
 from .dataset import DatasetSpec
 from .model import ModelSpec
@@ -19,17 +20,11 @@ from .pods.resources import ResourceRequirements
 from .pods.template import PodTemplate
 from .problems import sentence
 from .quantity import ByteQuantity
-from .rewards import RewardSpec
+from .rewards import MAX_REWARDS, RewardSpec
 from .running import CheckpointSpec, GuardSpec, PlacementSpec, RestartsSpec
 from .schema import Schema, structural
 from .status import GRPOJobStatus
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
-
-MUTABLE_AFTER_START = ("suspend", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
-"""Fields of the spec that may change once an attempt has started; they don't change what is trained."""
-
-NEVER_MUTABLE = ("managedBy",)
-"""Fields of the spec that are fixed when the job is created: two controllers must never run the same job."""
 
 _DOMAIN_PREFIXED = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[-A-Za-z0-9/._~%!$&'()*+,;=:]+$"
 
@@ -98,7 +93,7 @@ class GRPOJobSpec(Model):
     """The model to train."""
     dataset: DatasetSpec
     """The training prompts."""
-    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=32, json_schema_extra=ATOMIC_LIST)]
+    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=MAX_REWARDS, json_schema_extra=ATOMIC_LIST)]
     """Reward functions; their weighted sum is the reward."""
     training: TrainingSpec = Field(default_factory=TrainingSpec)
     """GRPO and optimizer settings. Unset: the defaults below."""
@@ -172,30 +167,6 @@ def _all_different(names: list[str]) -> bool:
     return len(names) == len(set(names))
 
 
-_COUNTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
-"""CEL: an attempt has been committed. The API server restores the status before it judges a change of the spec, so
-`status: null` doesn't get round it; a new object has no oldSelf and is not judged."""
-
-
-def _immutable() -> tuple[Rule, ...]:
-    """One rule per field of the spec that is frozen, from its creation or once an attempt has been committed."""
-    message = (
-        f"can't change once the job has started; only {', '.join(MUTABLE_AFTER_START)} can: "
-        "delete the job and create a new one"
-    )
-    frozen = []
-    for name, field in GRPOJobSpec.model_fields.items():
-        alias = field.alias or name
-        same = f"self.spec.{alias} == oldSelf.spec.{alias}"
-        if field.default is None:
-            same = f"has(self.spec.{alias}) == has(oldSelf.spec.{alias}) && (!has(self.spec.{alias}) || {same})"
-        if alias in NEVER_MUTABLE:
-            frozen.append(Rule(same, "can't change: delete the job and create a new one", field_path=f".spec.{alias}"))
-        elif alias not in MUTABLE_AFTER_START:
-            frozen.append(Rule(f"!({_COUNTED}) || ({same})", message, field_path=f".spec.{alias}"))
-    return tuple(frozen)
-
-
 class GRPOJob(Model):
     """One GRPO training job: `spec` says what to train, `status` how it goes."""
 
@@ -207,9 +178,9 @@ class GRPOJob(Model):
             f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
             "its pods' names add the attempt and the index",
         ),
-        *_immutable(),
+        *immutability(GRPOJobSpec),
         Rule(
-            f"!({_COUNTED}) || "
+            f"!({STARTED}) || "
             "(has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",
             "may only grow: it names the attempts' Jobs and fences their checkpoints",
             field_path=".status.attempt",

@@ -1,7 +1,7 @@
 """`spec.rewards`: the reward functions, each item exactly one kind with a weight."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -13,6 +13,7 @@ from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 BatchTimeout = Annotated[int, Field(ge=1, le=86400)]
+MAX_REWARDS = 32
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
@@ -74,6 +75,9 @@ class PythonReward(Model):
 
 class HTTPReward(Model):
     """POSTs `{"prompts", "completions", "columns"}` to a service that answers `{"rewards": [...]}`."""
+
+    REACHED_BY: ClassVar[tuple[str, ...]] = ("url", "token_secret_ref", "timeout_seconds", "batch_timeout_seconds")
+    """Fields that say how the service is reached, and not what it scores: a run may go on with others."""
 
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
     """Address of the service."""
