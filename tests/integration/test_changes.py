@@ -12,7 +12,10 @@ import pytest
 from grpo_api.changes import ALWAYS, NEVER, WHILE_STOPPED
 from grpo_api.job import GRPOJobSpec
 from harness.access import CommandError
+from harness.client import ApiClient, ApiStatusError
+from harness.cluster import Cluster
 from harness.fixtures import AnyCluster
+from tests.integration.operator_bench import GRPOJOBS
 from tests.samples import REMOVE, SPEC, changed, job
 
 HTTP = {"http": {"url": "http://judge.svc:8000/score", "tokenSecretRef": {"name": "judge", "key": "token"}}}
@@ -87,7 +90,7 @@ STATES: dict[str, tuple[bool, dict[str, Any]]] = {
     "succeeded": (False, {"attempt": 2, "conditions": [condition("Succeeded")]}),
 }
 """Whether spec.suspend is true, and the status."""
-LISTS = ("volumeMounts", "env", "envFrom")
+LABELLED = {"labels": {"team": "rl"}}
 
 
 @pytest.fixture(scope="module", params=list(STATES))
@@ -103,14 +106,20 @@ def state(crd_cluster: AnyCluster, request: pytest.FixtureRequest) -> Iterator[s
     crd_cluster.kubectl("delete", "grpojob", name)
 
 
-def change(server: AnyCluster, name: str, *changes: tuple[str, object], **more: Any) -> str:
+@pytest.fixture(scope="module")
+def api(grpo_cluster: Cluster) -> ApiClient:
+    return grpo_cluster.control_plane.client()
+
+
+def change(api: ApiClient, name: str, *changes: tuple[str, object], **more: Any) -> str:
     """What the server says to these changes, dry run; empty when it takes them."""
-    found = json.loads(server.kubectl("get", "grpojob", name, "-o", "json"))
+    path = f"{GRPOJOBS.format('default')}/{name}"
+    found = api.get(path)
     found["spec"] = changed(dict(changes), found["spec"])
     try:
-        server.kubectl("replace", "--dry-run=server", "-f", "-", input=json.dumps(found | more))
-    except CommandError as error:
-        return error.stderr
+        api.request("PUT", f"{path}?dryRun=All&fieldValidation=Strict", found | more)
+    except ApiStatusError as error:
+        return str(error)
     return ""
 
 
@@ -129,43 +138,43 @@ def expected(state: str, path: str, value: object) -> str:
 
 
 @pytest.mark.parametrize(("path", "value"), TRAINED + STOPPED + ANY_TIME, ids=lambda part: str(part)[:40])
-def test_every_field_changes_only_when_it_may(crd_cluster: AnyCluster, state: str, path: str, value: object) -> None:
-    answer, wanted = change(crd_cluster, state, (path, value)), expected(state, path, value)
+def test_every_field_changes_only_when_it_may(api: ApiClient, state: str, path: str, value: object) -> None:
+    answer, wanted = change(api, state, (path, value)), expected(state, path, value)
     assert wanted in answer
     assert bool(wanted) == bool(answer), answer
     if wanted:
         assert blamed(path) in answer.partition(wanted)[2]
 
 
-def test_all_wrong_fields_are_named_at_once(crd_cluster: AnyCluster, state: str) -> None:
-    answer = change(crd_cluster, state, ("model.name", "other"), ("training.beta", 0.5), ("image", "trainer:2"))
+def test_all_wrong_fields_are_named_at_once(api: ApiClient, state: str) -> None:
+    answer = change(api, state, ("model.name", "other"), ("training.beta", 0.5), ("image", "trainer:2"))
     assert ("spec.model spec.training;" in answer) == (state not in ("new", "queued")), answer
-    answer = change(crd_cluster, state, ("image", "trainer:2"), ("guard.maxKL", 3), ("restarts.limit", 5))
+    answer = change(api, state, ("image", "trainer:2"), ("guard.maxKL", 3), ("restarts.limit", 5))
     wanted = expected(state, "image", "trainer:2")
     assert (f"{wanted}: spec.image spec.guard; set spec.suspend to true first" in answer) == bool(wanted), answer
 
 
 @pytest.mark.parametrize("status", [None, {"attempt": 0}, {"conditions": []}], ids=["null", "zero", "no-conditions"])
-def test_a_status_in_the_request_gets_nobody_round_it(crd_cluster: AnyCluster, state: str, status: object) -> None:
-    answer = change(crd_cluster, state, ("training.beta", 0.5), status=status)
+def test_a_status_in_the_request_gets_nobody_round_it(api: ApiClient, state: str, status: object) -> None:
+    answer = change(api, state, ("training.beta", 0.5), status=status)
     assert ("since it is what is trained: spec.training" in answer) == (state not in ("new", "queued"))
 
 
-def test_several_random_changes_are_judged_as_each_alone(crd_cluster: AnyCluster, state: str, chance: Any) -> None:
+def test_several_random_changes_are_judged_as_each_alone(api: ApiClient, state: str, chance: Any) -> None:
     for _ in range(6):
         picked = chance.sample(TRAINED + STOPPED + ANY_TIME, chance.randint(2, 5))
         paths = [path for path, _ in picked]
         if any(a != b and a.startswith(b.split(".")[0]) for a in paths for b in paths):
             continue
-        answer = change(crd_cluster, state, *picked)
+        answer = change(api, state, *picked)
         wanted = {expected(state, *one) for one in picked} - {""}
         trained = [one for one in wanted if "what is trained" in one]
         assert bool(answer) == bool(wanted), (picked, answer)
         assert all(one in answer for one in trained or wanted), (picked, answer)
 
 
-def test_metadata_changes_in_every_state(crd_cluster: AnyCluster, state: str) -> None:
-    crd_cluster.kubectl("label", "grpojob", state, "team=rl", "--overwrite")
+def test_metadata_changes_in_every_state(api: ApiClient, state: str) -> None:
+    assert change(api, state, metadata=api.get(f"{GRPOJOBS.format('default')}/{state}")["metadata"] | LABELLED) == ""
 
 
 def test_no_field_is_forgotten() -> None:
@@ -175,8 +184,8 @@ def test_no_field_is_forgotten() -> None:
     assert {path.split(".")[0] for path, _ in ANY_TIME} == set(ALWAYS)
 
 
-def test_who_manages_a_job_is_fixed_from_its_creation(crd_cluster: AnyCluster, state: str) -> None:
-    assert "can't change" in change(crd_cluster, state, ("managedBy", "example.com/dispatcher"))
+def test_who_manages_a_job_is_fixed_from_its_creation(api: ApiClient, state: str) -> None:
+    assert "can't change" in change(api, state, ("managedBy", "example.com/dispatcher"))
 
 
 @pytest.fixture

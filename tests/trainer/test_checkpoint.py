@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_api.plan import TrainingPlan
+from grpo_api.rewards import RewardSpec
 from grpo_trainer.checkpoints.identity import identity, require_same_run
 from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
 from grpo_trainer.checkpoints.resume import choose
@@ -151,3 +152,18 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(tmp_path: Path) -> 
         assert choose(plan, {}) == good
         rotate(plan)
         assert not (tmp_path / "attempt-1" / "checkpoint-20").exists()
+
+
+def test_a_service_that_moved_belongs_to_the_same_run_and_one_that_scores_otherwise_does_not(tmp_path: Path) -> None:
+    def with_service(**http: object) -> TrainingPlan:
+        reward = RewardSpec.model_validate({"http": {"url": "http://old.svc/score"} | http})
+        return make_plan(tmp_path).model_copy(update={"rewards": [reward]})
+
+    plan = with_service()
+    claim(plan)
+    folder = save(plan, 10, identity(plan, "rows"))
+    token = {"name": "judge", "key": "token"}
+    moved = with_service(url="https://new.svc", timeoutSeconds=7, batchTimeoutSeconds=9, tokenSecretRef=token)
+    require_same_run(folder, read_manifest(folder), identity(moved, "rows"))
+    with pytest.raises(BadInput, match="rewards: checkpoint"):
+        require_same_run(folder, read_manifest(folder), identity(with_service(batchSize=7), "rows"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.plan import TrainingPlan
+from grpo_api.rewards import HTTPReward
 
 from ..errors import BadInput
 from .manifest import Manifest, identity_text
@@ -34,7 +35,7 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
         "model.name": plan.model.name,
         "model.revision": plan.model.revision,
         "dataset": dataset_fingerprint,
-        "rewards": dump["rewards"],
+        "rewards": [_meaning(reward) for reward in dump["rewards"]],
         "reference.sync": dump["reference"]["sync"],
     }
     parts |= {f"training.{key}": value for key, value in dump["training"].items()}
@@ -42,6 +43,12 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
     if plan.execution.method == "LoRA":
         parts["adapter"] = dump["adapter"]
     return {path: identity_text(value) for path, value in parts.items()}
+
+
+def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
+    """A reward without what only says how its service is reached, which may change between attempts."""
+    http = {name: value for name, value in (reward.get("http") or {}).items() if name not in HTTPReward.REACHED_BY}
+    return {**reward, "http": http or None}
 
 
 def require_same_run(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
