@@ -163,7 +163,8 @@ def test_an_unreadable_object_is_counted_logged_once_and_forgotten(caplog: pytes
     assert caches.unreadables.counts()["pods"] == 0
     caches.pods.put(broken("²"))
     assert len(caches.pods) == 0
-    caches.pods.replace([], (), 99)
+    with caches.pods.listing() as listing:
+        listing.finish(99)
     assert caches.unreadables.counts()["pods"] == 0
 
 
@@ -173,7 +174,9 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     other = clean(2)
     other["metadata"]["namespace"] = "team-b"
     caches.pods.put(other)
-    assert caches.pods.replace([], (), 99, "team-b") == {ObjectKey("team-b", KEY.name)}
+    with caches.pods.listing("team-b") as listing:
+        listing.finish(99)
+    assert listing.changed == {ObjectKey("team-b", KEY.name)}
     assert [record.name for record in caches.pods] == ["clean-1"]
 
 
@@ -190,10 +193,10 @@ class Torn:
 
     async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         self.lists += 1
-        yield [clean(self.lists)], 10
+        yield [clean(self.lists)], 20
         if self.lists <= self.times:
             raise self.error
-        yield [clean(0)], 10
+        yield [clean(0)], 20
 
     async def watch(self, *_: Any) -> AsyncIterator[tuple[str, Object]]:
         self.watched.set()
@@ -205,16 +208,18 @@ class Torn:
 @pytest.mark.parametrize("error", [Expired("410 the continue token is too old"), Unavailable("503")])
 async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, error: Exception) -> None:
     caches, torn = Caches(), Torn(times, error)
-    mirror = Mirror(torn, Selection(PODS), caches.pods, lambda _: None, resync=60, backoff=Backoff(0.001, 0.002))  # type: ignore[arg-type]
+    told: set[ObjectKey] = set()
+    mirror = Mirror(torn, Selection(PODS), caches.pods, told.update, resync=60, backoff=Backoff(0.001, 0.002))  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     task.cancel()
     assert sorted(record.name for record in caches.pods) == ["clean-0", f"clean-{times + 1}"]
+    assert told == {KEY}
 
 
 async def test_a_refusal_settles_a_mirror_and_is_told_until_it_is_over() -> None:
     caches, torn = Caches(), Torn(2, Denied("403 forbidden"))
-    mirror = Mirror(torn, Selection(GRPOJOBS, "b"), caches.pods, lambda _: None, resync=60, backoff=Backoff(0.05, 0.1))  # type: ignore[arg-type]
+    mirror = Mirror(torn, Selection(GRPOJOBS, KEY.namespace), caches.pods, lambda _: None, resync=60, backoff=Backoff(0.05, 0.1))  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     assert "forbidden" in mirror.not_served

@@ -182,15 +182,22 @@ def test_a_deletion_of_an_object_whose_name_was_taken_again_is_ignored() -> None
     assert len(cache.of(ObjectKey("n", "run"))) == 0
 
 
+def listed(cache: Cache[PodRecord], objects: tuple[tuple[str, int], ...], version: int) -> set[ObjectKey]:
+    with cache.listing() as listing:
+        for name, at in objects:
+            listing.take(item(name, at))
+        listing.finish(version)
+    return listing.changed
+
+
 def test_a_list_removes_ghosts_and_keeps_what_is_newer_than_itself() -> None:
     cache = pods()
     for name, version in (("ghost", 3), ("same", 4), ("old", 5), ("newer", 20)):
         cache.put(item(name, version))
-    changed = cache.replace([pod_record(item(*one)) for one in (("same", 4), ("old", 9), ("fresh", 10))], (), 15)
-    assert changed == {ObjectKey("n", "run")}
+    assert listed(cache, (("same", 4), ("old", 9), ("fresh", 10)), 15) == {ObjectKey("n", "run")}
     assert sorted(record.name for record in cache) == ["fresh", "newer", "old", "same"]
     assert cache.ghosts == 1
-    assert cache.replace(list(cache), (), 30) == set()
+    assert listed(cache, (("same", 4), ("old", 9), ("fresh", 10), ("newer", 20)), 30) == set()
 
 
 def cleared(seen: Observation) -> CleanUp:

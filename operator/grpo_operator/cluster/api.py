@@ -4,6 +4,7 @@ Everything that needs the cluster is written against the protocol, so that tests
 is the real one.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -15,6 +16,8 @@ from ..errors import Expired
 Object = dict[str, Any]
 T = TypeVar("T")
 LIST_TRIES = 3
+SLICE = 0.01
+"""Longest time that reading a LIST takes before others run, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +104,56 @@ class Cluster(Protocol):
         ...
 
 
-async def listed(cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]) -> tuple[list[T], int]:
-    """What `read` makes of every object of a full LIST (None leaves one out), and the list's resourceVersion.
+async def each_listed(
+    cluster: Cluster, selection: Selection, begin: Callable[[], None], take: Callable[[Object], None]
+) -> int:
+    """Hands every object of a full LIST to `take`, page by page and a slice at a time; returns the resourceVersion.
 
-    A LIST whose pages expire under way begins anew: half a list must never pass for a whole one.
+    A LIST whose pages expire under way begins anew, which `begin` hears each time: half a list must never pass for a
+    whole one.
 
     Raises:
         ClusterError: the API server does not give a whole list.
     """
     for attempt in range(1, LIST_TRIES + 1):
-        found: list[T] = []
         version = 0
+        begin()
         try:
             async for items, listed_at in cluster.pages(selection):
-                found += [record for item in items if (record := read(item)) is not None]
+                await _in_slices(items, take)
                 version = listed_at
         except Expired:
             if attempt == LIST_TRIES:
                 raise
         else:
-            return found, version
+            return version
     raise AssertionError("the last try returns or raises")
+
+
+async def _in_slices(items: list[Object], take: Callable[[Object], None]) -> None:
+    """Lets everybody else run after each slice of time, and frees what was taken."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    items.reverse()
+    while items:
+        take(items.pop())
+        if clock() - began > SLICE:
+            await asyncio.sleep(0)
+            began = clock()
+
+
+async def listed(cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]) -> tuple[list[T], int]:
+    """What `read` makes of every object of a full LIST (None leaves one out), and the list's resourceVersion.
+
+    Raises:
+        ClusterError: the API server does not give a whole list.
+    """
+    found: list[T] = []
+
+    def take(item: Object) -> None:
+        record = read(item)
+        if record is not None:
+            found.append(record)
+
+    version = await each_listed(cluster, selection, found.clear, take)
+    return found, version

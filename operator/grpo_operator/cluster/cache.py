@@ -5,11 +5,14 @@ real LIST now and then, which heals whatever an event stream missed. Our own wri
 reconcile sees them before the event comes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..names import ObjectKey
 from ..parsing import grpojob_record, job_record, pod_record, service_record
+from ..untyped import Part, Unreadable
 from .api import GRPOJOBS, JOBS, PODS, SERVICES, Resource
 from .unreadable import Unreadables, identity
 
@@ -40,6 +43,7 @@ class Cache(Generic[R]):
         self._unreadables = unreadables
         self._items: dict[ObjectKey, R] = {}
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
+        self._listings: list[Listing[R]] = []
         self.ghosts = 0
         """Objects that a LIST found missing although no event had said so."""
 
@@ -56,7 +60,7 @@ class Cache(Generic[R]):
         return self._items.get(key)
 
     def of(self, job_key: ObjectKey) -> Collection[R]:
-        """The objects that belong to a GRPOJob."""
+        """The objects that belong to a GRPOJob; not itself."""
         return self._children.get(job_key, {}).values()
 
     def read(self, item: Any) -> R | None:
@@ -73,8 +77,7 @@ class Cache(Generic[R]):
         """
         record = self.read(item)
         if record is None:
-            if known := self._items.get(identity(item)):
-                self._remove(known)
+            self._set_aside(item)
             return None
         known = self._items.get(record.key)
         # an event can arrive after the answer to a later write of ours
@@ -86,48 +89,118 @@ class Cache(Generic[R]):
     def discard(self, key: ObjectKey, uid: str) -> R | None:
         """Forgets an object, unless another one has taken its name; returns what was forgotten."""
         self._unreadables.forget(self.resource.plural, key)
+        for listing in self._listings:
+            listing.left(key, uid)
         known = self._items.get(key)
         if known is None or known.uid != uid:
             return None
         self._remove(known)
         return known
 
-    def replace(
-        self, records: Iterable[R], unread: Collection[ObjectKey], version: int, namespace: str | None = None
-    ) -> set[ObjectKey]:
-        """Takes a full LIST of a namespace (None: of all) in; returns the GRPOJobs whose objects differ from before.
+    @contextmanager
+    def listing(self, namespace: str | None = None) -> Iterator["Listing[R]"]:
+        """Takes a full LIST of a namespace (None: of all) in, while events go on."""
+        listing = Listing(self, namespace)
+        self._listings.append(listing)
+        try:
+            yield listing
+        finally:
+            self._listings.remove(listing)
 
-        What is newer than the list's resourceVersion (written while it was on its way) stays. `unread` are the objects
-        of the list that can't be read.
-        """
-        listed = {record.key: record for record in records}
-        changed: set[ObjectKey] = set()
-        self._unreadables.keep(self.resource.plural, unread, namespace)
-        for key, known in list(self._items.items()):
-            if key not in listed and known.version <= version and namespace in (None, key.namespace):
-                self._remove(known)
-                self.ghosts += key not in unread
-                changed.add(known.job_key)
-        for key, record in listed.items():
-            current = self._items.get(key)
-            if current is None or current.version < record.version:
-                self._store(record)
-                changed.add(record.job_key)
-        return changed
+    def _set_aside(self, item: Any) -> R | None:
+        """Drops what was known of an object that can't be read any more; returns it."""
+        key = identity(item)
+        for listing in self._listings:
+            listing.left(key, *version_of(item))
+        known = self._items.get(key)
+        if known:
+            self._remove(known)
+        return known
 
     def _store(self, record: R) -> None:
         known = self._items.get(record.key)
         if known:
             self._remove(known)
         self._items[record.key] = record
-        self._children.setdefault(record.job_key, {})[record.key] = record
+        if record.job_key != record.key:
+            self._children.setdefault(record.job_key, {})[record.key] = record
 
     def _remove(self, record: R) -> None:
         del self._items[record.key]
+        if record.job_key == record.key:
+            return
         siblings = self._children[record.job_key]
         del siblings[record.key]
         if not siblings:
             del self._children[record.job_key]
+
+
+class Listing(Generic[R]):
+    """A full LIST on its way into a cache: taken in object by object, while events and answers of our own go on.
+
+    The objects are as they were at the list's resourceVersion. What is newer stays, and what has left the cache since
+    then does not come back.
+    """
+
+    def __init__(self, cache: Cache[R], namespace: str | None) -> None:
+        """Of a namespace; None: of all."""
+        self._cache = cache
+        self._namespace = namespace
+        self._seen: set[ObjectKey] = set()
+        self._unread: set[ObjectKey] = set()
+        self._left: dict[tuple[ObjectKey, str], float] = {}
+        """Up to which version each object, by key and uid, is out of date: deleted ones are in every version."""
+        self.changed: set[ObjectKey] = set()
+        """The GRPOJobs whose objects differ from before."""
+
+    def begin(self) -> None:
+        """The first page comes next; what came before, of a LIST that broke off, was no list."""
+        self._seen.clear()
+        self._unread.clear()
+
+    def take(self, item: Any) -> None:
+        """The next object of the LIST."""
+        cache, key, (uid, version) = self._cache, identity(item), version_of(item)
+        known = cache.get(key)
+        same = known is not None and known.uid == uid
+        if (same and known and known.version >= version) or self._left.get((key, uid), -1) >= version:
+            self._seen.add(key)
+            return
+        record = cache.read(item)
+        if record is None:
+            self._unread.add(key)
+            if dropped := cache._set_aside(item):
+                self.changed.add(dropped.job_key)
+            return
+        self._seen.add(key)
+        if known is None or known.version < record.version:
+            cache._store(record)
+            self.changed.add(record.job_key)
+
+    def left(self, key: ObjectKey, uid: str, version: float = inf) -> None:
+        """The object has left the cache: it was deleted, or can't be read as of that version."""
+        self._left[key, uid] = max(version, self._left.get((key, uid), 0))
+        if version != inf:
+            self._unread.add(key)
+
+    def finish(self, version: int) -> None:
+        """All objects were taken: what is known and older than the list, but not in it, is gone."""
+        cache = self._cache
+        cache._unreadables.keep(cache.resource.plural, self._unread, self._namespace)
+        for key, known in list(cache._items.items()):
+            if key not in self._seen and known.version <= version and self._namespace in (None, key.namespace):
+                cache._remove(known)
+                cache.ghosts += 1
+                self.changed.add(known.job_key)
+
+
+def version_of(item: Any) -> tuple[str, int]:
+    """uid and resourceVersion of any object; empty and 0 when they can't be read."""
+    try:
+        meta = Part(item).part("metadata")
+        return meta.text("uid"), meta.digits("resourceVersion")
+    except Unreadable:
+        return "", 0
 
 
 class Caches:

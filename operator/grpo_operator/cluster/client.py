@@ -19,8 +19,8 @@ from .api import GRPOJOBS, Object, Resource, Selection
 from .transport import open_session
 
 MERGE_PATCH = "application/merge-patch+json"
-PAGE = 500
-"""Objects per page of a LIST."""
+PAGE = 100
+"""Objects per page of a LIST. Decoding a page holds everybody up: 20 ms for GRPOJobs of 10 KB."""
 TRIES = 4
 CONNECTIONS = 64
 REQUEST_SECONDS, LIST_SECONDS = 15.0, 60.0

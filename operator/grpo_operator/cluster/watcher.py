@@ -9,19 +9,19 @@ may not read it, is tried again with growing pauses and reported; the others go 
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Generic
+from typing import Generic
 
 from ..errors import ClusterError, Denied, Forbidden, NotFound, Stale, Unavailable
 from ..names import ObjectKey
-from ..untyped import Part, Unreadable
-from .api import Cluster, Object, Selection
+from .api import Cluster, Object, Selection, each_listed
 from .backoff import Backoff
-from .cache import Cache, R
-from .unreadable import identity, list_readable
+from .cache import Cache, R, version_of
+from .unreadable import identity
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Mirror(Generic[R]):
         self._changed = changed
         self._resync = resync
         self._backoff = backoff or Backoff()
+        self._listing = asyncio.Lock()
+        self._wanted = asyncio.Event()
         self.settled = asyncio.Event()
         """Set once the first LIST is in the cache, or the API server has said that there will be none for now."""
         self.heard_at = 0.0
@@ -62,20 +64,31 @@ class Mirror(Generic[R]):
 
     async def list(self) -> int:
         """Takes a full LIST in; returns its resourceVersion."""
-        records, unread, version = await list_readable(self._cluster, self._selection, self._cache.read)
-        ghosts = self._cache.ghosts
-        changed = self._cache.replace(records, unread, version, self._selection.namespace)
+        async with self._listing:
+            ghosts = self._cache.ghosts
+            with self._cache.listing(self._selection.namespace) as listing:
+                try:
+                    version = await each_listed(self._cluster, self._selection, listing.begin, listing.take)
+                    listing.finish(version)
+                finally:
+                    self._changed(listing.changed)
         if found := self._cache.ghosts - ghosts:
             log.info("a LIST of %s found %d deletions that no event told of", self._selection.resource.plural, found)
         self._served()
-        self._changed(changed)
         return version
 
     async def relist_forever(self) -> None:
-        """Only the LISTs, for a kind whose events come from elsewhere."""
+        """Only the LISTs, for a kind whose events come from elsewhere: every so often, and when they are wanted."""
         while True:
+            self._wanted.clear()
             await self.list_until_served()
-            await asyncio.sleep(self._resync * random.uniform(0.9, 1.1))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._resync * random.uniform(0.9, 1.1)):
+                    await self._wanted.wait()
+
+    def want_list(self) -> None:
+        """Whoever delivers the events begins anew, and may have missed some: `relist_forever` lists again now."""
+        self._wanted.set()
 
     async def follow(self) -> None:
         """LIST, watch until the next LIST is due, and so on."""
@@ -100,7 +113,7 @@ class Mirror(Generic[R]):
         """Follows the stream while it lasts; returns the version to go on from."""
         try:
             async for kind, item in self._cluster.watch(self._selection, version, seconds):
-                version = _version(item) or version
+                version = version_of(item)[1] or version
                 self.heard_at = time.monotonic()
                 self._backoff.reset()
                 if kind != "BOOKMARK":
@@ -111,7 +124,7 @@ class Mirror(Generic[R]):
 
     def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
         if kind == "DELETED":
-            gone = self._cache.discard(identity(item), _uid(item))
+            gone = self._cache.discard(identity(item), version_of(item)[0])
             return (gone.job_key,) if gone else ()
         before = self._cache.get(identity(item))
         kept = self._cache.put(item)
@@ -136,18 +149,3 @@ class Mirror(Generic[R]):
         else:
             log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
         await self._backoff.wait()
-
-
-def _version(item: Any) -> int:
-    """The object's resourceVersion; 0 when it has none that can be read."""
-    try:
-        return Part(item).part("metadata").digits("resourceVersion")
-    except Unreadable:
-        return 0
-
-
-def _uid(item: Any) -> str:
-    try:
-        return Part(item).part("metadata").text("uid")
-    except Unreadable:
-        return ""

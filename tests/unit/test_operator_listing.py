@@ -1,0 +1,231 @@
+"""A LIST that comes in pages while events go on: the cache ends up like the cluster, whatever overtakes what.
+
+A small cluster keeps every version of its objects. A LIST shows one moment of it, page by page; events come in their
+order but late, answers to our own writes come early, and some objects can't be read.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.cluster.api import SLICE, Object, Selection, each_listed
+from grpo_operator.cluster.cache import Cache, Caches, Listing
+from grpo_operator.names import ObjectKey
+from grpo_operator.records import PodRecord
+from tests.generated import cases
+from tests.virtual_time import virtually
+
+NAMES = ("a", "b", "c", "d")
+
+
+def pod(name: str, uid: str, version: int, readable: bool = True) -> Object:
+    """A pod of a GRPOJob of its own."""
+    labels = {"grpo.dev/job-name": name, "grpo.dev/attempt": "1" if readable else "none"}
+    meta = {"namespace": "n", "name": name, "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": meta, "spec": {}, "status": {}}
+
+
+@dataclass
+class World:
+    """The objects as they are, and how the operator hears of them."""
+
+    now: dict[str, Object] = field(default_factory=dict)
+    version: int = 0
+    events: list[tuple[str, Object]] = field(default_factory=list)
+    """What has happened and was not heard yet."""
+    page: list[Object] = field(default_factory=list)
+    """What the LIST under way still has to show."""
+    listed_at: int = 0
+    caches: Caches = field(default_factory=Caches)
+    listing: Listing[PodRecord] | None = None
+
+    @property
+    def cache(self) -> Cache[PodRecord]:
+        return self.caches.pods
+
+    def change(self, name: str, readable: bool) -> None:
+        """Creates or modifies an object."""
+        self.version += 1
+        known = self.now.get(name)
+        uid = known["metadata"]["uid"] if known else f"{name}-{self.version}"
+        self.now[name] = pod(name, uid, self.version, readable)
+        self.events.append(("MODIFIED", self.now[name]))
+
+    def delete(self, name: str) -> None:
+        self.version += 1
+        if name in self.now:
+            meta = self.now.pop(name)["metadata"]
+            self.events.append(("DELETED", pod(name, meta["uid"], self.version)))
+
+    def hear(self, lost: bool = False) -> None:
+        """The next event arrives, or is lost."""
+        if not self.events:
+            return
+        kind, item = self.events.pop(0)
+        if lost:
+            return
+        if kind == "DELETED":
+            self.cache.discard(ObjectKey("n", item["metadata"]["name"]), item["metadata"]["uid"])
+        else:
+            self.cache.put(item)
+
+    def answered(self, name: str) -> None:
+        """The answer to a write of ours shows an object before its event does."""
+        if name in self.now:
+            self.cache.put(self.now[name])
+
+    def begin_list(self, again: bool) -> None:
+        """A LIST begins, or the one under way has expired and begins anew."""
+        if self.listing is None:
+            self._context = self.cache.listing()
+            self.listing = self._context.__enter__()
+        elif not again:
+            return
+        self.listing.begin()
+        self.page, self.listed_at = list(self.now.values()), self.version
+
+    def show(self) -> None:
+        """The next object of the LIST; its end, when there is none."""
+        if self.listing is None:
+            return
+        if self.page:
+            self._told(lambda listing: listing.take(self.page.pop(0)))
+        else:
+            self._told(lambda listing: listing.finish(self.listed_at))
+            self._context.__exit__(None, None, None)
+            self.listing = None
+
+    def _told(self, step: Any) -> None:
+        """Whatever the LIST changes in the cache, it tells."""
+        assert self.listing
+        before = {record.key: record for record in self.cache}
+        step(self.listing)
+        after = {record.key: record for record in self.cache}
+        differs = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+        assert differs <= self.listing.changed
+
+    def readable(self) -> dict[str, int]:
+        """Version by name of what can be read now."""
+        metas = [item["metadata"] for item in self.now.values()]
+        return {m["name"]: int(m["resourceVersion"]) for m in metas if m["labels"]["grpo.dev/attempt"] == "1"}
+
+    def kept(self) -> dict[str, int]:
+        return {record.name: record.version for record in self.cache}
+
+
+NAME = st.sampled_from(NAMES)
+STEPS = st.one_of(
+    st.tuples(st.just("change"), NAME, st.sampled_from([True, True, False])),
+    st.tuples(st.just("delete"), NAME),
+    st.tuples(st.just("hear")),
+    st.tuples(st.just("hear")),
+    st.tuples(st.just("answered"), NAME),
+    st.tuples(st.just("begin_list"), st.booleans()),
+    st.tuples(st.just("show")),
+    st.tuples(st.just("show")),
+)
+
+
+def play(steps: list[Any], lost: bool) -> World:
+    world = World()
+    for name, *arguments in steps:
+        getattr(world, name)(*arguments, **({"lost": True} if lost and name == "hear" else {}))
+    return world
+
+
+@settings(max_examples=cases(300))
+@given(st.lists(STEPS, min_size=12, max_size=60))
+def test_with_every_event_heard_the_cache_is_like_the_cluster(steps: list[Any]) -> None:
+    world = play(steps, lost=False)
+    while world.listing:
+        world.show()
+    while world.events:
+        world.hear()
+    assert world.kept() == world.readable()
+    assert world.caches.unreadables.counts().get("pods", 0) == len(world.now) - len(world.readable())
+
+
+@settings(max_examples=cases(300))
+@given(st.lists(STEPS, min_size=12, max_size=60), st.booleans())
+def test_one_more_list_heals_whatever_no_event_told_of(steps: list[Any], late: bool) -> None:
+    world = play(steps, lost=True)
+    world.events.clear()
+    while world.listing:
+        world.show()
+    world.begin_list(again=False)
+    if late:
+        world.change("a", True)
+    while world.listing:
+        world.show()
+    while world.events:
+        world.hear()
+    assert world.kept() == world.readable()
+
+
+def test_an_object_that_was_deleted_after_the_list_began_does_not_come_back() -> None:
+    world = World()
+    world.change("a", True)
+    world.hear()
+    world.begin_list(again=False)
+    world.delete("a")
+    world.hear()
+    while world.listing:
+        world.show()
+    assert (world.kept(), world.cache.ghosts) == ({}, 0)
+
+
+def test_what_is_known_already_is_not_read_again() -> None:
+    class Counted(dict[str, Any]):
+        asked = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            Counted.asked += key == "status"
+            return super().get(key, default)
+
+    caches = Caches()
+    items = [Counted(pod(name, f"uid-{name}", 5)) for name in NAMES]
+    for expected in (len(NAMES), 0):
+        Counted.asked = 0
+        with caches.pods.listing() as listing:
+            for item in items:
+                listing.take(item)
+            listing.finish(9)
+        assert (Counted.asked > 0, len(caches.pods)) == (expected > 0, len(NAMES))
+
+
+class Paged:
+    """Pages of many objects."""
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        for number in range(3):
+            yield [pod(f"{number}-{n}", f"{number}-{n}", 5) for n in range(50)], 9
+
+
+def test_others_run_between_two_slices_of_a_page() -> None:
+    async def story() -> tuple[int, int]:
+        caches, turns = Caches(), 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        def take(item: Object) -> None:
+            # each object takes a slice of time of its own
+            asyncio.get_running_loop()._clock.now += 2 * SLICE  # type: ignore[attr-defined]
+            listing.take(item)
+
+        running = asyncio.create_task(other())
+        with caches.pods.listing() as listing:
+            listing.finish(await each_listed(Paged(), Selection(caches.pods.resource), listing.begin, take))  # type: ignore[arg-type]
+        running.cancel()
+        return turns, len(caches.pods)
+
+    turns, kept = virtually(story())
+    assert kept == 150
+    assert turns >= 150
