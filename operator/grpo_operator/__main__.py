@@ -7,7 +7,6 @@ process down, and the kubelet starts a clean one; so no part may die of what the
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 import threading
 import time
@@ -21,11 +20,10 @@ from aiohttp import web
 
 from grpo_api.status import ConditionType
 
-from . import handlers, kopf_settings, logs, settings
+from . import handlers, logs, settings
 from .admission.queue import AdmissionQueue
 from .cluster import credentials
 from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
-from .cluster.backoff import Backoff
 from .cluster.cache import Cache, Caches
 from .cluster.client import HttpCluster
 from .cluster.facts import ClusterFacts
@@ -153,10 +151,37 @@ class Operator:
                 tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
             self.working.set()
 
-    async def grpojobs_served(self) -> None:
-        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least."""
+    def listed(self) -> dict[str, Callable[[], None]]:
+        """What makes the GRPOJobs of a URL path be listed again."""
+        return {
+            GRPOJOBS.path(namespace): self.mirrors[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
+            for namespace in self.settings.namespaces or (None,)
+        }
+
+    async def grpojobs_served(self, doubted: bool) -> None:
+        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least.
+
+        The last one that was tried counts, unless it is `doubted`.
+        """
         mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
-        await _until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+        if doubted or all(mirror.not_served for mirror in mirrors):
+            await _until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+
+    async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None, told: asyncio.Event) -> None:
+        """Has GRPOJobs watched, once everything of ours runs: at its end kopf waits for all tasks younger than itself.
+
+        `told` is set by SIGTERM and SIGINT while kopf is not there to hear them.
+        """
+        handlers.listen(told)
+        await self.working.wait()
+        await handlers.watch(
+            registry,
+            self.settings.namespaces,
+            served=self.grpojobs_served,
+            ready=self.kopf_ready,
+            stop=stop,
+            told=told,
+        )
 
     def unready(self) -> str:
         """What is still missing before the first job can be worked on."""
@@ -216,50 +241,11 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
         async with served(pages, chosen):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             ours = asyncio.create_task(operator.run(), name="operator")
-            kopfs = asyncio.create_task(_kopf(operator, handlers.registry(caches, queue, configuration), stop, told))
+            watched = handlers.registry(caches, queue, configuration, operator.listed())
+            kopfs = asyncio.create_task(operator.watch(watched, stop, told))
             await _until_one_ends(kopfs, ours, asyncio.create_task(told.wait(), name="signals"))
             queue.close()
     log.info("stopped")
-
-
-async def _kopf(
-    operator: Operator, registry: kopf.OperatorRegistry, stop: threading.Event | None, told: asyncio.Event
-) -> None:
-    """Runs kopf once everything of ours runs: at its end it waits for all tasks that are younger than itself.
-
-    kopf ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is gone.
-    It begins anew then, after a pause; the periodic LISTs go on meanwhile. A kind that is not there when it begins it
-    would never look for again, so it waits for that.
-    """
-    _listen(told)
-    await operator.working.wait()
-    backoff, namespaces = Backoff(), operator.settings.namespaces
-    while True:
-        await operator.grpojobs_served()
-        try:
-            await kopf.operator(
-                registry=registry,
-                settings=kopf_settings.settings(),
-                standalone=True,
-                clusterwide=not namespaces,
-                namespaces=namespaces,
-                ready_flag=operator.kopf_ready,
-                stop_flag=stop,
-            )
-        # any of its errors: whichever it is, the answer is the same
-        except Exception as error:
-            log.warning("kopf's watch of GRPOJobs has ended and begins anew: %r", error)
-            _listen(told)
-            await backoff.wait()
-        else:
-            return
-
-
-def _listen(told: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set the event, until kopf puts its own handlers in their place."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, told.set)
 
 
 def _sum(*sources: Unreadables) -> Counter[str]:

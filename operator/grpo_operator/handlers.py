@@ -1,9 +1,14 @@
-"""kopf's part: GRPOJob events into the cache and the queue, the login, and nothing else.
+"""kopf's part: GRPOJob events into the cache and the queue, the login, signals, and nothing else.
 
-The only module that knows kopf's decorators. Events carry no decisions: a handler stores what came and asks for a look.
+The only module that knows kopf's decorators and runs it. Events carry no decisions: a handler stores what came and asks for a look.
 No finalizers, no annotations, no results in the status.
 """
 
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import kopf
@@ -11,18 +16,28 @@ from kubernetes.aio.client import Configuration
 
 from grpo_api.contract import GROUP, PLURAL, VERSION
 
+from . import kopf_settings
+from .cluster.backoff import Backoff
 from .cluster.cache import Caches
-from .cluster.transport import open_session
+from .cluster.transport import EmptyLists, open_session
 from .cluster.unreadable import identity
 from .workqueue import WorkQueue
 
+log = logging.getLogger(__name__)
 
-def registry(caches: Caches, queue: WorkQueue, configuration: Configuration) -> kopf.OperatorRegistry:
-    """The handlers, bound to this operator's caches and queue."""
+
+def registry(
+    caches: Caches, queue: WorkQueue, configuration: Configuration, listed: Mapping[str, Callable[[], None]]
+) -> kopf.OperatorRegistry:
+    """The handlers, bound to this operator's caches and queue.
+
+    `listed` hears, by their URL path, when kopf begins a new watch of GRPOJobs, and lists those that it doesn't.
+    """
     handlers = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=open_session(configuration))
+        session = open_session(configuration, 0, EmptyLists(listed))
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:
         item = event["object"]
@@ -36,3 +51,49 @@ def registry(caches: Caches, queue: WorkQueue, configuration: Configuration) -> 
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)
     return handlers
+
+
+async def watch(
+    registry: kopf.OperatorRegistry,
+    namespaces: Collection[str],
+    *,
+    served: Callable[[bool], Awaitable[None]],
+    ready: asyncio.Event,
+    stop: threading.Event | None,
+    told: asyncio.Event,
+) -> None:
+    """Runs kopf until a signal, or until `stop` is set by another thread.
+
+    It ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is gone, and
+    begins anew then, after a pause; the periodic LISTs go on meanwhile. A kind that is not there when it begins it
+    would never look for again, so it waits for that: `served` returns once it is there, and hears whether the last LIST
+    is no proof of it any more.
+    """
+    backoff, doubted = Backoff(), False
+    while True:
+        await served(doubted)
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=kopf_settings.settings(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                ready_flag=ready,
+                stop_flag=stop,
+            )
+        # any of its errors: whichever it is, the answer is the same
+        except Exception as error:
+            log.warning("kopf's watch of GRPOJobs has ended and begins anew: %r", error)
+            listen(told)
+            doubted = True
+            await backoff.wait()
+        else:
+            return
+
+
+def listen(told: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set the event, until kopf puts its own handlers in their place."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, told.set)

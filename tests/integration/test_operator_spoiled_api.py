@@ -3,6 +3,7 @@
 A healthy server can't be asked for that, so a proxy in front of the real one spoils some of its answers.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,31 @@ def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, grpo_cluster
         bench.submit()
         bench.wait_running()
         assert operator.page("readyz")[0] == 200
+
+
+def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(
+    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy
+) -> None:
+    """A job that comes between kopf's LIST and the watch after it is found by the mirror's LIST, long before resync."""
+    lists: list[web.Request] = []
+    made: list[str] = []
+
+    async def too_old(request: web.Request) -> web.StreamResponse | None:
+        if plural(request) != "grpojobs" or request.method != "GET":
+            return None
+        if not is_watch(request):
+            lists.append(request)
+        elif len(made) < 2:
+            made.append(f"late-{len(made)}")
+            await asyncio.to_thread(bench.submit, made[-1])
+            event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+            return web.Response(text=json.dumps(event) + "\n")
+        return None
+
+    proxy.spoil = too_old
+    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)):
+        for number in range(2):
+            bench.wait_running(f"late-{number}")
+    kopfs = [one for one in lists if "limit" not in one.query]
+    assert len(kopfs) == 3
+    assert {one.query["fieldSelector"] for one in kopfs} == {"metadata.name=-"}

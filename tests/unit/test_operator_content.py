@@ -219,7 +219,8 @@ async def test_a_list_that_breaks_off_begins_anew_and_is_never_half(times: int, 
 
 async def test_a_refusal_settles_a_mirror_and_is_told_until_it_is_over() -> None:
     caches, torn = Caches(), Torn(2, Denied("403 forbidden"))
-    mirror = Mirror(torn, Selection(GRPOJOBS, KEY.namespace), caches.pods, lambda _: None, resync=60, backoff=Backoff(0.05, 0.1))  # type: ignore[arg-type]
+    backoff, selection = Backoff(0.05, 0.1), Selection(GRPOJOBS, KEY.namespace)
+    mirror = Mirror(torn, selection, caches.pods, lambda _: None, resync=60, backoff=backoff)  # type: ignore[arg-type]
     task = asyncio.create_task(mirror.follow())
     await asyncio.wait_for(mirror.settled.wait(), 20)
     assert "forbidden" in mirror.not_served

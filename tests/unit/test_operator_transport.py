@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from grpo_operator.cluster.transport import FIRST_PAUSE, LAST_PAUSE, SHORT_WATCH, WatchPace
+from grpo_operator.cluster.transport import (
+    FIRST_PAUSE,
+    LAST_PAUSE,
+    SHORT_WATCH,
+    EmptyLists,
+    WatchPace,
+)
 
 
 class World:
@@ -58,3 +64,39 @@ def test_a_watch_that_told_something_or_lasted_is_followed_at_once(watches: list
         pause = world.ask(PODS, lasts, size)
         assert pause == pytest.approx(min(LAST_PAUSE, FIRST_PAUSE * 2 ** (short - 1)) if short else 0)
         short = short + 1 if lasts < SHORT_WATCH and not size else 0
+
+
+LISTED = "/apis/grpo.dev/v1alpha1/namespaces/a/grpojobs"
+
+
+def sent(method: str, url: str, ok: bool = True) -> tuple[str, int]:
+    """The URL that goes out, and how often the LIST was told of."""
+    told: list[str] = []
+    request = type("Request", (), {"url": URL(url), "method": method})
+
+    async def send(_: Any) -> Any:
+        return type("Answer", (), {"ok": ok})
+
+    asyncio.run(EmptyLists({LISTED: lambda: told.append(url)})(request, send))  # type: ignore[arg-type]
+    return str(request.url), len(told)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prefix", ["http://a", "http://a:1/k8s/clusters/c-1"])
+def test_a_list_is_made_to_select_nothing_and_told_of_once_it_was_answered(prefix: str) -> None:
+    assert sent("GET", prefix + LISTED) == (f"{prefix}{LISTED}?fieldSelector=metadata.name%3D-", 1)
+    assert sent("GET", f"{prefix}{LISTED}?limit=5")[0] == f"{prefix}{LISTED}?limit=5&fieldSelector=metadata.name%3D-"
+    assert sent("GET", prefix + LISTED, ok=False)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "url"),
+    [
+        ("GET", f"http://a{LISTED}?watch=true&resourceVersion=7"),
+        ("GET", f"http://a{LISTED}/run"),
+        ("PATCH", f"http://a{LISTED}"),
+        ("GET", "http://a/apis/grpo.dev/v1alpha1/grpojobs"),
+        ("GET", "http://a/apis/grpo.dev/v1alpha1"),
+    ],
+)
+def test_whatever_is_no_list_of_them_passes_untouched(method: str, url: str) -> None:
+    assert sent(method, url) == (url, 0)
