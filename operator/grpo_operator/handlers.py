@@ -1,7 +1,7 @@
 """kopf's part: GRPOJob events into the cache and the queue, the login, signals, and nothing else.
 
-The only module that knows kopf's decorators and runs it. Events carry no decisions: a handler stores what came and asks for a look.
-No finalizers, no annotations, no results in the status.
+The only module that knows kopf's decorators, and runs it. Events carry no decisions: a handler stores what came and
+asks for a look. No finalizers, no annotations, no results in the status.
 """
 
 import asyncio
