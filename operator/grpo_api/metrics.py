@@ -125,8 +125,11 @@ _JOB = ("namespace", "grpojob")
 JOB_INFO = Metric(
     "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy", "gpus")
 )
-JOB_CONDITION = Metric("grpo_job_condition", "gauge", "1", "1 while the condition is True.", (*_JOB, "type"))
-JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase.", (*_JOB, "phase"))
+JOB_CONDITION = Metric(
+    "grpo_job_condition", "gauge", "1", "1 while the condition is True, absent otherwise.", (*_JOB, "type")
+)
+JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase; the others are absent.", (*_JOB, "phase"))
+JOBS = Metric("grpo_jobs", "gauge", "1", "GRPOJobs by phase, those that have ended among them.", ("namespace", "phase"))
 JOB_STEP = Metric("grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB)
 JOB_ATTEMPTS = Metric("grpo_job_attempts", "gauge", "1", "Gang starts so far.", _JOB)
 JOB_MEMORY_PREDICTED = Metric(
@@ -164,6 +167,12 @@ EVENTS = Metric(
     "Events on GRPOJobs by what became of them (sent, refused, dropped).",
     ("result",),
 )
+LOOP_LAG = Metric(
+    "grpo_operator_event_loop_lag_seconds",
+    "histogram",
+    "seconds",
+    "By how much a timer of the operator's event loop was late.",
+)
 UNREADABLE_OBJECTS = Metric(
     "grpo_operator_unreadable_objects",
     "gauge",
@@ -182,8 +191,11 @@ JOB = (
     JOB_MEMORY_MEASURED,
     JOB_MEMORY_RATIO,
 )
-"""What the operator exports of each GRPOJob."""
+"""What the operator exports of each GRPOJob that has not ended."""
+ENDED_SECONDS, ENDED_JOBS = 3600.0, 500
+"""A job that has ended has series of its own for so long, and only while it is one of so many newest."""
 OPERATOR = (
+    JOBS,
     *JOB,
     RECONCILES,
     RECONCILE_SECONDS,
@@ -192,6 +204,7 @@ OPERATOR = (
     QUEUE_SECONDS,
     PROGRESS_PULLS,
     EVENTS,
+    LOOP_LAG,
     UNREADABLE_OBJECTS,
 )
 """Everything that the operator exports."""

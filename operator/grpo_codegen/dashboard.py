@@ -26,7 +26,7 @@ _ROWS: tuple[tuple[str, Sequence[Metric]], ...] = (
             *(metrics.JOB_MEMORY_PREDICTED, metrics.JOB_MEMORY_MEASURED, metrics.JOB_MEMORY_RATIO),
         ),
     ),
-    ("Jobs", (metrics.JOB_PHASE, metrics.JOB_STEP, metrics.JOB_ATTEMPTS, metrics.JOB_RESTARTS)),
+    ("Jobs", (metrics.JOBS, metrics.JOB_PHASE, metrics.JOB_STEP, metrics.JOB_ATTEMPTS, metrics.JOB_RESTARTS)),
     (
         "Operator",
         (
@@ -36,6 +36,8 @@ _ROWS: tuple[tuple[str, Sequence[Metric]], ...] = (
             metrics.QUEUE_DEPTH,
             metrics.QUEUE_SECONDS,
             metrics.PROGRESS_PULLS,
+            metrics.EVENTS,
+            metrics.LOOP_LAG,
         ),
     ),
 )

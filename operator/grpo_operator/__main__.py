@@ -32,6 +32,7 @@ from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller, Unreadables
 from .cluster.watcher import Mirror
 from .errors import ConfigurationError
+from .job_metrics import JobMetrics
 from .metrics_server import Metrics, application
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
 from .reconcile import Reconciler
@@ -143,6 +144,7 @@ class Operator:
             tasks.create_task(self.facts.run(), name="facts")
             for mirror in self.mirrors.values():
                 await mirror.settled.wait()
+            tasks.create_task(self._metrics.follow_lag(), name="lag")
             tasks.create_task(self._recorder.run(), name="events")
             tasks.create_task(self._teller.run(), name="unreadable")
             tasks.create_task(self._puller.run(), name="progress")
@@ -227,9 +229,7 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
     """The whole process, from login to SIGTERM, or until `stop` is set by another thread."""
     configuration = await credentials.load(chosen.kubeconfig)
     caches, queue, told = Caches(), WorkQueue(), asyncio.Event()
-    metrics = Metrics(
-        lambda: caches.grpojobs, lambda: len(queue), lambda: _sum(caches.unreadables, operator.facts.unreadables)
-    )
+    metrics = Metrics(lambda: len(queue), lambda: _sum(caches.unreadables, operator.facts.unreadables))
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
@@ -237,7 +237,8 @@ async def run(chosen: settings.Settings, stop: threading.Event | None = None) ->
         aiohttp.ClientSession(connector=pods) as session,
     ):
         operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
-        pages = application(metrics.registry, operator.unhealthy, operator.unready, operator.not_served)
+        jobs = JobMetrics(lambda: caches.grpojobs, time.time)
+        pages = application(metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served)
         async with served(pages, chosen):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             ours = asyncio.create_task(operator.run(), name="operator")

@@ -1,10 +1,11 @@
 """The operator's own HTTP server: /healthz, /readyz and /metrics.
 
-kopf's own liveness endpoint only proves that its loop turns. Job metrics are computed from the cache at scrape time, so
-that a deleted job's series are gone at once.
+kopf's own liveness endpoint only proves that its loop turns. The operator's own metrics are few and prometheus_client
+writes them; the jobs' come as text, for it would take 10 ms per thousand series and hold everybody up.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -15,16 +16,7 @@ from prometheus_client.registry import Collector
 from grpo_api.metrics import (
     API_REQUESTS,
     EVENTS,
-    JOB,
-    JOB_ATTEMPTS,
-    JOB_CONDITION,
-    JOB_INFO,
-    JOB_MEMORY_MEASURED,
-    JOB_MEMORY_PREDICTED,
-    JOB_MEMORY_RATIO,
-    JOB_PHASE,
-    JOB_RESTARTS,
-    JOB_STEP,
+    LOOP_LAG,
     PROGRESS_PULLS,
     QUEUE_DEPTH,
     QUEUE_SECONDS,
@@ -33,52 +25,12 @@ from grpo_api.metrics import (
     UNREADABLE_OBJECTS,
 )
 from grpo_api.metrics import Metric as Declared
-from grpo_api.status import Phase
 
-from .records import GRPOJobRecord
 from .workqueue import Observer
 
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class JobCollector(Collector):
-    """The grpo_job_* families, from the GRPOJobs in the cache."""
-
-    def __init__(self, jobs: Callable[[], Iterable[GRPOJobRecord]]) -> None:
-        """`jobs` gives the cache's content at scrape time."""
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[Metric]:
-        """One sample per job, condition or phase."""
-        families = {one.name: GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in JOB}
-
-        def add(metric: Declared, labels: Iterable[str], value: float) -> None:
-            families[metric.name].add_metric(list(labels), value)
-
-        for job in self._jobs():
-            _job_samples(job, add)
-        yield from families.values()
-
-
-def _job_samples(job: GRPOJobRecord, add: Callable[[Declared, Iterable[str], float], None]) -> None:
-    status, plan, who = job.status, job.status.plan, job.key
-    model = plan.parameters if plan else ""
-    add(JOB_INFO, (*who, model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1)
-    for condition in status.conditions:
-        add(JOB_CONDITION, (*who, condition.type), float(condition.status == "True"))
-    for phase in Phase:
-        add(JOB_PHASE, (*who, phase), float(status.phase == phase))
-    add(JOB_ATTEMPTS, who, status.attempt)
-    add(JOB_RESTARTS, who, status.restarts)
-    if status.progress:
-        add(JOB_STEP, who, status.progress.step)
-    if plan and plan.memory:
-        for name, size in plan.memory.phases.model_dump().items():
-            add(JOB_MEMORY_PREDICTED, (*who, name), size)
-    if status.memory:
-        add(JOB_MEMORY_RATIO, who, float(status.memory.ratio))
-        for name, memory in status.memory.phases.items():
-            add(JOB_MEMORY_MEASURED, (*who, name), memory.measured_bytes)
+LAG_PERIOD = 0.05
+"""Seconds between two timers that tell how late the event loop is: shorter waits go unseen."""
 
 
 class UnreadableCollector(Collector):
@@ -99,16 +51,10 @@ class UnreadableCollector(Collector):
 class Metrics(Observer):
     """The operator's own counters and times."""
 
-    def __init__(
-        self,
-        jobs: Callable[[], Iterable[GRPOJobRecord]],
-        depth: Callable[[], int],
-        unreadable: Callable[[], Mapping[str, int]],
-    ) -> None:
-        """All at scrape time: the cached GRPOJobs, the length of the work queue, the unreadable objects by kind."""
+    def __init__(self, depth: Callable[[], int], unreadable: Callable[[], Mapping[str, int]]) -> None:
+        """At scrape time: the length of the work queue, the unreadable objects by kind."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.registry.register(JobCollector(jobs))
         self.registry.register(UnreadableCollector(unreadable))
         self._reconciles = self._counter(RECONCILES)
         self._requests = self._counter(API_REQUESTS)
@@ -116,6 +62,7 @@ class Metrics(Observer):
         self._events = self._counter(EVENTS)
         self._seconds = self._histogram(RECONCILE_SECONDS)
         self._waited = self._histogram(QUEUE_SECONDS)
+        self._lag = self._histogram(LOOP_LAG)
         Gauge(QUEUE_DEPTH.name, QUEUE_DEPTH.help, registry=self.registry).set_function(depth)
 
     def _counter(self, metric: Declared) -> Counter:
@@ -145,16 +92,34 @@ class Metrics(Observer):
         """Counts an event on a GRPOJob."""
         self._events.labels(result).inc()
 
+    async def follow_lag(self) -> None:
+        """Measures how late the event loop is, until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + LAG_PERIOD
+            await asyncio.sleep(LAG_PERIOD)
+            self._lag.observe(max(0.0, clock() - due))
+
 
 Check = Callable[[], str]
 """Says what is wrong; empty when all is well."""
 
 
-def application(registry: CollectorRegistry, healthy: Check, ready: Check, detail: Check) -> web.Application:
-    """The three pages; a check that complains answers 503 with its sentence. `detail` is only shown beside it."""
+Text = Callable[[], Awaitable[str]]
+
+
+def application(
+    registry: CollectorRegistry, jobs: Text, healthy: Check, ready: Check, detail: Check
+) -> web.Application:
+    """The three pages; a check that complains answers 503 with its sentence. `detail` is only shown beside it.
+
+    `jobs` writes the jobs' metrics, those of the registry follow.
+    """
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+        text = (await jobs()).encode(errors="replace")  # what is not Unicode in a label would cost the whole page
+        body = text + generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     def checked(check: Check) -> Callable[[web.Request], Any]:
         async def answer(_: web.Request) -> web.Response:

@@ -47,6 +47,7 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         phase=known.phase or "",
         observed_generation=known.observed_generation,
         ended=over,
+        completed=whole.part("status").time("completionTime") or 0.0,
         typed=None if over else content(spec, known),
         packed=pack(spec, status),
     )

@@ -42,6 +42,8 @@ class GRPOJobRecord:
     """status.observedGeneration."""
     ended: bool
     """Whether its status says that it has succeeded or failed."""
+    completed: float
+    """status.completionTime in unix seconds; 0 before."""
     typed: Content | None
     """None for a job that has ended."""
     packed: bytes

@@ -179,8 +179,8 @@ async def test_lists_come_in_pages() -> None:
         found = [page async for page in client.pages(Selection(PODS, "n", "a=b"))]
     assert found == [([{}], 7), ([{}], 7)]
     assert queries == [
-        {"labelSelector": "a=b", "limit": "500"},
-        {"labelSelector": "a=b", "limit": "500", "continue": "token"},
+        {"labelSelector": "a=b", "limit": "100"},
+        {"labelSelector": "a=b", "limit": "100", "continue": "token"},
     ]
 
 

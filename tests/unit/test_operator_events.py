@@ -1,15 +1,17 @@
-"""Events under load: late, but never less than what comes; in order for each job; what is dropped is counted."""
+"""What events say; and under load: late, but as many as are made, in order for each job, the dropped ones counted."""
 
 import asyncio
 from collections import Counter, defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.status import Condition
 from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_operator.errors import Denied, Unavailable
+from grpo_operator.events import event, telling_change
 from tests.generated import cases
 from tests.unit.operator_world import NOW, at, make_job
 from tests.virtual_time import virtually
@@ -100,3 +102,60 @@ def test_each_jobs_events_keep_their_order_whatever_the_server_refuses(
     assert server.got == expected
     assert server.most <= SENDERS
     assert counts.total() == len(jobs)
+
+
+def stated(**types: tuple[str, str]) -> list[Condition]:
+    return [
+        Condition(type=kind, status=status, reason=reason, message="said", last_transition_time=at(0))
+        for kind, (status, reason) in types.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ({}, {"Admitted": ("True", "Admitted"), "Running": ("False", "Starting")}, "Admitted"),
+        ({}, {"Admitted": ("False", "NoImage")}, "Admitted"),
+        ({"Running": ("False", "Starting")}, {"Running": ("True", "AllPodsRunning")}, "Running"),
+        ({"Running": ("True", "R")}, {"Running": ("False", "Finished"), "Failed": ("True", "BadInput")}, "Failed"),
+        ({"Running": ("True", "R")}, {"Running": ("True", "R")}, ""),
+        ({}, {"Degraded": ("False", "AsExpected")}, ""),
+        ({"Admitted": ("False", "A")}, {"Admitted": ("False", "B")}, "Admitted"),
+    ],
+)
+def test_which_change_becomes_the_event(old: Any, new: Any, told: str) -> None:
+    found = telling_change(stated(**old), stated(**new))
+    assert (found.type if found else "") == told
+
+
+def test_an_event_says_what_and_how_bad() -> None:
+    (failed,) = stated(Failed=("True", "BadInput"))
+    body = event(make_job(), failed, NOW)
+    assert (body["type"], body["reason"], body["message"]) == ("Warning", "BadInput", "Failed=True: said")
+    assert body["involvedObject"]["uid"] == make_job().uid
+    (refused, runs) = stated(Admitted=("False", "NoImage"), Running=("True", "AllPodsRunning"))
+    assert [event(make_job(), one, NOW)["type"] for one in (refused, runs)] == ["Warning", "Normal"]
+
+
+class Refusing:
+    """An API server that takes no events."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def create(self, *_: Any) -> Any:
+        self.asked += 1
+        raise Unavailable("away")
+
+
+async def test_events_are_dropped_rather_than_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    server = Refusing()
+    recorder = EventRecorder(server)  # type: ignore[arg-type]
+    for _ in range(BACKLOG + 1):
+        recorder.record(make_job(), [], stated(Admitted=("True", "Admitted")), NOW)
+    assert "dropped, 1000 are waiting" in caplog.text
+    task = asyncio.create_task(recorder.run())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    assert server.asked == BACKLOG
+    assert "not recorded: away" in caplog.text

@@ -1,18 +1,15 @@
-"""The work queue, the cache, what is cleared up, and the events: the parts that keep the loop honest."""
+"""The work queue, the cache and what is cleared up: the parts that keep the loop honest."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from grpo_api.status import Condition
 from grpo_operator.cleanup import CleanUp, clean_up
 from grpo_operator.cluster.api import PODS
 from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.recorder import BACKLOG, EventRecorder
 from grpo_operator.cluster.unreadable import Unreadables
 from grpo_operator.errors import Conflict, Unavailable
-from grpo_operator.events import event, telling_change
 from grpo_operator.names import ObjectKey
 from grpo_operator.observe import Observation
 from grpo_operator.parsing import pod_record
@@ -20,9 +17,7 @@ from grpo_operator.records import PodRecord
 from grpo_operator.workqueue import Observer, WorkQueue, work
 from tests.unit.operator_world import (
     LIMITS,
-    NOW,
     active_status,
-    at,
     condition,
     make_child,
     make_job,
@@ -244,60 +239,3 @@ def test_peers_of_a_rank_0_that_is_done_get_time_to_end() -> None:
     for status, stop in ((done, ()), (late, (1,)), (failed, (1,))):
         seen = make_seen(make_job(status=status), make_child(), make_pod(0, state=terminated(0)), make_pod(1))
         assert cleared(seen) == CleanUp(stop_attempts=stop)
-
-
-def stated(**types: tuple[str, str]) -> list[Condition]:
-    return [
-        Condition(type=kind, status=status, reason=reason, message="said", last_transition_time=at(0))
-        for kind, (status, reason) in types.items()
-    ]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ({}, {"Admitted": ("True", "Admitted"), "Running": ("False", "Starting")}, "Admitted"),
-        ({}, {"Admitted": ("False", "NoImage")}, "Admitted"),
-        ({"Running": ("False", "Starting")}, {"Running": ("True", "AllPodsRunning")}, "Running"),
-        ({"Running": ("True", "R")}, {"Running": ("False", "Finished"), "Failed": ("True", "BadInput")}, "Failed"),
-        ({"Running": ("True", "R")}, {"Running": ("True", "R")}, ""),
-        ({}, {"Degraded": ("False", "AsExpected")}, ""),
-        ({"Admitted": ("False", "A")}, {"Admitted": ("False", "B")}, "Admitted"),
-    ],
-)
-def test_which_change_becomes_the_event(old: Any, new: Any, told: str) -> None:
-    found = telling_change(stated(**old), stated(**new))
-    assert (found.type if found else "") == told
-
-
-def test_an_event_says_what_and_how_bad() -> None:
-    (failed,) = stated(Failed=("True", "BadInput"))
-    body = event(make_job(), failed, NOW)
-    assert (body["type"], body["reason"], body["message"]) == ("Warning", "BadInput", "Failed=True: said")
-    assert body["involvedObject"]["uid"] == make_job().uid
-    (refused, runs) = stated(Admitted=("False", "NoImage"), Running=("True", "AllPodsRunning"))
-    assert [event(make_job(), one, NOW)["type"] for one in (refused, runs)] == ["Warning", "Normal"]
-
-
-class Refusing:
-    """An API server that takes no events."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def create(self, *_: Any) -> Any:
-        self.asked += 1
-        raise Unavailable("away")
-
-
-async def test_events_are_dropped_rather_than_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    server = Refusing()
-    recorder = EventRecorder(server)  # type: ignore[arg-type]
-    for _ in range(BACKLOG + 1):
-        recorder.record(make_job(), [], stated(Admitted=("True", "Admitted")), NOW)
-    assert "dropped, 1000 are waiting" in caplog.text
-    task = asyncio.create_task(recorder.run())
-    await asyncio.sleep(0.5)
-    task.cancel()
-    assert server.asked == BACKLOG
-    assert "not recorded: away" in caplog.text

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import TERMINATION_BYTES
-from grpo_api.metrics import JOB_PHASE, OPERATOR, OUTCOME_KEYS, TRAINER
+from grpo_api.metrics import JOB_PHASE, JOBS, OPERATOR, OUTCOME_KEYS, TRAINER
 from grpo_api.plan import MemoryPhases
 from grpo_api.report import LOAD, MAX_COUNT, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
 
@@ -62,4 +62,7 @@ def test_what_a_lost_peer_says_is_never_blamed_before_what_can_have_caused_it() 
 
 
 def test_the_label_phase_is_the_job_s_alone() -> None:
-    assert [metric.name for metric in (*TRAINER, *OPERATOR) if "phase" in metric.labels] == [JOB_PHASE.name]
+    assert [metric.name for metric in (*TRAINER, *OPERATOR) if "phase" in metric.labels] == [
+        JOBS.name,
+        JOB_PHASE.name,
+    ]

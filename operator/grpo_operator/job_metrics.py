@@ -1,0 +1,145 @@
+"""The grpo_job_* families of /metrics, put together from lines that are kept for each GRPOJob.
+
+A job's lines are made anew only when its version changes, so that a scrape of thousands of jobs joins text and computes
+nothing. Jobs that have ended have series of their own for a while, so that the last value is scraped and an alert has
+its time; all of them are counted by namespace and phase. So a deleted job's series are gone at once, and what
+Prometheus has to keep does not grow with the jobs that a cluster has seen.
+"""
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.utils import floatToGoString
+
+from grpo_api.metrics import (
+    ENDED_JOBS,
+    ENDED_SECONDS,
+    JOB,
+    JOB_ATTEMPTS,
+    JOB_CONDITION,
+    JOB_INFO,
+    JOB_MEMORY_MEASURED,
+    JOB_MEMORY_PREDICTED,
+    JOB_MEMORY_RATIO,
+    JOB_PHASE,
+    JOB_RESTARTS,
+    JOB_STEP,
+    JOBS,
+    Metric,
+)
+from grpo_api.status import GRPOJobStatus
+
+from .content import typed_status
+from .names import ObjectKey
+from .records import GRPOJobRecord
+
+SLICE = 0.01
+"""Longest time until others run, in seconds."""
+Sample = tuple[Metric, Sequence[str], float | str]
+Lines = dict[str, str]
+"""Lines by family, each with its line break."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    uid: str
+    version: int
+    lines: Lines
+
+
+class JobMetrics:
+    """Writes the families in the text format 0.0.4."""
+
+    def __init__(self, jobs: Callable[[], Iterable[GRPOJobRecord]], clock: Callable[[], float]) -> None:
+        """`jobs` gives the cache's content; `clock` unix seconds."""
+        self._jobs = jobs
+        self._clock = clock
+        self._kept: dict[ObjectKey, _Kept] = {}
+
+    async def text(self) -> str:
+        """All families, as the jobs are now."""
+        counts: Counter[tuple[str, str]] = Counter()
+        shown, ended = [], []
+        earliest = self._clock() - ENDED_SECONDS
+        for job in self._jobs():
+            counts[job.key.namespace, job.phase] += 1
+            if not job.ended:
+                shown.append(job)
+            elif job.completed >= earliest:
+                ended.append(job)
+        shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
+        kept = await self._refreshed(shown)
+        families = [_family(JOBS, "".join(_line(JOBS, labels, count) for labels, count in counts.items()))]
+        for metric in JOB:
+            families.append(_family(metric, "".join(one.lines.get(metric.name, "") for one in kept)))
+            await asyncio.sleep(0)
+        return "".join(families)
+
+    async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_Kept]:
+        """The lines of these jobs, those of no others are kept; made a slice at a time."""
+        clock = asyncio.get_running_loop().time
+        began, fresh = clock(), dict[ObjectKey, _Kept]()
+        for job in jobs:
+            known = self._kept.get(job.key)
+            if known is None or (known.uid, known.version) != (job.uid, job.version):
+                known = _Kept(job.uid, job.version, _lines(job))
+            fresh[job.key] = known
+            if clock() - began > SLICE:
+                await asyncio.sleep(0)
+                began = clock()
+        self._kept = fresh
+        return list(fresh.values())
+
+
+def _family(metric: Metric, lines: str) -> str:
+    return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n{lines}"
+
+
+def _lines(job: GRPOJobRecord) -> Lines:
+    """A job's lines; each series once, whatever its status says twice."""
+    lines: dict[str, dict[str, None]] = {}
+    for metric, labels, value in _samples(job):
+        try:
+            lines.setdefault(metric.name, {})[_line(metric, (*job.key, *labels), float(value))] = None
+        except ValueError:  # a status may say anything, and no number is no sample
+            continue
+    return {name: "".join(found) for name, found in lines.items()}
+
+
+def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
+    status = typed_status(job.raw_status) if job.ended else job.status
+    plan = status.plan
+    model = plan.parameters if plan else ""
+    yield JOB_INFO, (model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1
+    for kind in sorted({condition.type for condition in status.conditions if condition.status == "True"}):
+        yield JOB_CONDITION, (kind,), 1
+    if status.phase:
+        yield JOB_PHASE, (status.phase,), 1
+    yield JOB_ATTEMPTS, (), status.attempt
+    yield JOB_RESTARTS, (), status.restarts
+    if status.progress:
+        yield JOB_STEP, (), status.progress.step
+    if not job.ended:
+        yield from _memory(status)
+
+
+def _memory(status: GRPOJobStatus) -> Iterator[Sample]:
+    if status.plan and status.plan.memory:
+        for name, size in status.plan.memory.phases.model_dump().items():
+            yield JOB_MEMORY_PREDICTED, (name,), size
+    if status.memory:
+        yield JOB_MEMORY_RATIO, (), status.memory.ratio
+        for name, memory in status.memory.phases.items():
+            yield JOB_MEMORY_MEASURED, (name,), memory.measured_bytes
+
+
+def _line(metric: Metric, labels: Iterable[str], value: float) -> str:
+    named = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True))
+    return f"{metric.name}{{{named}}} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

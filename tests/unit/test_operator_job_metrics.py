@@ -1,0 +1,127 @@
+"""The grpo_job_* families: valid whatever jobs are called and say, few, and made anew only for what has changed."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.core import Metric, Sample
+from prometheus_client.parser import text_string_to_metric_families
+
+from grpo_api.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOBS
+from grpo_operator import job_metrics
+from grpo_operator.job_metrics import JobMetrics
+from grpo_operator.parsing import grpojob_record
+from grpo_operator.records import GRPOJobRecord
+from tests.generated import cases
+from tests.unit.dirty_objects import GRPOJOB, dirty
+from tests.unit.operator_world import GPU_PLAN, NOW, active_status, at, condition, make_job
+
+MEMORY = {
+    "predictedBytes": 10, "measuredBytes": 8, "ratio": "1.250",
+    "phases": {"forward": {"predictedBytes": 5, "measuredBytes": 4, "ratio": "1.250"}},
+}  # fmt: skip
+
+
+def live(name: str = "run", **more: Any) -> GRPOJobRecord:
+    return make_job(status=active_status(plan=GPU_PLAN, phase="Running", **more), name=name, uid=f"uid-{name}")
+
+
+def over(name: str, ago: float, phase: str = "Succeeded") -> GRPOJobRecord:
+    status = active_status(phase=phase, conditions=[condition(phase)], completionTime=at(-ago))
+    return make_job(status=status, name=name, uid=f"uid-{name}")
+
+
+def page(jobs: Iterable[GRPOJobRecord], metrics: JobMetrics | None = None) -> list[Metric]:
+    text = asyncio.run((metrics or JobMetrics(lambda: jobs, lambda: NOW)).text())
+    return list(text_string_to_metric_families(text))
+
+
+def samples(jobs: Iterable[GRPOJobRecord]) -> list[Sample]:
+    return [sample for family in page(jobs) for sample in family.samples]
+
+
+def of(found: list[Sample], name: str, **labels: str) -> list[float]:
+    return [one.value for one in found if one.name == name and labels.items() <= one.labels.items()]
+
+
+def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
+    found = samples([live(progress={"step": 140, "totalSteps": 1868, "percent": 7}, memory=MEMORY, restarts=2)])
+    assert {one.labels["phase"] for one in found if one.name == "grpo_job_phase"} == {"Running"}
+    assert {one.labels["type"] for one in found if one.name == "grpo_job_condition"} == {"Admitted", "Running"}
+    assert of(found, "grpo_job_step", namespace="team-a", grpojob="run") == [140]
+    assert of(found, "grpo_job_restarts") == [2]
+    assert of(found, "grpo_job_info", strategy="Clone", gpus="8") == [1]
+    assert of(found, "grpo_job_memory_measured_bytes", step_phase="forward") == [4]
+    assert of(found, "grpo_job_memory_prediction_ratio") == [1.25]
+
+
+def test_every_declared_family_has_its_help_and_kind_once() -> None:
+    families = page([])
+    assert [(one.name, one.documentation, one.type) for one in families] == [
+        (one.name, one.help, one.kind) for one in (JOBS, *JOB)
+    ]
+
+
+def test_ended_jobs_are_counted_and_only_the_newest_have_series_of_their_own() -> None:
+    jobs = [over(f"job-{number}", ago=number) for number in range(ENDED_JOBS + 100)]
+    jobs += [over("old", ago=ENDED_SECONDS + 60), over("bad", ago=1, phase="Failed"), live()]
+    found = samples(jobs)
+    assert of(found, "grpo_jobs", namespace="team-a", phase="Succeeded") == [ENDED_JOBS + 101]
+    assert of(found, "grpo_jobs", phase="Failed") == [1]
+    assert of(found, "grpo_job_condition", grpojob="bad", type="Failed") == [1]
+    assert of(found, "grpo_job_phase", grpojob="old") == []
+    assert of(found, "grpo_job_phase", grpojob=f"job-{ENDED_JOBS + 99}") == []
+    assert len({one.labels["grpojob"] for one in found if "grpojob" in one.labels}) == ENDED_JOBS + 1
+
+
+def test_series_stay_few_while_a_thousand_jobs_come_and_go() -> None:
+    jobs: dict[str, GRPOJobRecord] = {}
+    metrics = JobMetrics(jobs.values, lambda: NOW)
+    for number in range(1000):
+        jobs[f"job-{number}"] = live(f"job-{number}")
+        jobs.pop(f"job-{number - 10}", None)
+        if number % 100 == 99:
+            found = [sample for family in page([], metrics) for sample in family.samples]
+            assert {one.labels["grpojob"] for one in found if "grpojob" in one.labels} == set(jobs)
+    jobs.clear()
+    assert [family.samples for family in page([], metrics)] == [[]] * (1 + len(JOB))
+
+
+def test_a_jobs_lines_are_made_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    original = job_metrics._lines
+
+    def noted(job: GRPOJobRecord) -> job_metrics.Lines:
+        made.append(job.uid)
+        return original(job)
+
+    monkeypatch.setattr(job_metrics, "_lines", noted)
+    jobs = [live("a"), live("b"), over("c", ago=5)]
+    metrics = JobMetrics(lambda: jobs, lambda: NOW)
+    for _ in range(3):
+        asyncio.run(metrics.text())
+    assert made == ["uid-a", "uid-b", "uid-c"]
+    jobs[0] = make_job(status=active_status(), name="a", uid="uid-a", resourceVersion="11")
+    jobs[1] = make_job(status=active_status(), name="b", uid="another")
+    asyncio.run(metrics.text())
+    assert made[3:] == ["uid-a", "another"]
+
+
+@settings(max_examples=cases(150))
+@given(st.lists(dirty(GRPOJOB), max_size=4), st.lists(st.text(min_size=1, max_size=20), min_size=4, max_size=4))
+def test_the_page_is_valid_whatever_jobs_are_called_and_say(items: list[Any], names: list[str]) -> None:
+    jobs = []
+    for number, (item, name) in enumerate(zip(items, names, strict=False)):
+        try:
+            named = {**item, "metadata": {**item["metadata"], "name": f"{name}{number}"}}
+            jobs.append(grpojob_record(named))
+        except (ValueError, TypeError, KeyError):
+            continue
+    found = samples(jobs)
+    assert {one.labels["grpojob"] for one in found if "grpojob" in one.labels} == {job.name for job in jobs}
+    series = [(one.name, *sorted(one.labels.items())) for one in found]
+    assert len(series) == len(set(series))
+    assert sum(of(found, "grpo_jobs")) == len(jobs)
