@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,9 @@ class Bench:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds that each part of the cluster, and the operator, have used so far."""
-        used = {"operator": _cpu(self.operator.pid)}
+        used = {"operator": cpu_seconds(self.operator.pid)}
         for role in ROLES:
-            used[role] = sum(_cpu(pid) for pid in self.cluster.processes.find(role))
+            used[role] = sum(cpu_seconds(pid) for pid in self.cluster.processes.find(role))
         return used
 
     def rss(self) -> int:
@@ -163,7 +163,8 @@ class Bench:
         )
 
 
-def _cpu(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used so far."""
     with contextlib.suppress(OSError):  # a process may end between the listing and the look
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
@@ -171,10 +172,13 @@ def _cpu(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def _operator(cluster: Cluster, port: int, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def operator_process(
+    cluster: Cluster, port: int, arguments: Sequence[str] = (), checkout: Path = ROOT
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The operator of a checkout, as a process of its own."""
     command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(cluster.kubeconfig), "--log-level", "warning"]
     command += ["--trainer-image", "none", "--metrics-address", "127.0.0.1", "--metrics-port", str(port), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator")}
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
     process = subprocess.Popen(command, env=environment)
     try:
         yield process
@@ -183,7 +187,8 @@ def _operator(cluster: Cluster, port: int, arguments: list[str]) -> Iterator[sub
         process.wait(30)
 
 
-async def _ready(port: int) -> None:
+async def ready(port: int) -> None:
+    """Waits until the operator is ready."""
     while True:
         with contextlib.suppress(OSError):  # not listening yet, or 503 while it lists
             await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/readyz", timeout=5)
@@ -197,9 +202,9 @@ async def bench(arguments: list[str]) -> AsyncIterator[Bench]:
     with Cluster.create(f"burst-{os.getpid()}", ClusterSettings(kwok_nodes=NODES)) as cluster:
         serve_grpojobs(cluster)
         port = free_port()
-        with _operator(cluster, port, arguments) as process:
+        with operator_process(cluster, port, arguments) as process:
             async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
-                await _ready(port)
+                await ready(port)
                 yield Bench(cluster, client, process, port)
 
 

@@ -1,0 +1,244 @@
+"""What a thousand running and ten thousand ended GRPOJobs cost the operator.
+
+    python -m benchmarks.many_jobs [--live 1000] [--ended 10000] [--checkout ../before --checkout .]
+
+On a real API server with kwok nodes. The running jobs are real ones, started by the operator, of one pod each, whose
+rank 0 does not answer; the ended ones are made, with full statuses and without Jobs and pods. Then the operator of each
+checkout is started afresh, so that it lists everything, and is left alone. Prints a table. Never part of the tests; the
+goals are in docs/architecture.md.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo_operator.cluster import credentials
+from grpo_operator.cluster.api import GRPOJOBS, Object, Resource, Selection
+from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.names import MANAGER
+from harness.cluster import Cluster
+from harness.controlplane import ControlPlaneSettings, free_port
+from harness.settings import ClusterSettings
+
+from .burst import CREATORS, NAMESPACE, NODES, ROOT, cpu_seconds, operator_process, ours, ready
+from .made_jobs import ended, job
+
+TEAMS = 50
+NAMESPACES = Resource("/api/v1", "namespaces")
+QUIET = 60.0
+SETTLED = 20.0
+"""Seconds without a write after which the operator counts as settled."""
+PATIENCE = 600.0
+SCRAPES = 7
+PING = 0.02
+MIB = 2**20
+Row = dict[str, str]
+
+
+class Pings:
+    """Asks the operator's health page again and again; a late answer is a blocked event loop."""
+
+    def __init__(self, port: int) -> None:
+        """Nothing is asked yet."""
+        self._port = port
+        self._stop = threading.Event()
+        self.longest = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Pings"]:
+        """Asks while the block runs; `longest` is the longest wait for an answer, in seconds."""
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        while not self._stop.wait(PING):
+            began = time.perf_counter()
+            try:
+                connection.request("GET", "/healthz")
+                connection.getresponse().read()
+            except OSError:  # it doesn't listen yet
+                connection.close()
+            else:
+                self.longest = max(self.longest, time.perf_counter() - began)
+
+
+async def _each(items: Iterable[Any], do: Any) -> None:
+    """Does it for all, so many at a time."""
+    gate = asyncio.Semaphore(CREATORS)
+
+    async def one(item: Any) -> None:
+        async with gate:
+            await do(item)
+
+    await asyncio.gather(*(one(item) for item in items))
+
+
+async def make_ended(client: HttpCluster, count: int) -> None:
+    """Makes jobs that ended over the last ten days, in fifty namespaces."""
+    for team in range(TEAMS):
+        await client.create(NAMESPACES, "", {"metadata": {"name": f"team-{team}"}})
+    now = time.time()
+
+    async def one(number: int) -> None:
+        namespace, name = f"team-{number % TEAMS}", f"gsm8k-{number}"
+        made = await client.create(GRPOJOBS, namespace, job(namespace, name))
+        version = {"resourceVersion": made["metadata"]["resourceVersion"]}
+        status = ended(name, number, now - number * 864_000 / max(1, count))
+        await client.patch_status(namespace, name, {"metadata": version, "status": status})
+
+    await _each(range(count), one)
+
+
+async def make_live(client: HttpCluster, count: int) -> None:
+    """Has the operator start jobs, and waits until all run."""
+
+    async def one(number: int) -> None:
+        await client.create(GRPOJOBS, NAMESPACE, ours(f"live-{number}", 1, "live"))
+
+    await _each(range(count), one)
+    while True:
+        phases: Counter[str] = Counter()
+        async for page, _ in client.pages(Selection(GRPOJOBS, NAMESPACE)):
+            phases.update(item.get("status", {}).get("phase", "") for item in page)
+        if phases["Running"] == count:
+            return
+        await asyncio.sleep(2)
+
+
+class Audit:
+    """The API server's log of requests: what the operator asked, kopf's watch included."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._file = cluster.directory / "audit.log"
+
+    def size(self) -> int:
+        """Where the log ends now."""
+        return self._file.stat().st_size
+
+    def asked(self, since: int) -> Counter[str]:
+        """The operator's requests since then, by verb and kind."""
+        with self._file.open("rb") as log:
+            log.seek(since)
+            lines = [json.loads(line) for line in log if line.endswith(b"\n")]
+        return Counter(_name(one) for one in lines if one["userAgent"] == MANAGER and one["stage"] == "RequestReceived")
+
+
+def _name(event: Object) -> str:
+    about = event.get("objectRef", {})
+    return f"{event['verb']} {about.get('resource', '?')}"
+
+
+async def _settled(audit: Audit) -> None:
+    """Waits until the operator has written nothing for a while."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        mark = audit.size()
+        await asyncio.sleep(SETTLED)
+        if not any(name.split()[0] in ("create", "patch", "update", "delete") for name in audit.asked(mark)):
+            return
+    print("  the operator still writes", flush=True)
+
+
+def memory(pid: int, field: str) -> float:
+    """A field of a process' memory in MiB: VmRSS, or VmHWM for the most so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def _scraped(port: int) -> tuple[float, int]:
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        size = len(answer.read())
+    return time.perf_counter() - began, size
+
+
+async def measure(cluster: Cluster, checkout: Path) -> Row:
+    """Starts the operator of a checkout and measures it."""
+    audit, port, began = Audit(cluster), free_port(), time.perf_counter()
+    with operator_process(cluster, port, checkout=checkout) as process:
+        with Pings(port).running() as listing:
+            await ready(port)
+            until_ready = time.perf_counter() - began
+            await _settled(audit)
+        scrapes = [await asyncio.to_thread(_scraped, port) for _ in range(SCRAPES)]
+        mark, cpu = audit.size(), cpu_seconds(process.pid)
+        with Pings(port).running() as idle:
+            await asyncio.sleep(QUIET)
+        asked = audit.asked(mark)
+        return {
+            "ready after": f"{until_ready:.1f} s",
+            "longest wait of the event loop, listing": f"{listing.longest * 1000:.0f} ms",
+            "longest wait of the event loop, idle": f"{idle.longest * 1000:.0f} ms",
+            "RSS": f"{memory(process.pid, 'VmRSS'):.0f} MiB",
+            "RSS at most": f"{memory(process.pid, 'VmHWM'):.0f} MiB",
+            "`/metrics`": f"{statistics.median(seconds for seconds, _ in scrapes) * 1000:.0f} ms",
+            "its size": f"{scrapes[-1][1] / 1e6:.2f} MB",
+            "CPU in 60 quiet seconds": f"{cpu_seconds(process.pid) - cpu:.1f} s",
+            "requests in them": ", ".join(f"{count} {name}" for name, count in asked.most_common()) or "none",
+        }
+
+
+@contextlib.asynccontextmanager
+async def populated(live: int, gone: int) -> AsyncIterator[Cluster]:
+    """A cluster with that many running and ended jobs."""
+    plane = ControlPlaneSettings(audit=True)
+    with Cluster.create(f"many-jobs-{os.getpid()}", ClusterSettings(kwok_nodes=NODES, control_plane=plane)) as cluster:
+        cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "grpojob.yaml"))
+        path = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
+        cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect="True")
+        async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
+            port, began = free_port(), time.perf_counter()
+            with operator_process(cluster, port):
+                await ready(port)
+                await make_live(client, live)
+            print(f"{live} jobs run after {time.perf_counter() - began:.0f} s", flush=True)
+            began = time.perf_counter()
+            await make_ended(client, gone)
+            print(f"{gone} ended jobs are made after {time.perf_counter() - began:.0f} s", flush=True)
+        yield cluster
+
+
+async def compare(live: int, gone: int, checkouts: list[Path]) -> None:
+    """Measures each checkout's operator on the same jobs and prints the table."""
+    async with populated(live, gone) as cluster:
+        rows = []
+        for checkout in checkouts:
+            rows.append(await measure(cluster, checkout.resolve()))
+            print(f"{checkout}: {rows[-1]}", flush=True)
+    print("\n| |", *(f" {checkout} |" for checkout in checkouts))
+    print("|---|" + "---|" * len(checkouts))
+    for what in rows[0]:
+        print(f"| {what} |", *(f" {row[what]} |" for row in rows))
+
+
+def main(given: Any = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_jobs", description=__doc__)
+    parser.add_argument("--live", type=int, default=1000, help="running jobs (default 1000)")
+    parser.add_argument("--ended", type=int, default=10_000, help="ended jobs (default 10000)")
+    parser.add_argument("--checkout", type=Path, action="append", help="whose operator is measured (default: this)")
+    chosen = parser.parse_args(given)
+    asyncio.run(compare(chosen.live, chosen.ended, chosen.checkout or [ROOT]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
