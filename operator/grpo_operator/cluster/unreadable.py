@@ -18,7 +18,7 @@ from ..events import unreadable_event, unreadable_message
 from ..names import ObjectKey
 from ..reasons import Reason
 from ..times import timestamp
-from .api import EVENTS, GRPOJOBS, Cluster, Object, Selection, listed
+from .api import EVENTS, GRPOJOBS, Cluster, Object
 
 log = logging.getLogger(__name__)
 
@@ -87,26 +87,6 @@ def identity(item: object) -> ObjectKey:
     meta = item.get("metadata") if isinstance(item, dict) else None
     named: dict[str, Any] = meta if isinstance(meta, dict) else {}
     return ObjectKey(*(str(named.get(field) or "?")[:253] for field in ("namespace", "name")))
-
-
-async def list_readable(
-    cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]
-) -> tuple[list[T], set[ObjectKey], int]:
-    """A full LIST: what `read` makes of the objects, the keys of those that it gives None for, the resourceVersion.
-
-    Raises:
-        ClusterError: the LIST failed.
-    """
-    unread: set[ObjectKey] = set()
-
-    def noted(item: Object) -> T | None:
-        record = read(item)
-        if record is None:
-            unread.add(identity(item))
-        return record
-
-    records, version = await listed(cluster, selection, noted)
-    return records, unread, version
 
 
 class Teller:
