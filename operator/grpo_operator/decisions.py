@@ -40,6 +40,8 @@ class Decision:
     """Whether that end counts against spec.restarts.limit."""
     node: str = ""
     """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
+    avoided_nodes: tuple[str, ...] | None = None
+    """The nodes that further attempts are kept away from; None: those of before."""
     plan: ExecutionPlan | None = None
     """For COMMIT and QUEUE: how the next attempt runs or would run."""
     passed_over: int = 0

@@ -3,8 +3,8 @@
 Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_api.contract import MANAGED_BY
@@ -73,6 +73,11 @@ class GRPOJobRecord:
     def raw_status(self) -> dict[str, Any]:
         """The status as the API server has it."""
         return raw(self.packed)[1]
+
+    def avoiding(self, nodes: Sequence[str]) -> "GRPOJobRecord":
+        """The same job, kept away from these nodes."""
+        status = self.status.model_copy(update={"avoided_nodes": list(nodes)})
+        return replace(self, typed=replace(self.content, status=status))
 
     @property
     def job_key(self) -> ObjectKey:

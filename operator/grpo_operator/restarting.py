@@ -45,7 +45,10 @@ def again(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool,
     if left > 0:
         message = f"attempt {status.attempt} ended with {outcome.result}: {outcome.message}"
         return Decision(Action.WAIT, Reason.RESTART_BACKOFF, message, look_again=left)
-    return Decision(Action.ADMIT, outcome.result, outcome.message, ended=outcome, counted=counted, node=node)
+    avoided = avoided_nodes(status, node)
+    return Decision(
+        Action.ADMIT, outcome.result, outcome.message, ended=outcome, counted=counted, node=node, avoided_nodes=avoided
+    )
 
 
 def restart_pause(seen: Observation, limits: Limits) -> float:
@@ -74,12 +77,12 @@ def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = R
     return sum(1 for _ in takewhile(lambda end: end.reason in reasons, reversed(ends)))
 
 
-def avoided_nodes(status: GRPOJobStatus, ending: AttemptEnd | None = None) -> list[str]:
-    """The nodes to keep the next attempt away from, once the current one has ended so.
+def avoided_nodes(status: GRPOJobStatus, node: str) -> tuple[str, ...]:
+    """The nodes to keep the next attempt away from, once the current one has ended on that node without a word.
 
-    A node on which two attempts in a row died without a word of the trainer is likely to be broken.
+    A node on which two attempts in a row died so is likely to be broken.
     """
-    known, last = status.avoided_nodes, status.ends[-1] if status.ends else None
-    if ending is None or last is None or not ending.node or ending.node != last.node or ending.node in known:
+    known, last = tuple(status.avoided_nodes), status.ends[-1] if status.ends else None
+    if last is None or not node or node != last.node or node in known:
         return known
-    return [*known, ending.node][-MAX_AVOIDED_NODES:]
+    return (*known, node)[-MAX_AVOIDED_NODES:]

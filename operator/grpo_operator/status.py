@@ -20,7 +20,6 @@ from .decisions import Action, Decision
 from .observe import Observation
 from .reasons import RELEASES, Reason
 from .reports import report
-from .restarting import avoided_nodes
 from .times import timestamp
 
 URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
@@ -52,8 +51,12 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
 def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     """How the current attempt ended, and what that means for those after it."""
     old, action, outcome = seen.job.status, decision.action, decision.ended
-    # nodes that nobody can do without, or that were looked after during a pause, get another chance
-    fields: dict[str, Any] = {"avoided_nodes": []} if action in (Action.SUSPEND, Action.RELEASE) else {}
+    fields: dict[str, Any] = {}
+    if action in (Action.SUSPEND, Action.RELEASE):
+        # nodes that were looked after during a pause, or that nobody can do without, get another chance
+        fields["avoided_nodes"] = []
+    elif decision.avoided_nodes is not None:
+        fields["avoided_nodes"] = list(decision.avoided_nodes)
     if not old.attempt or not (outcome or action is Action.RELEASE):
         return fields
     end = AttemptEnd(
@@ -66,7 +69,7 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     )
     fields["ends"] = [*old.ends, end][-MAX_ENDS:]
     if outcome:
-        fields |= {"outcome": _stamped(outcome, old.attempt), "avoided_nodes": avoided_nodes(old, end)}
+        fields["outcome"] = _stamped(outcome, old.attempt)
     if outcome and action in (Action.COMMIT, Action.QUEUE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1

@@ -1,5 +1,6 @@
 """When, where and how often a gang that has ended starts again: pauses, limits, the user's rules, nodes left out."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def committed(seen: Observation) -> Any:
     """The status after the next attempt was committed."""
     asked = judged(seen)
     assert asked.action is Action.ADMIT
-    return build(seen, Decision(Action.COMMIT, ended=asked.ended, counted=asked.counted, node=asked.node, plan=PLAN))
+    return build(seen, replace(asked, action=Action.COMMIT, plan=PLAN))
 
 
 def test_a_node_where_two_attempts_in_a_row_died_without_a_word_is_left_out() -> None:

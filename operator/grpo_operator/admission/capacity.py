@@ -183,6 +183,12 @@ class Capacity:
         whole = sum(matches(node, plan) and _has_room(node, plan, use) for node in inventory.nodes)
         return whole >= plan.nodes or not inventory.visible
 
+    def possible(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
+        """Whether a plan that is fixed already fits the nodes that there are, whatever runs on them."""
+        nodes = self.usable_by(job.spec, job.status.avoided_nodes).nodes if job.spec else ()
+        wide = sum(node.count for node in nodes if matches(node, plan) and node.gpus_total >= plan.gpus_per_node)
+        return wide >= plan.nodes
+
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`."""
         free = sum(node.gpus_free for node in self.inventory(job).nodes if matches(node, plan))

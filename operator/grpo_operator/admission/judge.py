@@ -39,6 +39,8 @@ class Verdict:
     message: str = ""
     passed_over: int = 0
     """Younger jobs of its priority that have started first."""
+    avoids: bool = True
+    """False: there are not enough nodes without those that the job should be kept away from."""
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -91,10 +93,16 @@ def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
     capacity = Capacity(asked.snapshot, others)
-    if capacity.fits(job, plan):
-        return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
+    avoids = capacity.possible(job, plan)
+    job = job if avoids else job.avoiding(())
+    admitted = capacity.fits(job, plan)
     return Verdict(
-        generation=job.generation, plan=plan, reason=Reason.WAITING_FOR_GPUS, message=capacity.shortage(job, plan)
+        generation=job.generation,
+        plan=plan,
+        admitted=admitted,
+        reason=Reason.ADMITTED if admitted else Reason.WAITING_FOR_GPUS,
+        message=plan.reason if admitted else capacity.shortage(job, plan),
+        avoids=avoids,
     )
 
 
@@ -122,7 +130,7 @@ class _Round:
             found[job.uid] = verdict = self._survived(job)
             if verdict.plan and not verdict.refused:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
-                self._left.reserve(job, verdict.plan)
+                self._left.reserve(job if verdict.avoids else job.avoiding(()), verdict.plan)
                 self._grow(job, verdict.plan)
                 self._places.append((job, verdict))
         found |= self._in_line()
@@ -144,7 +152,10 @@ class _Round:
     def _survived(self, job: GRPOJobRecord) -> Verdict:
         """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
         try:
-            return self._judge(job)
+            verdict = self._judge(job)
+            if not job.status.avoided_nodes or (verdict.plan and self._left.possible(job, verdict.plan)):
+                return verdict
+            return replace(self._judge(job.avoiding(())), avoids=False)
         except Exception as error:
             log.exception("%s: the planner failed", job.key)
             message = f"the planner failed, please report it: {error!r}"

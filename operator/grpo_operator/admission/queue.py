@@ -170,7 +170,7 @@ class AdmissionQueue:
         jobs = {job.uid: job for job in asked.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
             if verdict.admitted and verdict.plan:
-                self._assumptions.add(jobs[uid], verdict.plan)
+                self._assumptions.add(jobs[uid] if verdict.avoids else jobs[uid].avoiding(()), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
         self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, self._assumptions.claims().keys())
 
@@ -193,7 +193,8 @@ class AdmissionQueue:
         if not job.competes:
             return _decision(asked, await self._alone(job))
         if job.active:
-            return _decision(asked, self._restart(job))
+            avoided = asked.avoided_nodes
+            return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
         told = self._notices.read(job.uid)
         if (
             told is None
@@ -223,13 +224,14 @@ class AdmissionQueue:
         """At once and on the newest facts: GPUs that stand still for a pass are of no use to anybody."""
         verdict = restart(job, self._question(self._facts.take()))
         if verdict.admitted and verdict.plan:
-            self._assumptions.add(job, verdict.plan)
+            self._assumptions.add(job if verdict.avoids else job.avoiding(()), verdict.plan)
             self._epoch += 1
         return verdict
 
 
 def _decision(asked: Decision, verdict: Verdict) -> Decision:
     """What to do about a verdict."""
+    asked = asked if verdict.avoids else replace(asked, avoided_nodes=())
     if verdict.refused:
         return Decision(Action.REJECT, verdict.reason, verdict.message)
     if verdict.admitted:
