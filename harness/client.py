@@ -25,9 +25,14 @@ class ApiClient:
     """Requests to `address:port` as the client `name` of the authority."""
 
     def __init__(self, address: str, port: int, authority: Authority, name: str = "admin") -> None:
-        context = ssl.create_default_context(cafile=str(authority.crt("ca")))
-        context.load_cert_chain(authority.crt(name), authority.key(name))
-        self._connection = http.client.HTTPSConnection(address, port, timeout=10, context=context)
+        self._context = ssl.create_default_context(cafile=str(authority.crt("ca")))
+        self._context.load_cert_chain(authority.crt(name), authority.key(name))
+        self._address = (address, port)
+        self._connection = self.connection()
+
+    def connection(self, timeout: float = 10) -> http.client.HTTPSConnection:
+        """A connection of its own, for an answer that is read as it comes, such as a watch's."""
+        return http.client.HTTPSConnection(*self._address, timeout=timeout, context=self._context)
 
     def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
         """Return the answer (parsed if it is a JSON object, else text).

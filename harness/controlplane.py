@@ -103,6 +103,15 @@ class ControlPlane:
         self._processes.start("apiserver", self._apiserver())
         self._until("the API server", "apiserver", lambda: self.client().get("/readyz") == "ok")
 
+    def stop_etcd(self) -> None:
+        """Kill etcd as a crash would."""
+        self._processes.kill("etcd")
+
+    def start_etcd(self) -> None:
+        """Start etcd on the data it had, and wait until the API server can read it."""
+        self._start_etcd()
+        self._until("etcd", "etcd", lambda: self.client().get("/readyz") == "ok")
+
     def _until(self, what: str, role: str, probe: Any) -> None:
         def checked() -> Any:
             self._processes.check(role)

@@ -22,6 +22,8 @@ from harness.controlplane import free_port
 
 Spoil = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 """An answer of its own to a request, or None to let it pass."""
+Lost = Callable[[web.Request], bool]
+"""Whether the API server's answer to a request gets lost; what it asked for is done all the same."""
 
 
 class ApiProxy:
@@ -36,6 +38,9 @@ class ApiProxy:
         self.kubeconfig = folder / "proxy.kubeconfig"
         self.kubeconfig.write_text(_kubeconfig(f"http://127.0.0.1:{self._port}"))
         self.spoil: Spoil | None = None
+        self.lost: Lost = lambda _: False
+        self._watches: list[web.Request] = []
+        self._cut: Callable[[], object] = str
         self.seen: Counter[str] = Counter()
         """Requests so far: `WATCH pods`, `LIST grpojobs`, and the methods of all others."""
 
@@ -52,6 +57,14 @@ class ApiProxy:
             stop()
             thread.join(30)
 
+    def cut_watches(self) -> None:
+        """Breaks the connections of all watches."""
+        self._cut()
+
+    def _hang_up_watches(self) -> None:
+        for one in self._watches:
+            hang_up(one)
+
     async def _serve(self, started: "Future[Callable[[], object]]") -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
@@ -67,6 +80,7 @@ class ApiProxy:
             runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", self._port).start()
+            self._cut = lambda: loop.call_soon_threadsafe(self._hang_up_watches)
             started.set_result(lambda: loop.call_soon_threadsafe(stop.set))
             await stop.wait()
             await runner.cleanup()
@@ -76,13 +90,37 @@ class ApiProxy:
         headers["Accept-Encoding"] = "identity"
         url, timeout = f"{self._target}{request.rel_url}", aiohttp.ClientTimeout(total=None)
         body = await request.read() or None
-        async with session.request(request.method, url, data=body, headers=headers, timeout=timeout) as found:
-            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
-            await answer.prepare(request)
-            async for chunk in found.content.iter_any():
-                await answer.write(chunk)
-            await answer.write_eof()
+        answer = web.StreamResponse()
+        try:
+            async with session.request(request.method, url, data=body, headers=headers, timeout=timeout) as found:
+                if self.lost(request):
+                    hang_up(request)
+                answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+                with self._watched(request):
+                    await answer.prepare(request)
+                    async for chunk in found.content.iter_any():
+                        await answer.write(chunk)
+                    await answer.write_eof()
+        except (aiohttp.ClientError, ConnectionError):  # either end is gone, so the other has nobody to talk to
+            hang_up(request)
         return answer
+
+    @contextmanager
+    def _watched(self, request: web.Request) -> Iterator[None]:
+        if not is_watch(request):
+            yield
+            return
+        self._watches.append(request)
+        try:
+            yield
+        finally:
+            self._watches = [one for one in self._watches if one is not request]
+
+
+def hang_up(request: web.Request) -> None:
+    """Breaks the connection that a request came on."""
+    if request.transport:
+        request.transport.abort()
 
 
 def is_watch(request: web.Request) -> bool:

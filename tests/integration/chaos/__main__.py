@@ -1,0 +1,31 @@
+"""`python -m tests.integration.chaos --faults 1000 --seed 7`: one storm, told as it goes; 1 on a violation."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from .run import storm
+
+
+def main() -> int:
+    """Runs it and prints what was seen."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    report = storm(given.faults, given.seed, folder, lambda text: print(text, flush=True))
+    print(report.table())
+    print(f"{report.faults} faults, seed {report.seed}, {report.seconds:.0f} s")
+    print(f"{report.jobs} jobs in {report.attempts} attempts")
+    print(f"{len(report.violations)} violations; the operator's log: {folder / 'operator.log'}")
+    for one in report.violations:
+        print(f"- {one}")
+    if report.violations:
+        print(f"the same again: {report.command()}")
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

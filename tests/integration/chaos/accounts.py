@@ -1,0 +1,125 @@
+"""Held against the ledger when all is over: is what each job's status says what really happened? Pure."""
+
+from collections.abc import Callable, Iterator
+
+from grpo_api.causes import PERMANENT
+from grpo_api.report import Result
+
+from .history import History, Job
+from .invariants import DEFAULT_LIMIT
+from .ledger import Deed, Ledger
+
+CLOCK_SECONDS = 2.0
+"""What timestamps without fractions and two clocks of one machine may differ by."""
+
+Account = Callable[[Job, Ledger], Iterator[str]]
+
+
+def success_is_rank_0s(job: Job, ledger: Ledger) -> Iterator[str]:
+    """Succeeded only if the trainer let rank 0 succeed, or all ranks, in the attempt that counts."""
+    now = job.last
+    if not now.true("Succeeded"):
+        return
+    ranks = {one.rank for one in ledger.of(job.uid, now.attempt) if one.result is Result.SUCCEEDED}
+    if 0 not in ranks and len(ranks) < (now.status.get("plan") or {}).get("nodes", 1):
+        yield f"Succeeded in attempt {now.attempt}, of which ranks {sorted(ranks) or 'none'} said so"
+
+
+def failures_have_causes(job: Job, ledger: Ledger) -> Iterator[str]:
+    """Failed only for what was done to the job."""
+    now = job.last
+    if not now.true("Failed"):
+        return
+    reason, message = now.condition("Failed")["reason"], now.condition("Failed")["message"]
+    deeds = list(ledger.of(job.uid, now.attempt))
+    if reason == "DeadlineExceeded":
+        yield from _deadline(job)
+    elif reason == "RestartLimit":
+        limit, counted = _limit(job), len(_counting(job, ledger))
+        if now.restarts < limit or counted < now.restarts + 1:
+            yield f"RestartLimit with {now.restarts} of {limit} restarts; {counted} attempts had an end that counts"
+    elif reason in PERMANENT:
+        if not any(one.result == reason for one in deeds):
+            yield f"{reason} in attempt {now.attempt}: nobody reported that: {message}"
+    else:
+        yield f"Failed for {reason}, which nothing here brings about: {message}"
+
+
+def _deadline(job: Job) -> Iterator[str]:
+    now = job.last
+    limit = now.spec.get("activeDeadlineSeconds")
+    begun = next((one.at for one in job.versions if one.attempt), now.at)
+    ended = next(one.at for one in job.versions if one.finished)
+    if limit is None or ended - begun < limit - CLOCK_SECONDS:
+        yield f"DeadlineExceeded {ended - begun:.1f} s after the first attempt; the limit is {limit} s"
+
+
+def _limit(job: Job) -> int:
+    return int(job.last.spec.get("restarts", {}).get("limit", DEFAULT_LIMIT))
+
+
+def _counting(job: Job, ledger: Ledger) -> set[int]:
+    """The attempts in which something ended that counts."""
+    return {one.attempt for one in ledger.of(job.uid) if one.counts and one.attempt <= job.last.attempt}
+
+
+def no_restart_is_counted_without_a_failure(job: Job, ledger: Ledger) -> Iterator[str]:
+    """status.restarts counts attempts that a failure of the training ended."""
+    counted = _counting(job, ledger)
+    if job.last.restarts > len(counted):
+        yield f"{job.last.restarts} restarts were counted; attempts that failed: {sorted(counted)}"
+
+
+def no_failure_goes_uncounted(job: Job, ledger: Ledger) -> Iterator[str]:
+    """An attempt to which nothing was done but that its training failed, and after which another came."""
+    certain = set()
+    for attempt in range(1, job.last.attempt):
+        deeds = list(ledger.of(job.uid, attempt))
+        if deeds and all(one.counts and one.sure for one in deeds) and not _pods_told_to_end_first(job, attempt):
+            certain.add(attempt)
+    if job.last.restarts < len(certain):
+        yield f"{job.last.restarts} restarts were counted; attempts that surely failed: {sorted(certain)}"
+
+
+def _pods_told_to_end_first(job: Job, attempt: int) -> bool:
+    """Whether the operator itself took the attempt back while its end was not known yet."""
+    reasons = {one.condition("Admitted").get("reason") for one in job.versions if one.attempt == attempt}
+    return bool(reasons & {"SchedulingTimeout", "Suspended"})
+
+
+ACCOUNTS: tuple[Account, ...] = (
+    success_is_rank_0s,
+    failures_have_causes,
+    no_restart_is_counted_without_a_failure,
+    no_failure_goes_uncounted,
+)
+
+
+def audit(history: History, ledger: Ledger) -> Iterator[str]:
+    """What is wrong with the stories of all jobs that there have been."""
+    for job in history.jobs.values():
+        if any(one.deed is Deed.SPOILED for one in ledger.of(job.uid)) and job.last.phase == "Draining":
+            continue
+        for account in ACCOUNTS:
+            for found in account(job, ledger):
+                yield f"{account.__name__.replace('_', ' ')}: {job.name} ({job.uid[:8]}): {found}"
+
+
+def events_tell_what_was(history: History, events: list[dict[str, object]]) -> Iterator[str]:
+    """Each event on a GRPOJob tells of a condition as it was written."""
+    said = {
+        (job.uid, one["reason"])
+        for job in history.jobs.values()
+        for version in job.versions
+        for one in version.status.get("conditions", [])
+    }
+    for event in events:
+        about = event["involvedObject"]
+        assert isinstance(about, dict)
+        gaps = (
+            any(version.gap for version in history.jobs[about["uid"]].versions)
+            if about["uid"] in history.jobs
+            else True
+        )
+        if not gaps and (about["uid"], event["reason"]) not in said:
+            yield f"event {event['reason']} on {about['name']}: no condition ever said so: {event['message']}"

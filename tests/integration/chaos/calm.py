@@ -1,0 +1,129 @@
+"""After the storm: all faults are over; every job must get to its end, and nothing be left of any."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from grpo_api.contract import GROUP
+from grpo_operator.names import LABEL_JOB, RENDEZVOUS_SERVICE
+
+from .trainer import succeed
+from .world import ALL_GRPOJOBS, CLAIMS, GRPOJOBS, JOBS, NODES, PODS, SERVICES, Object, World, live, quiet
+
+SETTLE_SECONDS = 90.0
+"""What the operator and the controllers get for it: the longest pause between attempts, and two busy cores."""
+POLL_SECONDS = 0.3
+WAITS = ("WaitingForGPUs", "WaitingInQueue")
+
+
+def restore(world: World) -> None:
+    """Ends all faults, and waits until the operator and the nodes are there."""
+    world.undo_all()
+    world.proxy.spoil, world.proxy.lost = None, lambda _: False
+    world.operator.revive()
+    world.operator.wait_ready()
+    _until(lambda: _all_ready(world))
+
+
+def _all_ready(world: World) -> list[str]:
+    """What is wrong with the nodes."""
+    wrong = []
+    for node in world.items(NODES):
+        conditions = node["status"].get("conditions", [])
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        if not ready or node["spec"].get("taints"):
+            wrong.append(f"node {node['metadata']['name']} is not usable")
+    return wrong
+
+
+def _until(problems: Callable[[], list[str]], seconds: float = SETTLE_SECONDS) -> list[str]:
+    """Looks again and again until there is no problem, and returns the last ones when time is up."""
+    end = time.monotonic() + seconds
+    while (found := problems()) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def settled(world: World) -> list[str]:
+    """Every job has ended, runs whole, is paused, or waits for a reason that is true."""
+    return _until(lambda: [told for job in world.jobs() if (told := _unsettled(world, job))])
+
+
+def _unsettled(world: World, job: Object) -> str:
+    """What is not as it should be; empty when all is well."""
+    status, spec, generation = job.get("status", {}), job["spec"], job["metadata"]["generation"]
+    if status.get("observedGeneration") != generation:
+        return f"{_told(job)}: generation {generation}, observed {status.get('observedGeneration')}"
+    running = [pod for pod in world.pods_of(job) if live(pod) and pod["status"].get("phase") == "Running"]
+    reason = next((one["reason"] for one in status.get("conditions", []) if one["type"] == "Admitted"), "")
+    impossible = bool(spec["placement"].get("nodeSelector"))
+    expected = {
+        "Succeeded": not running,
+        "Failed": not running,
+        "Suspended": bool(spec.get("suspend")) and not running,
+        "Running": not spec.get("suspend") and len(running) == (status.get("plan") or {}).get("nodes"),
+        "Queued": (reason in WAITS or impossible) and not running,
+        "Pending": impossible and not running,
+        "Starting": impossible and not running,
+    }
+    if expected.get(status.get("phase", ""), False):
+        return ""
+    return f"{_told(job)}: {len(running)} pods run"
+
+
+def _told(job: Object) -> str:
+    """A job with all that its status says."""
+    status, metadata = job.get("status", {}), job["metadata"]
+    told = [f"{one['type']}={one['status']} {one['message'][:150]!r}" for one in status.get("conditions", [])]
+    attempt = f"attempt {status.get('attempt', 0)} of {metadata['uid'][:8]}"
+    return f"{metadata['namespace']}/{metadata['name']}, {attempt}, is {status.get('phase')}: {'; '.join(told)}"
+
+
+def drained(world: World) -> list[str]:
+    """Lets every job that runs succeed and resumes what is paused, until all have ended but those that can't run."""
+
+    def left() -> list[str]:
+        found = [job for job in world.jobs() if not _over(job) and not job["spec"]["placement"].get("nodeSelector")]
+        for job in found:
+            if job["spec"].get("suspend"):
+                _resume(world, job["metadata"])
+            elif job.get("status", {}).get("phase") == "Running":
+                succeed(world, job)
+        return [_told(job) for job in found]
+
+    return [f"no job is lost: {one}" for one in _until(left)]
+
+
+def _over(job: Object) -> bool:
+    return job.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _resume(world: World, metadata: Object) -> None:
+    quiet(lambda: world.patch(GRPOJOBS, metadata["namespace"], metadata["name"], {"spec": {"suspend": False}}))
+
+
+def deleted(world: World) -> list[str]:
+    """Deletes all jobs, and returns what is left of them."""
+    for job in world.items(ALL_GRPOJOBS):
+        metadata = job["metadata"]
+        world.delete(GRPOJOBS, metadata["namespace"], metadata["name"], propagationPolicy="Background")
+    return [f"nothing is left over: {one}" for one in _until(lambda: list(_left(world)))]
+
+
+def _left(world: World) -> Iterator[str]:
+    yield from (f"GRPOJob {_name(one)}" for one in world.items(ALL_GRPOJOBS))
+    for kind, path in (("Job", JOBS), ("pod", PODS)):
+        for one in world.all_of(path):
+            if LABEL_JOB in one["metadata"].get("labels", {}):
+                yield f"{kind} {_name(one)} {one['status'].get('phase', '')}"
+    for one in world.all_of(CLAIMS):
+        # one that is to be retained has no owner
+        if one["metadata"].get("ownerReferences"):
+            yield f"claim {_name(one)}"
+    for one in world.all_of(SERVICES):
+        ours = any(key.startswith(GROUP) for key in one["metadata"].get("labels", {}))
+        if ours and one["metadata"]["name"] != RENDEZVOUS_SERVICE:
+            yield f"Service {_name(one)}"
+
+
+def _name(one: Object) -> str:
+    return f"{one['metadata'].get('namespace', '')}/{one['metadata']['name']}"

@@ -1,0 +1,196 @@
+"""What has been: every version of every GRPOJob, every pod and node, as the API server told the observer. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_api.contract import PLAN_ANNOTATION
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_UID
+
+Object = dict[str, Any]
+GPU = "nvidia.com/gpu"
+PRODUCT = "nvidia.com/gpu.product"
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A GRPOJob as it was from this time (unix seconds) on."""
+
+    at: float
+    generation: int
+    spec: Object
+    status: Object
+    gap: bool = False
+    """Whether versions before it may have been missed."""
+
+    def condition(self, kind: str) -> Object:
+        """The condition; empty when it was never written."""
+        return next((one for one in self.status.get("conditions", []) if one["type"] == kind), {})
+
+    def true(self, kind: str) -> bool:
+        """Whether the condition is True."""
+        return bool(self.condition(kind).get("status") == "True")
+
+    @property
+    def attempt(self) -> int:
+        """status.attempt."""
+        return int(self.status.get("attempt", 0))
+
+    @property
+    def restarts(self) -> int:
+        """status.restarts."""
+        return int(self.status.get("restarts", 0))
+
+    @property
+    def phase(self) -> str:
+        """status.phase."""
+        return str(self.status.get("phase", ""))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has succeeded or failed for good."""
+        return self.true("Succeeded") or self.true("Failed")
+
+    @property
+    def active(self) -> bool:
+        """Whether an attempt is admitted."""
+        return self.true("Admitted") and not self.finished and self.attempt > 0
+
+    @property
+    def gpus(self) -> tuple[str, int]:
+        """Product and number of GPUs that the plan takes."""
+        plan = self.status.get("plan") or {}
+        return plan.get("gpuProduct", ""), plan.get("nodes", 0) * plan.get("gpusPerNode", 0)
+
+
+@dataclass(slots=True)
+class Job:
+    """A GRPOJob from its creation to its deletion."""
+
+    uid: str
+    name: str
+    """`namespace/name`."""
+    versions: list[Version] = field(default_factory=list)
+    told_at: float | None = None
+    """When its deletion was asked for."""
+    gone_at: float | None = None
+
+    @property
+    def last(self) -> Version:
+        """Its last version."""
+        return self.versions[-1]
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod from its creation to its end."""
+
+    name: str
+    job: str
+    """uid of the GRPOJob that it was made for; empty for others, whatever their labels say."""
+    attempt: str
+    gpus: int
+    seen_at: float
+    node: str = ""
+    bound_at: float = 0.0
+    phase: str = ""
+    told_at: float | None = None
+    """When it was told to end."""
+    gone_at: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it may still hold what it requests."""
+        return self.phase not in ENDED and self.gone_at is None
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs or may still run, and nobody has told it to end."""
+        return self.holds and self.told_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a node offered from this time on: no GPUs while it is not to be used."""
+
+    at: float
+    product: str
+    gpus: int
+
+
+class History:
+    """Filled by the observer, one event at a time."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self.jobs: dict[str, Job] = {}
+        self.pods: dict[str, Pod] = {}
+        self.nodes: dict[str, list[Offer]] = {}
+
+    def see(self, plural: str, found: Object, at: float, *, gone: bool = False, gap: bool = False) -> None:
+        """An object as it is now; `gone`: as it was when it went."""
+        if plural == "grpojobs":
+            self._see_job(found, at, gone, gap)
+        elif plural == "pods":
+            self._see_pod(found, at, gone)
+        else:
+            self._see_node(found, at, gone)
+
+    def listed(self, plural: str, uids: set[str], at: float) -> None:
+        """A full LIST: what it lacks went unnoticed."""
+        known: dict[str, Job] | dict[str, Pod] = self.jobs if plural == "grpojobs" else self.pods
+        if plural != "nodes":
+            for uid, one in known.items():
+                if uid not in uids and one.gone_at is None:
+                    one.gone_at = at
+
+    def _see_job(self, found: Object, at: float, gone: bool, gap: bool) -> None:
+        metadata = found["metadata"]
+        job = self.jobs.setdefault(metadata["uid"], Job(metadata["uid"], f"{metadata['namespace']}/{metadata['name']}"))
+        version = Version(at, metadata["generation"], found["spec"], found.get("status", {}), gap)
+        if not job.versions or (version.spec, version.status) != (job.last.spec, job.last.status):
+            job.versions.append(version)
+        if "deletionTimestamp" in metadata or gone:
+            job.told_at = job.told_at or at
+        if gone:
+            job.gone_at = at
+
+    def _see_pod(self, found: Object, at: float, gone: bool) -> None:
+        metadata, spec, labels = found["metadata"], found["spec"], found["metadata"].get("labels", {})
+        gpus = sum(int(one.get("resources", {}).get("limits", {}).get(GPU, 0)) for one in spec["containers"])
+        ours = PLAN_ANNOTATION in metadata.get("annotations", {})
+        fresh = Pod(
+            metadata["name"], labels.get(LABEL_UID, "") if ours else "", labels.get(LABEL_ATTEMPT, ""), gpus, at
+        )
+        pod = self.pods.setdefault(metadata["uid"], fresh)
+        pod.phase = found.get("status", {}).get("phase", "")
+        if spec.get("nodeName") and not pod.node:
+            pod.node, pod.bound_at = spec["nodeName"], at
+        if "deletionTimestamp" in metadata or gone:
+            pod.told_at = pod.told_at or at
+        if gone:
+            pod.gone_at = at
+
+    def _see_node(self, found: Object, at: float, gone: bool) -> None:
+        metadata, status = found["metadata"], found.get("status", {})
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
+        usable = ready and not gone and not found["spec"].get("unschedulable")
+        gpus = int(status.get("allocatable", {}).get(GPU, 0)) if usable else 0
+        offers = self.nodes.setdefault(metadata["name"], [])
+        if not offers or offers[-1].gpus != gpus:
+            offers.append(Offer(at, metadata.get("labels", {}).get(PRODUCT, ""), gpus))
+
+    def capacity(self, product: str, since: float, until: float) -> int:
+        """GPUs of the product that could be used at some moment of that time: each node's best."""
+        return sum(self.best(name, product, since, until) for name in self.nodes)
+
+    def best(self, node: str, product: str, since: float, until: float) -> int:
+        """Most GPUs of the product that the node offered at some moment of that time."""
+        offers = [one for one in self.nodes.get(node, []) if one.product == product and one.at <= until]
+        before = [one.gpus for one in offers if one.at <= since][-1:]
+        return max(before + [one.gpus for one in offers if one.at > since], default=0)
+
+    def standing(self) -> Iterator[Job]:
+        """The GRPOJobs that nobody has deleted."""
+        return (job for job in self.jobs.values() if job.told_at is None and job.gone_at is None)

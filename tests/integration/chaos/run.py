@@ -1,0 +1,176 @@
+"""The whole story: a cluster, a storm of so many faults by a seed, a calm, and the judgement of what was seen.
+
+The same seed gives the same decisions in the same order; what they meet depends on the timing of real processes.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from harness.client import ApiStatusError
+from harness.cluster import Cluster
+from harness.programs.processes import until
+from harness.settings import ClusterSettings
+
+from ..api_proxy import ApiProxy
+from . import calm
+from .accounts import audit, events_tell_what_was
+from .faults import FAULTS
+from .faults.base import Fault
+from .faults.content import UNKNOWN_PHASE
+from .ledger import Ledger
+from .observer import Observer
+from .operator_process import ROOT, OperatorProcess
+from .population import prepare, top_up
+from .trainer import train
+from .world import ALL_GRPOJOBS, EVENTS, World
+
+LONGEST_PAUSE = 1.0
+"""Seconds between two faults: shorter and longer than what an attempt takes to start."""
+RECOVERY_SECONDS = 12.0
+"""After a disturbance the operator and the controllers may pause so long between two tries."""
+LULL_EVERY = 100
+"""Faults after which all of them end for once, so that what is only slow can be told from what is lost."""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Report:
+    """What was done and what was seen."""
+
+    seed: int
+    struck: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    jobs: int = 0
+    attempts: int = 0
+    seconds: float = 0.0
+
+    @property
+    def faults(self) -> int:
+        """How many faults struck."""
+        return self.struck.total()
+
+    def command(self) -> str:
+        """What repeats it."""
+        return f"make chaos SEED={self.seed} FAULTS={self.faults}"
+
+    def table(self) -> str:
+        """Faults by kind."""
+        rows = [f"| {kind} | {count} |" for kind, count in sorted(self.struck.items())]
+        return "\n".join(["| fault | times |", "|---|---|", *rows])
+
+
+def storm(faults: int, seed: int, folder: Path, say: Say) -> Report:
+    """So many faults on a cluster of its own; `folder` keeps the operator's log and the proxy's kubeconfig."""
+    begun = time.monotonic()
+    with Cluster.create(f"chaos-{seed}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
+        _define(cluster)
+        with ApiProxy(cluster, folder).running() as proxy:
+            operator = OperatorProcess(proxy.kubeconfig, folder / "operator.log")
+            world = World(cluster, proxy, operator, Ledger())
+            world.found()
+            prepare(world)
+            try:
+                with Observer(cluster).watching() as observer:
+                    report = Storm(world, observer, Report(seed), say).blow(faults)
+            finally:
+                operator.kill()
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+def _define(cluster: Cluster) -> None:
+    """GRPOJobs, with a phase that only a newer operator knows."""
+    definition = yaml.safe_load((ROOT / "crds" / "grpojob.yaml").read_text())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["status"]["properties"]["phase"]["enum"].append(UNKNOWN_PHASE)
+    client = cluster.control_plane.client()
+    client.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    until("GRPOJobs to be served", lambda: client.get(ALL_GRPOJOBS), 60)
+
+
+class Storm:
+    """One run on a world that stands."""
+
+    def __init__(self, world: World, observer: Observer, report: Report, say: Say) -> None:
+        self._world, self._observer, self._report, self._say = world, observer, report, say
+        self._decisions = 0
+
+    def blow(self, faults: int) -> Report:
+        """Strikes so many times, then lets the calm come."""
+        world, report = self._world, self._report
+        world.operator.start()
+        world.operator.wait_ready()
+        chance = random.Random(f"{report.seed}/world")
+        while report.faults < faults:
+            self._live_on(chance)
+            self._strike(self._draw())
+            if report.faults % LULL_EVERY == 0 and report.faults < faults:
+                self._lull()
+        self._end()
+        return report
+
+    def _draw(self) -> tuple[Fault, random.Random]:
+        """The next decision: of the seed and its number alone."""
+        self._decisions += 1
+        chance = random.Random(f"{self._report.seed}/{self._decisions}")
+        return chance.choices(FAULTS, [fault.weight for fault in FAULTS])[0], chance
+
+    def _live_on(self, chance: random.Random) -> None:
+        try:
+            train(self._world, chance)
+            top_up(self._world, chance)
+        except ApiStatusError as error:  # of an API server that has just come back
+            self._say(f"not now: {error}")
+        time.sleep(chance.uniform(0, LONGEST_PAUSE))
+
+    def _strike(self, drawn: tuple[Fault, random.Random]) -> None:
+        fault, chance = drawn
+        if fault.disturbs:
+            self._observer.disturbed_until = time.time() + 3600
+        try:
+            told = fault.strike(self._world, chance)
+            if told:
+                self._world.struck()
+        except ApiStatusError as error:
+            told = ""
+            self._say(f"{fault.kind}: {error}")
+        if fault.disturbs:
+            self._observer.disturbed_until = time.time() + RECOVERY_SECONDS
+        if told:
+            self._report.struck[fault.kind] += 1
+            self._report.told.append(f"{self._report.faults} {fault.kind}: {told}")
+            self._say(f"{time.strftime('%H:%M:%S')} {self._report.told[-1]}")
+
+    def _lull(self) -> None:
+        """All faults end for a while; every job must get somewhere."""
+        calm.restore(self._world)
+        self._observer.disturbed_until = time.time() + RECOVERY_SECONDS
+        self._judge(calm.settled(self._world))
+
+    def _end(self) -> None:
+        world, observer = self._world, self._observer
+        self._lull()
+        self._judge(calm.drained(world))
+        events = [one for one in world.all_of(EVENTS) if one["involvedObject"]["kind"] == "GRPOJob"]
+        with observer.frozen() as history:
+            self._judge(list(audit(history, world.ledger)))
+            self._judge(list(events_tell_what_was(history, events)))
+            self._report.jobs = len(history.jobs)
+            self._report.attempts = sum(job.last.attempt for job in history.jobs.values())
+        self._judge(calm.deleted(world))
+        world.operator.terminate()
+        self._judge([*observer.violations, *world.operator.unexpected])
+        self._judge([f"the operator's log: {line}" for line in world.operator.complaints()])
+
+    def _judge(self, violations: list[str]) -> None:
+        for one in violations:
+            self._say(f"VIOLATION: {one}")
+        self._report.violations += violations
