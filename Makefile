@@ -18,8 +18,9 @@ GPUS_PER_NODE ?= 8
 # `make soak`: a seed that is new every day
 SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 30
+FAULTS ?= 100
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak lint codegen cluster cluster-down images bench tools
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen cluster cluster-down images bench tools
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -64,6 +65,9 @@ soak: venv ## generated tests, ten times the cases and new ones in each round, u
 	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
 	  $(BIN)/pytest tests/unit tests/integration -m 'hypothesis or seeded' --hypothesis-profile=soak --hypothesis-seed=$$seed \
 	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
+
+chaos: venv ## so many faults of all kinds on a real control plane, told as they strike (SEED=… FAULTS=100)
+	$(BIN)/python -m tests.integration.chaos --seed $(SEED) --faults $(FAULTS)
 
 lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .

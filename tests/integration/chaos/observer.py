@@ -134,7 +134,7 @@ class Observer:
         """Two attempts of a job may be alive together for a moment; counts only what passes undisturbed."""
         seen = set()
         for job in self.history.jobs.values():
-            for attempt in _earlier_lives(self.history, job):
+            for attempt in earlier_lives(self.history, job):
                 key = (job.uid, attempt)
                 seen.add(key)
                 self._overlaps[key] = self._overlaps.get(key, 0.0) + passed
@@ -147,7 +147,7 @@ class Observer:
         self._overlaps = {key: value for key, value in self._overlaps.items() if key in seen}
 
 
-def _earlier_lives(history: History, job: Job) -> set[str]:
+def earlier_lives(history: History, job: Job) -> set[str]:
     """Earlier attempts with live pods, while the current one has live pods, too."""
     attempts = {pod.attempt for pod in history.pods.values() if pod.job == job.uid and pod.live and pod.node}
     current = str(job.last.attempt)
