@@ -89,9 +89,9 @@ class ApiProxy:
         headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
         headers["Accept-Encoding"] = "identity"
         url, timeout = f"{self._target}{request.rel_url}", aiohttp.ClientTimeout(total=None)
-        body = await request.read() or None
         answer = web.StreamResponse()
         try:
+            body = await request.read() or None
             async with session.request(request.method, url, data=body, headers=headers, timeout=timeout) as found:
                 if self.lost(request):
                     hang_up(request)

@@ -190,6 +190,8 @@ def test_restarts_are_held_against_what_failed() -> None:
 def test_an_event_that_no_condition_said_is_blamed() -> None:
     history = History()
     history.jobs["uid"] = Job("uid", "team/job", [version(0, condition("Admitted", reason="Admitted"))])
-    about = {"uid": "uid", "name": "job"}
-    events = [{"involvedObject": about, "reason": reason, "message": "m"} for reason in ("Admitted", "Hang")]
+    about: dict[str, object] = {"uid": "uid", "name": "job"}
+    events: list[dict[str, object]] = [
+        {"involvedObject": about, "reason": reason, "message": "m"} for reason in ("Admitted", "Hang")
+    ]
     assert list(events_tell_what_was(history, events)) == ["event Hang on job: no condition ever said so: m"]

@@ -6,7 +6,7 @@ from grpo_api.causes import PERMANENT
 from grpo_api.report import Result
 
 from .history import History, Job
-from .invariants import DEFAULT_LIMIT
+from .invariants import DEFAULT_LIMIT, DEFAULT_UNCOUNTED_LIMIT
 from .ledger import Deed, Ledger
 
 CLOCK_SECONDS = 2.0
@@ -35,9 +35,7 @@ def failures_have_causes(job: Job, ledger: Ledger) -> Iterator[str]:
     if reason == "DeadlineExceeded":
         yield from _deadline(job)
     elif reason == "RestartLimit":
-        limit, counted = _limit(job), len(_counting(job, ledger))
-        if now.restarts < limit or counted < now.restarts + 1:
-            yield f"RestartLimit with {now.restarts} of {limit} restarts; {counted} attempts had an end that counts"
+        yield from _limits(job, ledger)
     elif reason in PERMANENT:
         if not any(one.result == reason for one in deeds):
             yield f"{reason} in attempt {now.attempt}: nobody reported that: {message}"
@@ -54,8 +52,14 @@ def _deadline(job: Job) -> Iterator[str]:
         yield f"DeadlineExceeded {ended - begun:.1f} s after the first attempt; the limit is {limit} s"
 
 
-def _limit(job: Job) -> int:
-    return int(job.last.spec.get("restarts", {}).get("limit", DEFAULT_LIMIT))
+def _limits(job: Job, ledger: Ledger) -> Iterator[str]:
+    restarts, now = job.last.spec.get("restarts", {}), job.last
+    uncounted = now.status.get("uncountedRestarts", 0)
+    if uncounted >= restarts.get("uncountedLimit", DEFAULT_UNCOUNTED_LIMIT):
+        return
+    limit, counted = restarts.get("limit", DEFAULT_LIMIT), len(_counting(job, ledger))
+    if now.restarts < limit or counted < now.restarts + 1:
+        yield f"RestartLimit with {now.restarts} of {limit} restarts; {counted} attempts had an end that counts"
 
 
 def _counting(job: Job, ledger: Ledger) -> set[int]:

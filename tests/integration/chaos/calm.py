@@ -62,7 +62,7 @@ def _unsettled(world: World, job: Object) -> str:
         "Suspended": bool(spec.get("suspend")) and not running,
         "Running": not spec.get("suspend") and len(running) == (status.get("plan") or {}).get("nodes"),
         "Queued": (reason in WAITS or impossible) and not running,
-        "Pending": impossible and not running,
+        "Pending": bool(impossible or status.get("avoidedNodes")) and not running,
         "Starting": impossible and not running,
     }
     if expected.get(status.get("phase", ""), False):
@@ -85,7 +85,9 @@ def drained(world: World) -> list[str]:
         found = [job for job in world.jobs() if not _over(job) and not job["spec"]["placement"].get("nodeSelector")]
         for job in found:
             if job["spec"].get("suspend"):
-                _resume(world, job["metadata"])
+                _pause(world, job, False)
+            elif job.get("status", {}).get("avoidedNodes") and job["status"].get("phase") != "Running":
+                _pause(world, job, True)  # what users do when a node works again that the job keeps away from
             elif job.get("status", {}).get("phase") == "Running":
                 succeed(world, job)
         return [_told(job) for job in found]
@@ -97,8 +99,9 @@ def _over(job: Object) -> bool:
     return job.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
-def _resume(world: World, metadata: Object) -> None:
-    quiet(lambda: world.patch(GRPOJOBS, metadata["namespace"], metadata["name"], {"spec": {"suspend": False}}))
+def _pause(world: World, job: Object, suspend: bool) -> None:
+    metadata = job["metadata"]
+    quiet(lambda: world.patch(GRPOJOBS, metadata["namespace"], metadata["name"], {"spec": {"suspend": suspend}}))
 
 
 def deleted(world: World) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from .history import History, Job, Version
 
 DEFAULT_LIMIT = 3
+DEFAULT_UNCOUNTED_LIMIT = 100
 FINAL = ("Succeeded", "Failed")
 FOREIGN_SECONDS = 15.0
 """A foreign pod that was bound so long before an admission is no news to the operator any more."""
@@ -26,6 +27,23 @@ def restarts_only_grow_within_the_limit(before: Version, after: Version) -> Iter
     limit = after.spec.get("restarts", {}).get("limit", DEFAULT_LIMIT)
     if after.restarts > before.restarts and after.restarts > limit and not after.gap:
         yield f"status.restarts grew to {after.restarts}; spec.restarts.limit is {limit}"
+
+
+def uncounted_restarts_only_grow_within_their_limit(before: Version, after: Version) -> Iterator[str]:
+    """The same for those that don't count against the limit."""
+    was, now = (one.status.get("uncountedRestarts", 0) for one in (before, after))
+    limit = after.spec.get("restarts", {}).get("uncountedLimit", DEFAULT_UNCOUNTED_LIMIT)
+    if now < was or (now > was and now > limit and not after.gap):
+        yield f"status.uncountedRestarts went from {was} to {now}; spec.restarts.uncountedLimit is {limit}"
+
+
+def every_new_attempt_is_accounted_for(before: Version, after: Version) -> Iterator[str]:
+    """A restart is counted or uncounted, but not both, and no more restarts are counted than there are attempts."""
+    restarts = after.restarts + after.status.get("uncountedRestarts", 0)
+    if restarts > before.restarts + before.status.get("uncountedRestarts", 0) + 1 and not after.gap:
+        yield "one write counted several restarts"
+    if restarts > max(0, after.attempt):
+        yield f"{restarts} restarts of both kinds in {after.attempt} attempts"
 
 
 def an_end_is_final(before: Version, after: Version) -> Iterator[str]:
@@ -55,6 +73,8 @@ def nothing_is_started_without_a_plan(before: Version, after: Version) -> Iterat
 STEPS: tuple[Step, ...] = (
     attempts_only_grow_one_by_one,
     restarts_only_grow_within_the_limit,
+    uncounted_restarts_only_grow_within_their_limit,
+    every_new_attempt_is_accounted_for,
     an_end_is_final,
     transition_times_move_with_the_status_alone,
     nothing_is_started_without_a_plan,

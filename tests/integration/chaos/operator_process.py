@@ -14,6 +14,8 @@ from pathlib import Path
 from harness.controlplane import free_port
 from harness.programs.processes import until
 
+from . import hasty_operator
+
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 120.0
 END_SECONDS = 60.0
@@ -22,7 +24,6 @@ OPTIONS = (
     "--metrics-address=127.0.0.1",
     "--resync-seconds=20",
     "--progress-seconds=2",
-    "--scheduling-timeout-seconds=15",
 )
 
 
@@ -31,7 +32,7 @@ class OperatorProcess:
 
     def __init__(self, kubeconfig: Path, log: Path) -> None:
         """Nothing runs yet."""
-        self._command = [sys.executable, "-m", "grpo_operator", f"--kubeconfig={kubeconfig}", *OPTIONS]
+        self._command = [sys.executable, "-m", hasty_operator.__name__, f"--kubeconfig={kubeconfig}", *OPTIONS]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
@@ -43,7 +44,7 @@ class OperatorProcess:
         self._port = free_port()
         # a process that is killed in the middle of writing its coverage leaves a file that can't be read
         environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-        environment["PYTHONPATH"] = str(ROOT / "operator")
+        environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "operator"), str(ROOT)))
         with self._log.open("ab") as log:
             command = [*self._command, f"--metrics-port={self._port}"]
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

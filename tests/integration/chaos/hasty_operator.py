@@ -1,0 +1,29 @@
+"""`python -m tests.integration.chaos.hasty_operator`: the operator with its own settings, but pauses of seconds.
+
+A storm of minutes would otherwise meet mostly jobs that wait for their next attempt.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from grpo_operator import logs, settings
+from grpo_operator.__main__ import run
+from grpo_operator.decisions import Limits
+
+LIMITS = Limits(
+    scheduling=15.0,
+    release_pause=1.0,
+    longest_release_pause=5.0,
+    pods=2.0,
+    words=5.0,
+    restart_pause=0.5,
+    longest_restart_pause=4.0,
+    healthy=20.0,
+    survivors=5.0,
+    silence=10.0,
+)
+
+if __name__ == "__main__":
+    chosen = settings.parse()
+    logs.configure(chosen.log_format, chosen.log_level)
+    asyncio.run(run(replace(chosen, limits=LIMITS)))
