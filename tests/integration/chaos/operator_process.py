@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.controlplane import free_port
@@ -30,8 +30,9 @@ OPTIONS = (
 class OperatorProcess:
     """One operator after the other, all with one log."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        """Nothing runs yet."""
+    def __init__(self, kubeconfig: Path, log: Path, environment: Mapping[str, str]) -> None:
+        """Nothing runs yet. By the environment the cluster knows the process as one of its own, and ends it too."""
+        self._environment = environment
         self._command = [sys.executable, "-m", hasty_operator.__name__, f"--kubeconfig={kubeconfig}", *OPTIONS]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -43,7 +44,7 @@ class OperatorProcess:
         """Starts a process; `wait_ready` waits until it works."""
         self._port = free_port()
         # a process that is killed in the middle of writing its coverage leaves a file that can't be read
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+        environment = {name: value for name, value in self._environment.items() if not name.startswith("COV")}
         environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "operator"), str(ROOT)))
         with self._log.open("ab") as log:
             command = [*self._command, f"--metrics-port={self._port}"]

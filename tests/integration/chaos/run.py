@@ -73,7 +73,8 @@ def storm(faults: int, seed: int, folder: Path, say: Say) -> Report:
     with Cluster.create(f"chaos-{seed}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
         _define(cluster)
         with ApiProxy(cluster, folder).running() as proxy:
-            operator = OperatorProcess(proxy.kubeconfig, folder / "operator.log")
+            environment = cluster.processes.environment("operator")
+            operator = OperatorProcess(proxy.kubeconfig, folder / "operator.log", environment)
             world = World(cluster, proxy, operator, Ledger())
             world.found()
             prepare(world)
