@@ -27,6 +27,7 @@ from .ledger import Ledger
 from .observer import Observer
 from .operator_process import ROOT, OperatorProcess
 from .population import prepare, top_up
+from .progress_server import ProgressServer
 from .trainer import train
 from .world import ALL_GRPOJOBS, EVENTS, World
 
@@ -72,10 +73,10 @@ def storm(faults: int, seed: int, folder: Path, say: Say) -> Report:
     begun = time.monotonic()
     with Cluster.create(f"chaos-{seed}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
         _define(cluster)
-        with ApiProxy(cluster, folder).running() as proxy:
+        with ApiProxy(cluster, folder).running() as proxy, ProgressServer().running() as progress:
             environment = cluster.processes.environment("operator")
             operator = OperatorProcess(proxy.kubeconfig, folder / "operator.log", environment)
-            world = World(cluster, proxy, operator, Ledger())
+            world = World(cluster, proxy, progress, operator, Ledger())
             world.found()
             prepare(world)
             try:

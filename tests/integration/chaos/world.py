@@ -18,6 +18,7 @@ from harness.settings import GpuSettings
 from ..api_proxy import ApiProxy
 from .ledger import Ledger
 from .operator_process import OperatorProcess
+from .progress_server import ProgressServer
 
 Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
@@ -53,9 +54,12 @@ class Undo:
 class World:
     """All that faults act on."""
 
-    def __init__(self, cluster: Cluster, proxy: ApiProxy, operator: OperatorProcess, ledger: Ledger) -> None:
+    def __init__(
+        self, cluster: Cluster, proxy: ApiProxy, progress: ProgressServer, operator: OperatorProcess, ledger: Ledger
+    ) -> None:
         """The cluster knows GRPOJobs; nodes and namespaces are made by `found`."""
-        self.cluster, self.proxy, self.operator, self.ledger = cluster, proxy, operator, ledger
+        self.cluster, self.proxy, self.progress = cluster, proxy, progress
+        self.operator, self.ledger = operator, ledger
         self.client: ApiClient = cluster.control_plane.client()
         self._undo: list[Undo] = []
 

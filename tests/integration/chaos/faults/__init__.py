@@ -1,8 +1,8 @@
 """All faults by kind, each with its weight in the draw."""
 
-from . import api, content, deletions, ends, kills, wishes
+from . import api, content, deletions, ends, kills, lies, wishes
 from .base import Fault
 
 FAULTS: tuple[Fault, ...] = (
-    *kills.FAULTS, *ends.FAULTS, *content.FAULTS, *api.FAULTS, *deletions.FAULTS, *wishes.FAULTS,
+    *kills.FAULTS, *ends.FAULTS, *content.FAULTS, *lies.FAULTS, *api.FAULTS, *deletions.FAULTS, *wishes.FAULTS,
 )  # fmt: skip
