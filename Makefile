@@ -19,6 +19,7 @@ GPUS_PER_NODE ?= 8
 SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 30
 FAULTS ?= 100
+ONLY ?=
 
 .PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen cluster cluster-down images bench tools
 
@@ -66,8 +67,8 @@ soak: venv ## generated tests, ten times the cases and new ones in each round, u
 	  $(BIN)/pytest tests/unit tests/integration -m 'hypothesis or seeded' --hypothesis-profile=soak --hypothesis-seed=$$seed \
 	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
 
-chaos: venv ## so many faults of all kinds on a real control plane, told as they strike (SEED=… FAULTS=100)
-	$(BIN)/python -m tests.integration.chaos --seed $(SEED) --faults $(FAULTS)
+chaos: venv ## so many faults of all kinds on a real control plane, told as they strike (SEED=… FAULTS=100 ONLY=regex)
+	$(BIN)/python -m tests.integration.chaos --seed $(SEED) --faults $(FAULTS) --only "$(ONLY)"
 
 lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .

@@ -76,13 +76,20 @@ def no_restart_is_counted_without_a_failure(job: Job, ledger: Ledger) -> Iterato
 
 def no_failure_goes_uncounted(job: Job, ledger: Ledger) -> Iterator[str]:
     """An attempt to which nothing was done but that its training failed, and after which another came."""
-    certain = set()
-    for attempt in range(1, job.last.attempt):
-        deeds = list(ledger.of(job.uid, attempt))
-        if deeds and all(one.counts and one.sure for one in deeds) and not _pods_told_to_end_first(job, attempt):
-            certain.add(attempt)
+    certain = surely_failed(job, ledger)
     if job.last.restarts < len(certain):
         yield f"{job.last.restarts} restarts were counted; attempts that surely failed: {sorted(certain)}"
+
+
+def surely_failed(job: Job, ledger: Ledger) -> set[int]:
+    """Attempts before the last to which nothing else was done."""
+    return {
+        attempt
+        for attempt in range(1, job.last.attempt)
+        if (deeds := list(ledger.of(job.uid, attempt)))
+        and all(one.counts and one.sure for one in deeds)
+        and not _pods_told_to_end_first(job, attempt)
+    }
 
 
 def _pods_told_to_end_first(job: Job, attempt: int) -> bool:

@@ -4,6 +4,7 @@ The same seed gives the same decisions in the same order; what they meet depends
 """
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from harness.settings import ClusterSettings
 
 from ..api_proxy import ApiProxy
 from . import calm
-from .accounts import audit, events_tell_what_was
+from .accounts import audit, events_tell_what_was, surely_failed
 from .faults import FAULTS
 from .faults.base import Fault
 from .faults.content import UNKNOWN_PHASE
@@ -46,11 +47,14 @@ class Report:
     """What was done and what was seen."""
 
     seed: int
+    only: str = ""
     struck: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     jobs: int = 0
     attempts: int = 0
+    certain: int = 0
+    """Attempts of which it is known that they had to be counted as failures."""
     seconds: float = 0.0
 
     @property
@@ -60,7 +64,8 @@ class Report:
 
     def command(self) -> str:
         """What repeats it."""
-        return f"make chaos SEED={self.seed} FAULTS={self.faults}"
+        only = f" ONLY='{self.only}'" if self.only else ""
+        return f"make chaos SEED={self.seed} FAULTS={self.faults}{only}"
 
     def table(self) -> str:
         """Faults by kind."""
@@ -68,8 +73,12 @@ class Report:
         return "\n".join(["| fault | times |", "|---|---|", *rows])
 
 
-def storm(faults: int, seed: int, folder: Path, say: Say) -> Report:
-    """So many faults on a cluster of its own; `folder` keeps the operator's log and the proxy's kubeconfig."""
+def storm(faults: int, seed: int, folder: Path, say: Say, only: str = "") -> Report:
+    """So many faults on a cluster of its own; `folder` keeps the operator's log and the proxy's kubeconfig.
+
+    only: a regular expression that the kinds of the faults must match.
+    """
+    kinds = tuple(fault for fault in FAULTS if re.search(only, fault.kind))
     begun = time.monotonic()
     with Cluster.create(f"chaos-{seed}-{time.time_ns() % 10**6}", ClusterSettings()) as cluster:
         _define(cluster)
@@ -81,7 +90,7 @@ def storm(faults: int, seed: int, folder: Path, say: Say) -> Report:
             prepare(world)
             try:
                 with Observer(cluster).watching() as observer:
-                    report = Storm(world, observer, Report(seed), say).blow(faults)
+                    report = Storm(world, observer, Report(seed, only), say, kinds).blow(faults)
             finally:
                 operator.kill()
     report.seconds = time.monotonic() - begun
@@ -101,7 +110,10 @@ def _define(cluster: Cluster) -> None:
 class Storm:
     """One run on a world that stands."""
 
-    def __init__(self, world: World, observer: Observer, report: Report, say: Say) -> None:
+    def __init__(
+        self, world: World, observer: Observer, report: Report, say: Say, kinds: tuple[Fault, ...] = FAULTS
+    ) -> None:
+        self._kinds = kinds
         self._world, self._observer, self._report, self._say = world, observer, report, say
         self._decisions = 0
 
@@ -123,7 +135,7 @@ class Storm:
         """The next decision: of the seed and its number alone."""
         self._decisions += 1
         chance = random.Random(f"{self._report.seed}/{self._decisions}")
-        return chance.choices(FAULTS, [fault.weight for fault in FAULTS])[0], chance
+        return chance.choices(self._kinds, [fault.weight for fault in self._kinds])[0], chance
 
     def _live_on(self, chance: random.Random) -> None:
         try:
@@ -166,6 +178,7 @@ class Storm:
             self._judge(list(audit(history, world.ledger)))
             self._judge(list(events_tell_what_was(history, events)))
             self._report.jobs = len(history.jobs)
+            self._report.certain = sum(len(surely_failed(job, world.ledger)) for job in history.jobs.values())
             self._report.attempts = sum(job.last.attempt for job in history.jobs.values())
         self._judge(calm.deleted(world))
         world.operator.terminate()
