@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from .base import Model, Rule
 from .rewards import MAX_REWARDS, HTTPReward, RewardSpec
 
-ALWAYS = ("suspend", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+ALWAYS = ("suspend", "retry", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
 """Fields of the spec that may change at any time."""
 
 NEVER = ("managedBy",)
@@ -91,9 +91,8 @@ def _same_fields(model: type[Model], path: str, left_out: Iterable[str]) -> str:
 def _same_meaning() -> str:
     """CEL: the rewards score as they did. Lists have no index in CEL's macros, so the positions are spelled out."""
     one, service = "spec.rewards[i]", "spec.rewards[i].http"
-    reached = [HTTPReward.model_fields[name].alias or name for name in HTTPReward.REACHED_BY]
     kinds = _same_fields(RewardSpec, one, ("http",))
-    http = _same_fields(HTTPReward, service, reached)
+    http = _same_fields(HTTPReward, service, HTTPReward.REACHED_BY)
     return (
         "self.spec.rewards == oldSelf.spec.rewards || (self.spec.rewards.size() == oldSelf.spec.rewards.size() && "
         f"{list(range(MAX_REWARDS))}.all(i, i >= self.spec.rewards.size() || ({kinds} && "

@@ -116,6 +116,9 @@ class GRPOJobSpec(Model):
     """The finished job is deleted after this time. Unset: kept."""
     suspend: bool = False
     """Ends the pods and keeps the job; false starts it again from its last checkpoint. Unset: false."""
+    retry: Annotated[int, Field(ge=0, le=1000000)] = 0
+    """Raised above status.retry while the job has failed, it starts the job again from its last checkpoint, with all
+    restarts before it; it can't be lowered. Raised at any other time it does nothing. Unset: 0."""
     image: Image | None = None
     """Training image. Unset: the one that the operator was installed with."""
     image_pull_policy: PullPolicy = "IfNotPresent"
@@ -179,6 +182,7 @@ class GRPOJob(Model):
             "its pods' names add the attempt and the index",
         ),
         *immutability(GRPOJobSpec),
+        Rule("self.spec.retry >= oldSelf.spec.retry", "can't be lowered: each raise is one retry", None, ".spec.retry"),
         Rule(
             f"!({STARTED}) || "
             "(has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",

@@ -76,8 +76,9 @@ class PythonReward(Model):
 class HTTPReward(Model):
     """POSTs `{"prompts", "completions", "columns"}` to a service that answers `{"rewards": [...]}`."""
 
-    REACHED_BY: ClassVar[tuple[str, ...]] = ("url", "token_secret_ref", "timeout_seconds", "batch_timeout_seconds")
-    """Fields that say how the service is reached, and not what it scores: a run may go on with others."""
+    REACHED_BY: ClassVar[tuple[str, ...]] = ("url", "tokenSecretRef", "timeoutSeconds", "batchTimeoutSeconds")
+    """Fields, as users write them, that say how the service is reached and not what it scores: a run may go on with
+    others."""
 
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[\x21-\x7e]+$")]
     """Address of the service."""

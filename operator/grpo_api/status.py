@@ -182,6 +182,8 @@ class GRPOJobStatus(Model):
     """Restarts after failures, as far as they count against restarts.limit."""
     uncounted_restarts: Annotated[int, Field(ge=0)] = 0
     """Restarts after disruptions and other ends that don't count; see restarts.uncountedLimit."""
+    retry: Annotated[int, Field(ge=0)] = 0
+    """The spec.retry that was last acted on, or seen while the job had not failed."""
     ends: Annotated[list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)] = []
     """How the last attempts ended, oldest first."""
     avoided_nodes: Annotated[

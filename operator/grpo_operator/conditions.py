@@ -120,6 +120,12 @@ def _fail(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa
     yield C.FAILED, True, decision.reason, decision.message
 
 
+def _retry(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    for kind in (C.FAILED, C.SUCCEEDED, C.ADMITTED, C.SCHEDULED, C.RUNNING):
+        yield kind, False, decision.reason, decision.message
+    yield C.DEGRADED, False, Reason.AS_EXPECTED, decision.message
+
+
 def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
     """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
     if not seen.job.active:
@@ -196,4 +202,5 @@ _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]
     Action.RELEASE: _release,
     Action.SUCCEED: _succeed,
     Action.FAIL: _fail,
+    Action.RETRY: _retry,
 }

@@ -23,6 +23,7 @@ class Action(StrEnum):
     RELEASE = "Release"
     SUCCEED = "Succeed"
     FAIL = "Fail"
+    RETRY = "Retry"
     DELETE = "Delete"
 
 

@@ -19,6 +19,14 @@ from .terminations import PodTermination
 from .times import seconds
 
 
+def retried(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """The user asks for a failed job to be tried again, having mended what it failed of."""
+    if not seen.job.retry_asked or seen.job.spec is None:
+        return None
+    message = f"spec.retry was raised to {seen.job.spec.retry}: the job starts again from its last checkpoint"
+    return Decision(Action.RETRY, Reason.RETRYING, message)
+
+
 def finished(seen: Observation, limits: Limits) -> Decision | None:
     """A finished job stays as it is, until its time to live has passed; survivors of its gang have a moment to end."""
     if not seen.job.finished:
@@ -174,6 +182,7 @@ def goes_on(seen: Observation, limits: Limits) -> Decision:  # noqa: ARG001
 
 
 CHECKS: tuple[Check, ...] = (
+    retried,
     finished,
     succeeded,
     failed_for_good,

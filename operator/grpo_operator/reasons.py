@@ -30,6 +30,7 @@ class Reason(StrEnum):
     POD_WAITING = "PodWaiting"
     PROGRESS_UNKNOWN = "ProgressUnknown"
     RESTARTING = "Restarting"
+    RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"
     FINISHED = "Finished"
     AS_EXPECTED = "AsExpected"

@@ -17,6 +17,7 @@ from .names import ObjectKey
 from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 
+_FAILED = ConditionType.FAILED
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
 
@@ -108,6 +109,11 @@ class GRPOJobRecord:
     def suspended(self) -> bool:
         """Whether the user has paused the job."""
         return self.spec is not None and self.spec.suspend
+
+    @property
+    def retry_asked(self) -> bool:
+        """Whether the job has failed, and the user has raised spec.retry since."""
+        return self.ended and self.spec is not None and self.spec.retry > self.status.retry and self.is_true(_FAILED)
 
     @property
     def active_deadline(self) -> int | None:

@@ -43,6 +43,7 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
     if action in (Action.SUCCEED, Action.FAIL):
         fields["completion_time"] = timestamp(seen.now)
     fields |= report(seen, decision)
+    fields |= _retry(seen, decision)
     found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
     fields |= {"conditions": found, "phase": phase(found)}
     return old.model_copy(update=fields)
@@ -73,6 +74,19 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     if outcome and action in (Action.COMMIT, Action.QUEUE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
+    return fields
+
+
+def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is only taken note of."""
+    job = seen.job
+    if job.spec is None or (job.retry_asked and decision.action is not Action.RETRY):
+        return {}
+    fields: dict[str, Any] = {"retry": job.spec.retry}
+    if decision.action is Action.RETRY:
+        # the time that was used up too: a job that failed of its deadline must not do so again at once
+        anew = {"restarts": 0, "uncounted_restarts": 0, "ends": [], "avoided_nodes": [], "active_seconds": 0}
+        fields |= {**anew, "completion_time": None, "passed_over": None}
     return fields
 
 

@@ -15,7 +15,7 @@ from harness.access import CommandError
 from harness.client import ApiClient, ApiStatusError
 from harness.cluster import Cluster
 from harness.fixtures import AnyCluster
-from tests.integration.operator_bench import GRPOJOBS
+from tests.integration.operator_bench import GRPOJOBS, MERGE
 from tests.samples import REMOVE, SPEC, changed, job
 
 HTTP = {"http": {"url": "http://judge.svc:8000/score", "tokenSecretRef": {"name": "judge", "key": "token"}}}
@@ -70,6 +70,7 @@ STOPPED: list[tuple[str, object]] = [
 """Changes of how it runs."""
 ANY_TIME: list[tuple[str, object]] = [
     ("suspend", True),
+    ("retry", 1),
     ("restarts.limit", 9),
     ("activeDeadlineSeconds", 60),
     ("ttlSecondsAfterFinished", 60),
@@ -208,3 +209,11 @@ def test_the_attempt_never_goes_back(started: AnyCluster, status: object) -> Non
     assert "status.attempt" in caught.value.stderr
     assert "may only grow" in caught.value.stderr
     patch(started, {"status": {"attempt": 3}}, "--subresource=status")
+
+
+def test_a_retry_counter_never_goes_back(api: ApiClient, state: str) -> None:
+    path = f"{GRPOJOBS.format('default')}/{state}"
+    api.request("PATCH", path, {"spec": {"retry": 3}}, MERGE)
+    assert change(api, state, ("retry", 4)) == ""
+    for lower in (2, REMOVE):
+        assert "can't be lowered" in change(api, state, ("retry", lower))

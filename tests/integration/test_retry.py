@@ -1,0 +1,92 @@
+"""A failed job is mended and tried again, on the real API server: spec.retry with whatever else is changed with it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.client import ApiStatusError
+from harness.cluster import Cluster
+from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, operating, outcome
+
+EVENTS = "/api/v1/namespaces/{}/events"
+
+
+@pytest.fixture
+def bench(grpo_cluster: Cluster) -> Bench:
+    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
+
+
+@pytest.fixture
+def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
+        yield one
+
+
+def change(bench: Bench, **spec: Any) -> None:
+    bench.patch(GRPOJOBS, "run", {"spec": spec})
+
+
+def fail(bench: Bench, attempt: int = 1) -> None:
+    """Ends the running attempt for good."""
+    bench.end(bench.wait_running(attempt=attempt)[0], 43, outcome("BadInput", message="no such reward function"))
+    bench.wait_phase("Failed")
+
+
+def test_a_job_that_failed_is_mended_and_retried(bench: Bench, operator: OperatorThread) -> None:
+    bench.submit(ttlSecondsAfterFinished=3600)
+    fail(bench)
+    change(bench, retry=1, image="example/trainer:mended", env=[{"name": "A", "value": "b"}])
+    pods = bench.wait_running(attempt=2)
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {"example/trainer:mended"}
+    status = bench.status()
+    assert (status["retry"], status["restarts"], status["uncountedRestarts"]) == (1, 0, 0)
+    assert "completionTime" not in status
+    assert bench.condition("Failed")[:2] == ("False", "Retrying")
+
+    def told() -> bool:
+        found = bench.get(EVENTS + "?fieldSelector=involvedObject.kind=GRPOJob")["items"]
+        return any(one["reason"] == "Retrying" and "spec.retry was raised to 1" in one["message"] for one in found)
+
+    bench.wait("the event", told)
+    fail(bench, attempt=2)
+    assert bench.children() == ["run-1", "run-2"]
+    change(bench, retry=2)
+    bench.end(bench.wait_running(attempt=3)[0], message=outcome("Succeeded"))
+    bench.wait_phase("Succeeded")
+    assert bench.children() == ["run-2", "run-3"]
+
+
+def test_a_raise_while_it_runs_is_taken_note_of_and_does_not_fire_later(bench: Bench, operator: OperatorThread) -> None:
+    bench.submit()
+    bench.wait_running()
+    change(bench, retry=4)
+    bench.wait("the note", lambda: bench.status().get("retry") == 4)
+    fail(bench)
+    change(bench, restarts={"limit": 7})
+    bench.wait("the look at it", lambda: bench.status()["observedGeneration"] == bench.job()["metadata"]["generation"])
+    assert (bench.status()["phase"], bench.status()["attempt"]) == ("Failed", 1)
+    change(bench, retry=5)
+    bench.wait_running(attempt=2)
+    with pytest.raises(ApiStatusError, match="can't be lowered"):
+        change(bench, retry=4)
+
+
+def test_a_job_that_kueue_admits_is_retried_through_kueue(bench: Bench, operator: OperatorThread) -> None:
+    bench.submit(placement={"accelerator": "CPU", "nodes": 2, "queueName": "team"})
+    bench.wait("the Job", lambda: bench.children() == ["run-1"])
+    bench.patch(JOBS, "run-1", {"spec": {"suspend": False}})
+    fail(bench)
+    change(bench, retry=1)
+    bench.wait("the next Job", lambda: "run-2" in bench.children())
+    assert bench.get(JOBS, "run-2")["spec"]["suspend"] is True
+    bench.wait_phase("Queued")
+
+
+def test_a_retry_survives_the_operators_end(bench: Bench, grpo_cluster: Cluster) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        fail(bench)
+    change(bench, retry=1)
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.wait_running(attempt=2)
