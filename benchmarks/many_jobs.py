@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo_api.contract import KIND
 from grpo_operator.cluster import credentials
 from grpo_operator.cluster.api import GRPOJOBS, Object, Resource, Selection
 from grpo_operator.cluster.client import HttpCluster
@@ -202,8 +203,8 @@ async def populated(live: int, gone: int) -> AsyncIterator[Cluster]:
     plane = ControlPlaneSettings(audit=True)
     with Cluster.create(f"many-jobs-{os.getpid()}", ClusterSettings(kwok_nodes=NODES, control_plane=plane)) as cluster:
         cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "grpojob.yaml"))
-        path = "jsonpath={.status.conditions[?(@.type=='Established')].status}"
-        cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect="True")
+        path = "jsonpath={.status.acceptedNames.kind}"
+        cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect=KIND)
         async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
             port, began = free_port(), time.perf_counter()
             with operator_process(cluster, port):

@@ -126,7 +126,11 @@ JOB_INFO = Metric(
     "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy", "gpus")
 )
 JOB_CONDITION = Metric(
-    "grpo_job_condition", "gauge", "1", "1 while the condition is True, absent otherwise.", (*_JOB, "type")
+    "grpo_job_condition",
+    "gauge",
+    "1",
+    "1 while the condition is True, absent otherwise; without those that the phase tells.",
+    (*_JOB, "type"),
 )
 JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase; the others are absent.", (*_JOB, "phase"))
 JOBS = Metric("grpo_jobs", "gauge", "1", "GRPOJobs by phase, those that have ended among them.", ("namespace", "phase"))
@@ -192,7 +196,7 @@ JOB = (
     JOB_MEMORY_RATIO,
 )
 """What the operator exports of each GRPOJob that has not ended."""
-ENDED_SECONDS, ENDED_JOBS = 3600.0, 500
+ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
 """A job that has ended has series of its own for so long, and only while it is one of so many newest."""
 OPERATOR = (
     JOBS,

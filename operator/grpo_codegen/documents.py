@@ -13,8 +13,8 @@ Two exporters: rank 0 of each training gang (port `progress` of the pod, path `/
 `metrics`, path `/metrics`). The chart's `monitoring.podMonitor` scrapes both, and adds the labels `namespace`, `pod`,
 `grpojob` and `attempt` to the training metrics.
 
-A GRPOJob that has ended keeps its `grpo_job_*` series, not those of memory, for {ENDED_SECONDS / 60:.0f} minutes, if it
-is one of the {ENDED_JOBS} newest. `grpo_jobs` counts all.
+A GRPOJob that has ended keeps its `grpo_job_*` series, attempts and memory apart, for {ENDED_SECONDS / 60:.0f} minutes,
+if it is one of the {ENDED_JOBS} newest. `grpo_jobs` counts all.
 """
 
 

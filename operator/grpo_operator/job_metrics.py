@@ -30,12 +30,20 @@ from grpo_api.metrics import (
     JOBS,
     Metric,
 )
-from grpo_api.status import GRPOJobStatus
+from grpo_api.status import ConditionType, GRPOJobStatus
 
 from .content import typed_status
 from .names import ObjectKey
 from .records import GRPOJobRecord
 
+SAID_BY_PHASE = {
+    ConditionType.ADMITTED,
+    ConditionType.PLANNED,
+    ConditionType.SCHEDULED,
+    ConditionType.RUNNING,
+    ConditionType.SUSPENDED,
+}
+"""Conditions without series: thousands of jobs would tell twice that they run."""
 SLICE = 0.01
 """Longest time until others run, in seconds."""
 Sample = tuple[Metric, Sequence[str], float | str]
@@ -72,7 +80,7 @@ class JobMetrics:
                 ended.append(job)
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         kept = await self._refreshed(shown)
-        families = [_family(JOBS, "".join(_line(JOBS, labels, count) for labels, count in counts.items()))]
+        families = [_family(JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items()))]
         for metric in JOB:
             families.append(_family(metric, "".join(one.lines.get(metric.name, "") for one in kept)))
             await asyncio.sleep(0)
@@ -103,7 +111,7 @@ def _lines(job: GRPOJobRecord) -> Lines:
     lines: dict[str, dict[str, None]] = {}
     for metric, labels, value in _samples(job):
         try:
-            lines.setdefault(metric.name, {})[_line(metric, (*job.key, *labels), float(value))] = None
+            lines.setdefault(metric.name, {})[_line(metric, (*job.key, *labels), _number(value))] = None
         except ValueError:  # a status may say anything, and no number is no sample
             continue
     return {name: "".join(found) for name, found in lines.items()}
@@ -114,19 +122,21 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     plan = status.plan
     model = plan.parameters if plan else ""
     yield JOB_INFO, (model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1
-    for kind in sorted({condition.type for condition in status.conditions if condition.status == "True"}):
+    for kind in sorted(
+        {condition.type for condition in status.conditions if condition.status == "True"} - SAID_BY_PHASE
+    ):
         yield JOB_CONDITION, (kind,), 1
     if status.phase:
         yield JOB_PHASE, (status.phase,), 1
-    yield JOB_ATTEMPTS, (), status.attempt
     yield JOB_RESTARTS, (), status.restarts
     if status.progress:
         yield JOB_STEP, (), status.progress.step
     if not job.ended:
-        yield from _memory(status)
+        yield from _of_live(status)
 
 
-def _memory(status: GRPOJobStatus) -> Iterator[Sample]:
+def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
+    yield JOB_ATTEMPTS, (), status.attempt
     if status.plan and status.plan.memory:
         for name, size in status.plan.memory.phases.model_dump().items():
             yield JOB_MEMORY_PREDICTED, (name,), size
@@ -136,9 +146,19 @@ def _memory(status: GRPOJobStatus) -> Iterator[Sample]:
             yield JOB_MEMORY_MEASURED, (name,), memory.measured_bytes
 
 
-def _line(metric: Metric, labels: Iterable[str], value: float) -> str:
+def _number(value: float | str) -> str:
+    """Raises:
+    ValueError: the text is no number.
+    """
+    if isinstance(value, int):
+        return str(value)
+    text: str = floatToGoString(float(value))  # type: ignore[no-untyped-call]
+    return text
+
+
+def _line(metric: Metric, labels: Iterable[str], value: str) -> str:
     named = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True))
-    return f"{metric.name}{{{named}}} {floatToGoString(value)}\n"  # type: ignore[no-untyped-call]
+    return f"{metric.name}{{{named}}} {value}\n"
 
 
 def _escaped(text: str) -> str:

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric, Sample
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOBS
+from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_operator import job_metrics
 from grpo_operator.job_metrics import JobMetrics
 from grpo_operator.parsing import grpojob_record
@@ -19,10 +20,8 @@ from tests.generated import cases
 from tests.unit.dirty_objects import GRPOJOB, dirty
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, at, condition, make_job
 
-MEMORY = {
-    "predictedBytes": 10, "measuredBytes": 8, "ratio": "1.250",
-    "phases": {"forward": {"predictedBytes": 5, "measuredBytes": 4, "ratio": "1.250"}},
-}  # fmt: skip
+PEAK = {"predictedBytes": 5, "measuredBytes": 4, "ratio": "1.250"}
+MEMORY = {**PEAK, "phases": {"forward": PEAK}}
 
 
 def live(name: str = "run", **more: Any) -> GRPOJobRecord:
@@ -48,14 +47,37 @@ def of(found: list[Sample], name: str, **labels: str) -> list[float]:
 
 
 def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
-    found = samples([live(progress={"step": 140, "totalSteps": 1868, "percent": 7}, memory=MEMORY, restarts=2)])
+    said = [condition("Admitted"), condition("Running"), condition("Degraded"), condition("Failed", "False")]
+    progress = {"step": 140, "totalSteps": 1868, "percent": 7}
+    found = samples([live(conditions=said, progress=progress, memory=MEMORY, restarts=2)])
     assert {one.labels["phase"] for one in found if one.name == "grpo_job_phase"} == {"Running"}
-    assert {one.labels["type"] for one in found if one.name == "grpo_job_condition"} == {"Admitted", "Running"}
+    assert {one.labels["type"] for one in found if one.name == "grpo_job_condition"} == {"Degraded"}
     assert of(found, "grpo_job_step", namespace="team-a", grpojob="run") == [140]
     assert of(found, "grpo_job_restarts") == [2]
     assert of(found, "grpo_job_info", strategy="Clone", gpus="8") == [1]
     assert of(found, "grpo_job_memory_measured_bytes", step_phase="forward") == [4]
     assert of(found, "grpo_job_memory_prediction_ratio") == [1.25]
+
+
+def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> None:
+    """A thousand that run with every phase's memory measured, and many that have just ended."""
+    peaks = MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=2**34, step=6)
+    sizes = {"peak_allocated_bytes": 1, "device_bytes": 1, "usable_bytes": 1, "host_bytes_per_node": 1}
+    memory = MemoryPrediction(phases=peaks, peak_phase="backward", **sizes)
+    measured = {**MEMORY, "phases": dict.fromkeys(MemoryPhases.model_fields, PEAK)}
+    kinds = ("Admitted", "Planned", "Scheduled", "Running", "Degraded", "Recoverable")
+    status = active_status(
+        plan=GPU_PLAN.model_copy(update={"memory": memory, "parameters": "1.24B"}),
+        phase="Running",
+        progress={"step": 140},
+        memory=measured,
+        conditions=[condition(kind) for kind in kinds],
+    )
+    jobs = [make_job(status=status, name=f"gsm8k-llama-{number}", uid=f"uid-{number}") for number in range(1000)]
+    jobs += [over(f"gsm8k-llama-{number}", ago=1) for number in range(1000, 2000)]
+    text = asyncio.run(JobMetrics(lambda: jobs, lambda: NOW).text())
+    assert text.count("grpo_job_memory_measured_bytes{") == 6000
+    assert len(text) < 2e6
 
 
 def test_every_declared_family_has_its_help_and_kind_once() -> None:

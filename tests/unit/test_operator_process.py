@@ -70,9 +70,9 @@ async def test_the_pages_tell_health_and_metrics() -> None:
         assert (unready.status, await unready.text()) == (503, "not listed yet: pods\nnot served now: pods/b")
         text = await (await client.get("/metrics")).text()
     who = 'namespace="team-a",grpojob="run"'
-    assert f"grpo_job_step{{{who}}} 140.0" in text
-    assert f'grpo_job_phase{{{who},phase="Running"}} 1.0' in text
-    assert 'grpo_jobs{namespace="team-a",phase="Running"} 1.0' in text
+    assert f"grpo_job_step{{{who}}} 140\n" in text
+    assert f'grpo_job_phase{{{who},phase="Running"}} 1\n' in text
+    assert 'grpo_jobs{namespace="team-a",phase="Running"} 1\n' in text
     assert 'grpo_operator_api_requests_total{code="200",resource="grpojobs",verb="PATCH"} 1.0' in text
     assert 'grpo_operator_progress_pulls_total{result="error"} 1.0' in text
     assert "grpo_operator_queue_depth 3.0" in text
