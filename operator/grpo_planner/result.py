@@ -20,6 +20,7 @@ class PlanReason(StrEnum):
     OUT_OF_DEVICE_MEMORY = "OutOfDeviceMemory"
     OUT_OF_HOST_MEMORY = "OutOfHostMemory"
     ONLY_ADAPTER_FITS = "OnlyAdapterFits"
+    PLAN_EXCLUDED = "PlanExcluded"
 
 
 class Rejection(Model):

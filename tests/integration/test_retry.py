@@ -90,3 +90,18 @@ def test_a_retry_survives_the_operators_end(bench: Bench, grpo_cluster: Cluster)
     change(bench, retry=1)
     with operating(grpo_cluster, namespaces=(bench.namespace,)):
         bench.wait_running(attempt=2)
+
+
+def test_a_run_that_goes_on_keeps_its_split_and_says_what_to_change_back(
+    bench: Bench, operator: OperatorThread
+) -> None:
+    bench.submit()
+    bench.end(bench.wait_running()[0], 43, outcome("BadInput", step=5, message="no such reward function"))
+    bench.wait_phase("Failed")
+    change(bench, retry=1, placement={"nodes": 3, "nodeSelector": {"kubernetes.io/os": "linux"}})
+    bench.wait("the reason", lambda: bench.condition("Admitted")[1] == "PlanExcluded")
+    assert "set spec.placement.nodes, which is 3, to 2" in bench.condition("Admitted")[2]
+    change(bench, suspend=True)
+    bench.wait_phase("Suspended")
+    change(bench, placement={"nodes": 2, "nodeSelector": None}, suspend=False)
+    assert len(bench.wait_running(attempt=2)) == 2

@@ -6,7 +6,7 @@ tests/integration/test_operator_gpus.py has the planner's choice as well.
 import pytest
 
 from grpo_operator.admission.capacity import Capacity
-from grpo_operator.admission.judge import kept_plan
+from grpo_operator.admission.kept import kept_plan
 from grpo_operator.admission.plans import Plans
 from tests.unit.operator_world import active_status, at, condition, make_job
 from tests.unit.queue_world import GPUS, cluster, gang, gpu_pod, job, judged, own_pod, passed

@@ -18,6 +18,7 @@ from ..records import GRPOJobRecord
 from ..restarting import pausing
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
+from .kept import resumed
 from .plans import Plans
 from .snapshot import Snapshot
 from .suitability import Suitability
@@ -166,14 +167,13 @@ class _Round:
             raise ValueError(f"{job.key} has no valid spec to plan")
         if problem := spec_problem(job.spec, self._asked.default_image):
             return refusal(job, problem)
-        plan = kept_plan(job)
+        inventory = self._left.inventory(job)
+        kept = resumed(job, inventory)
+        result = kept or self._plans.plan(job.spec, inventory)
+        plan = result.chosen
         if plan is None:
-            result = self._plans.plan(job.spec, self._left.inventory(job))
-            if result.chosen is None:
-                return verdict_of(job, result)
-            plan, fits = result.chosen, result.fits_now
-        else:
-            fits = self._left.fits(job, plan)
+            return verdict_of(job, result)
+        fits = self._left.fits(job, plan) if kept else result.fits_now
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if fits:
@@ -211,15 +211,6 @@ def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False
         reason=result.reason,
         message=result.message,
     )
-
-
-def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan of a run that has made progress: it resumes as it began, whatever the cluster has become.
-
-    Another number of ranks or another batch split would make other steps of the same checkpoint.
-    """
-    progress = job.status.progress
-    return job.status.plan if progress and progress.step else None
 
 
 def ordinal(number: int) -> str:

@@ -35,7 +35,8 @@ from ..restarting import pausing
 from .assumptions import Assumptions, JobSource
 from .capacity import Capacity
 from .checks import plan_problem, spec_problem
-from .judge import Question, Verdict, judge, kept_plan, refusal, restart, verdict_of
+from .judge import Question, Verdict, judge, refusal, restart, verdict_of
+from .kept import resumed
 from .notices import Notices, Tell
 from .plans import Plans
 from .snapshot import Snapshot, SnapshotSource
@@ -209,12 +210,12 @@ class AdmissionQueue:
         """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
-        if plan := kept_plan(job):
-            verdict = Verdict(generation=job.generation, plan=plan, admitted=True)
+        there = Capacity(self._facts.take(), ()).inventory(job).emptied if job.queue_name else Inventory()
+        if kept := resumed(job, there):
+            verdict = verdict_of(job, kept, admitted=True)
         elif not job.queue_name:
-            verdict = verdict_of(job, plan_job(job.spec, Inventory()), admitted=True)
+            verdict = verdict_of(job, plan_job(job.spec, there), admitted=True)
         else:
-            there = Capacity(self._facts.take(), ()).inventory(job).emptied
             # planning for many nodes may take a while; watches and probes must not wait for it
             verdict = verdict_of(job, await asyncio.to_thread(plan_job, job.spec, there), admitted=True)
         problem = plan_problem(job, verdict.plan) if verdict.plan else None

@@ -1,0 +1,95 @@
+"""Fits the plan of a run that goes on to a spec that was changed meanwhile: the same split, maybe on other nodes.
+
+A checkpoint demands the number of processes, the split of the batch, method and ZeRO stage that it was made with, so
+none of them is planned anew. Where the pods run, and what they ask for, follows the spec as it is now. What can't be
+had together is said, with the field to change back.
+"""
+
+from collections.abc import Iterator
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_api.quantity import quantity_bytes
+
+from .hardware.inventory import Inventory
+from .hardware.pools import Pool, build_pools
+from .memory.device import whole_mib
+from .words import gib, plural
+
+
+class PlanExcluded(ValueError):
+    """The spec excludes the plan that the run's checkpoints need; the message says what to change back."""
+
+
+def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+    """The plan, where and with what the spec says now; the same object where nothing concerns it.
+
+    Raises:
+        PlanExcluded: the spec's placement leaves no room for it.
+    """
+    if contradictions := list(_contradictions(plan, spec)):
+        extent = f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
+        said = "; ".join(contradictions)
+        raise PlanExcluded(f"the run goes on from checkpoints of {extent}, and resumes only so: {said}")
+    return _with_memory(_on_product(plan, spec, inventory), spec)
+
+
+def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
+    placement, gpus = spec.placement, spec.placement.gpus
+    on_cpus = plan.accelerator == "CPU"
+    if (spec.nodes or (1 if on_cpus else plan.nodes)) != plan.nodes:
+        yield f"set spec.placement.nodes, which is {placement.nodes or 'unset'}, to {plan.nodes}"
+    if on_cpus and (placement.processes_per_node or 1) != plan.processes_per_node:
+        now = placement.processes_per_node or "unset"
+        yield f"set spec.placement.processesPerNode, which is {now}, to {plan.processes_per_node}"
+    if gpus and gpus.min > plan.gpus:
+        yield f"set spec.placement.gpus.min, which is {gpus.min}, to {plan.gpus} at most"
+    if gpus and gpus.max and gpus.max < plan.gpus:
+        yield f"set spec.placement.gpus.max, which is {gpus.max}, to {plan.gpus} at least"
+
+
+def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+    """The plan on the first GPUs of the wanted product that can run it; it stays where the spec lets it."""
+    wanted = spec.placement.gpu_product
+    if plan.accelerator == "CPU" or plan.gpu_product.startswith(wanted or ""):
+        return plan
+    pools, _ = build_pools(inventory.emptied, spec.placement)
+    for pool in pools:
+        if not _lacks(plan, pool):
+            return plan.model_copy(
+                update={
+                    "gpu_product": pool.label,
+                    "gpu_resource": pool.resource,
+                    "node_selector": dict(pool.selector),
+                    "memory": plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable}),
+                    "estimated_step_seconds": None,
+                    "reason": f"goes on as it began, on {plan.gpus} x {pool.label or pool.resource}",
+                }
+            )
+    why = "; ".join(sorted({f"{pool.label or pool.resource} {_lacks(plan, pool)}" for pool in pools}))
+    raise PlanExcluded(
+        f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {plan.gpus} x {plan.gpu_product} on "
+        f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set it back to "
+        f"{plan.gpu_product}"
+    )
+
+
+def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
+    """Why the pool's GPUs can't run the plan; empty when they can."""
+    narrow = plan.dtype == "bfloat16" or plan.autocast
+    if narrow and not pool.hardware.bfloat16:
+        return "has no bfloat16"
+    if plan.memory and plan.memory.device_bytes > pool.usable:
+        return f"has {gib(pool.usable)} per GPU, where {gib(plan.memory.device_bytes)} are needed"
+    wide = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
+    return "" if wide >= plan.nodes else f"has {plural(wide, 'node')} with {plan.gpus_per_node} GPUs"
+
+
+def _with_memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> ExecutionPlan:
+    """The plan with the memory that a pod asks for: the spec's request, or what was predicted."""
+    asked = spec.resources.requested.get("memory")
+    if asked is None and plan.memory is None:
+        return plan
+    predicted = whole_mib(plan.memory.host_bytes_per_node) if plan.memory else 0
+    wanted = quantity_bytes(asked) if asked is not None else predicted
+    return plan if wanted == plan.host_memory_bytes else plan.model_copy(update={"host_memory_bytes": wanted})
