@@ -41,13 +41,17 @@ def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, config: Mapping[str, An
 class Planner:
     """Plans one job on one inventory after another; what depends on the job alone is worked out once."""
 
-    def __init__(self, spec: GRPOJobSpec, *, config: Mapping[str, Any] | None = None) -> None:
-        """Takes what plan_job takes, less the inventory; works nothing out yet."""
-        self._spec, self._config = spec, config
+    def __init__(self, spec: GRPOJobSpec, *, config: Mapping[str, Any] | None = None, brief: bool = False) -> None:
+        """Takes what plan_job takes, less the inventory; works nothing out yet.
+
+        `brief`: the chosen plan alone, not what it was compared with. That is most of the work and nearly all of what
+        an answer weighs.
+        """
+        self._spec, self._config, self._brief = spec, config, brief
         self._waiting: dict[Inventory, PlanResult] = {}
 
     def plan(self, inventory: Inventory) -> PlanResult:
-        """What plan_job answers, byte for byte."""
+        """What plan_job answers, byte for byte; a brief one is without candidates."""
         try:
             if self._spec.placement.accelerator == "CPU":
                 return _plan_cpu(self._demand)
@@ -74,13 +78,24 @@ class Planner:
         search = Search(footprints, pools)
         if not search.feasible:
             return None
-        return _planned(self._demand, search, [*inventory.warnings, *left_out], fits_now=True)
+        return self._answer(search, [*inventory.warnings, *left_out], fits_now=True)
 
     def _on_emptied(self, emptied: Inventory) -> PlanResult:
         """The plan on what will be free, else an explanation; the same for as long as the nodes are the same."""
         if emptied not in self._waiting:
-            self._waiting = {emptied: _plan_emptied(self._footprints, emptied)}
+            self._waiting = {emptied: self._plan_emptied(emptied)}
         return self._waiting[emptied]
+
+    def _plan_emptied(self, emptied: Inventory) -> PlanResult:
+        pools, left_out = build_pools(emptied, self._spec.placement)
+        notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools)
+        if search.feasible:
+            return self._answer(search, notes, fits_now=not emptied.visible)
+        result = _nowhere(self._footprints, search, emptied, notes)
+        return result.model_copy(update={"candidates": []}) if self._brief else result
+
+    def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+        return (_chosen if self._brief else _planned)(self._demand, search, notes, fits_now)
 
 
 def _plan_cpu(demand: Demand) -> PlanResult:
@@ -92,13 +107,9 @@ def _plan_cpu(demand: Demand) -> PlanResult:
     )  # fmt: skip
 
 
-def _plan_emptied(footprints: Footprints, emptied: Inventory) -> PlanResult:
-    """A GPU job for which nothing is free: on the GPUs that will be, else an explanation."""
-    demand = footprints.demand
-    pools, left_out = build_pools(emptied, demand.spec.placement)
-    notes, search = [*emptied.warnings, *left_out], Search(footprints, pools)
-    if search.feasible:
-        return _planned(demand, search, notes, fits_now=not emptied.visible)
+def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: list[str]) -> PlanResult:
+    """The explanation where nothing would fit even if nothing else ran."""
+    demand, pools = footprints.demand, search.pools
     options, fixes = search.options(), _fixes(footprints, emptied, pools)
     if options:
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
@@ -120,22 +131,32 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
 
 
 def _planned(demand: Demand, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-    """The result of a search that something fits."""
+    """The result of a search that something fits, with all that it was compared with."""
     found = search.options()
     chosen = choose(found, demand.spec.placement.objective)
     assert chosen is not None, "something fits"
     # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
     options = [option for option in found if not same_method(option, chosen)] + search.extents(chosen)
+    result = _result(demand, chosen, notes, fits_now)
+    assert result.chosen is not None, "it was given"
+    ranked = explain.candidates(demand, notable(options, chosen), chosen)
+    return result.model_copy(update={"candidates": [Candidate.of(result.chosen), *ranked[1:]]})
+
+
+def _chosen(demand: Demand, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+    """The same without candidates."""
+    chosen = choose(search.fitting(), demand.spec.placement.objective)
+    assert chosen is not None, "something fits"
+    return _result(demand, chosen, notes, fits_now)
+
+
+def _result(demand: Demand, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
     reason = explain.reason(chosen)
     plan = explain.as_plan(demand, chosen, reason, [*explain.warnings(demand, chosen), *notes])
-    ranked = explain.candidates(demand, notable(options, chosen), chosen)
-    message = reason
-    if not fits_now:
-        message = f"needs {chosen.place.name}, which are taken now; {reason}"
+    message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
     return PlanResult(
         feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
-        message=message, chosen=plan, candidates=[Candidate.of(plan), *ranked[1:]], changes=plan.changes,
-        architecture=demand.model.source,
+        message=message, chosen=plan, changes=plan.changes, architecture=demand.model.source,
     )  # fmt: skip
 
 

@@ -167,7 +167,7 @@ def test_a_claim_of_one_node_never_gets_a_gang_of_several(job: GRPOJobSpec, one:
 def test_a_planner_that_has_planned_before_answers_the_same_bytes(
     job: GRPOJobSpec, clusters: list[list[tuple[Node, int]]]
 ) -> None:
-    planner = Planner(job)
+    planner, brief = Planner(job), Planner(job, brief=True)
     for groups in [*clusters, *clusters]:
         there = [
             replace(group, name=f"n{n}", gpus_free=min(free, group.gpus_free)) for n, (group, free) in enumerate(groups)
@@ -177,3 +177,5 @@ def test_a_planner_that_has_planned_before_answers_the_same_bytes(
         fresh = plan_job(job, Inventory(tuple(there))).model_dump_json()
         assert planner.plan(Inventory(tuple(there))).model_dump_json() == fresh
         assert planner.plan(Inventory(tuple(apart)).merged).model_dump_json() == fresh
+        found = brief.plan(Inventory(tuple(apart)).merged)
+        assert found == planner.plan(Inventory(tuple(there))).model_copy(update={"candidates": []})

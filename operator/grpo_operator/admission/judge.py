@@ -26,6 +26,10 @@ from .turns import age, in_turn, priority
 
 log = logging.getLogger(__name__)
 
+MOST_NEW_SPECS = 64
+"""Specs that a pass plans for the first time, at some ten milliseconds each. It ends there: those ahead need not wait
+until everybody behind them has been planned, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -77,6 +81,8 @@ class Pass:
 
     verdicts: Mapping[str, Verdict]
     look_again: float | None = None
+    unjudged: frozenset[str] = frozenset()
+    """uids of jobs that the pass did not come to: the next goes on from what this one has planned."""
 
 
 def judge(asked: Question, plans: Plans) -> Pass:
@@ -85,7 +91,10 @@ def judge(asked: Question, plans: Plans) -> Pass:
     pauses = {job.uid: pausing(job, asked.now, asked.limits) for job in wanting}
     waiting = [job for job in wanting if not pauses[job.uid] and job.uid not in asked.resting]
     look_again = min((pause for pause in pauses.values() if pause), default=None)
-    return Pass(verdicts=_Round(asked, plans).play(waiting) if waiting else {}, look_again=look_again)
+    plans.expect(len(waiting))
+    verdicts = _Round(asked, plans).play(waiting) if waiting else {}
+    unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
+    return Pass(verdicts=verdicts, look_again=0.0 if unjudged else look_again, unjudged=unjudged)
 
 
 def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
@@ -126,8 +135,11 @@ class _Round:
         """The verdicts on all."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         found: dict[str, Verdict] = {}
+        enough = self._plans.made + MOST_NEW_SPECS
         priorities = self._asked.snapshot.priorities
         for job in in_turn(waiting, priorities, self._held, dict(passed_over)):
+            if self._plans.made >= enough:
+                break
             found[job.uid] = verdict = self._survived(job)
             if verdict.plan and not verdict.refused:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for

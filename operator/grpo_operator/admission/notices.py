@@ -39,10 +39,10 @@ class Notices:
         """The verdict that the job was told."""
         return self._told.get(uid)
 
-    def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], assumed: Collection[str]) -> None:
-        """Takes a pass's verdicts; who is in none of them and not assumed has nothing to read any more."""
+    def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
+        """Takes a pass's verdicts. `others` keep what they read; who is not among them either has nothing to read."""
         self._verdicts = verdicts
-        self._told = {uid: told for uid, told in self._told.items() if uid in verdicts or uid in assumed}
+        self._told = {uid: told for uid, told in self._told.items() if uid in verdicts or uid in others}
         self._news = {uid: key for uid, key in self._news.items() if uid in verdicts}
         urgent = []
         for uid, verdict in verdicts.items():

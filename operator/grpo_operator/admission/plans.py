@@ -2,7 +2,7 @@
 
 A queue is judged anew at every change of the cluster, and most of its jobs would get the answer that they had. So each
 spec keeps its Planner, and the nodes are compared by what they give, not by their names. The answers are the
-planner's own, byte for byte.
+planner's own, byte for byte, without what was not chosen.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_planner import Inventory, Planner, PlanResult
 
 MOST_SPECS = 1024
-"""Specs whose planners are kept, the least recently asked for leave first: about 50 KiB each."""
+"""Specs whose planners are kept, the least recently asked for leave first: about 0.1 MiB each."""
 
 
 class Plans:
@@ -20,16 +20,25 @@ class Plans:
     def __init__(self, most: int = MOST_SPECS) -> None:
         """Keeps the planners of so many specs."""
         self._most = most
+        self.made = 0
+        """Specs that were planned for the first time, or again after they had been forgotten."""
         self._planners: OrderedDict[str, Planner] = OrderedDict()
 
     def __len__(self) -> int:
         """How many specs' planners are kept."""
         return len(self._planners)
 
+    def expect(self, specs: int) -> None:
+        """So many will be asked for again and again: with fewer, each would push out one that is needed next."""
+        self._most = max(self._most, 2 * specs)
+
     def plan(self, spec: GRPOJobSpec, inventory: Inventory) -> PlanResult:
-        """What plan_job answers."""
+        """What plan_job answers, without candidates."""
         key = spec.model_dump_json()
-        planner = self._planners.pop(key, None) or Planner(spec)
+        planner = self._planners.pop(key, None)
+        if planner is None:
+            planner = Planner(spec, brief=True)
+            self.made += 1
         self._planners[key] = planner
         if len(self._planners) > self._most:
             self._planners.popitem(last=False)

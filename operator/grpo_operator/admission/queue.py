@@ -20,7 +20,7 @@ else is judged anew.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from ..restarting import pausing
 from .assumptions import Assumptions, JobSource
 from .capacity import Capacity
 from .checks import plan_problem, spec_problem
-from .judge import Question, Verdict, judge, refusal, restart, verdict_of
+from .judge import Pass, Question, Verdict, judge, refusal, restart, verdict_of
 from .kept import resumed
 from .notices import Notices, Tell
 from .plans import Plans
@@ -149,7 +149,7 @@ class AdmissionQueue:
         if epoch != self._epoch:
             self.wake()
             return None
-        self._accept(asked, found.verdicts)
+        self._accept(asked, found)
         rests = self._assumptions.resting(asked.now).values()
         return min((pause for pause in (found.look_again, *rests) if pause is not None), default=None)
 
@@ -166,14 +166,16 @@ class AdmissionQueue:
             default_image=self._default_image,
         )
 
-    def _accept(self, asked: Question, verdicts: Mapping[str, Verdict]) -> None:
+    def _accept(self, asked: Question, found: Pass) -> None:
         """Assumes whom the pass admitted, and tells everybody."""
+        verdicts = found.verdicts
         jobs = {job.uid: job for job in asked.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
             if verdict.admitted and verdict.plan:
                 self._assumptions.add(jobs[uid] if verdict.avoids else jobs[uid].avoiding(()), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
-        self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, self._assumptions.claims().keys())
+        others = found.unjudged | self._assumptions.claims().keys()
+        self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
 
     def denied(self, job: GRPOJobRecord) -> None:
         """The API server does not take the job's commit."""

@@ -66,7 +66,7 @@ class Inventory:
     visible: bool = True
     """False when other namespaces' pods can't be seen: `free` is then a guess, and the fit is left to the scheduler."""
 
-    @property
+    @cached_property
     def emptied(self) -> "Inventory":
         """The same nodes with nothing running on them: what the cluster has at all."""
         return replace(self, nodes=tuple(node.emptied for node in self.nodes))

@@ -32,6 +32,7 @@ class Search:
         """Finds nothing yet; `footprints` may have served other searches of the same demand."""
         self._footprints, self._demand = footprints, footprints.demand
         self._methods = methods(self._demand.spec)
+        self.pools = list(pools)
         self._places = {pool: list(self._places_in(pool)) for pool in pools}
 
     def options(self) -> list[Option]:

@@ -1,0 +1,284 @@
+"""What jobs that wait for GPUs cost, and how soon the next starts: a real API server, kwok nodes, the operator beside.
+
+    python -m benchmarks.waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--checkout DIR]
+
+Four nodes of eight GPUs are taken; all other jobs wait, each with a spec of its own. Then nothing changes for a while:
+the operator's CPU seconds and requests are counted. Then one gang after the other ends: from its rank 0's end to the
+next gang's Job. Then jobs for a product that no node has come before one that could run. At last a pass by itself, on a
+thousand nodes. `--checkout` runs the operator of another working tree. Prints a table; never part of the tests.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plan_speed import PRODUCTS
+from grpo_api.contract import API_VERSION, KIND
+from grpo_operator.admission.inventory import NodeFacts
+from grpo_operator.admission.judge import Question, judge
+from grpo_operator.admission.plans import Plans
+from grpo_operator.admission.snapshot import Snapshot
+from grpo_operator.cluster import credentials
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
+from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.decisions import Limits
+from grpo_operator.parsing import grpojob_record
+from grpo_operator.records import GRPOJobRecord
+from harness.cluster import Cluster
+from harness.controlplane import free_port
+from harness.settings import ClusterSettings, GpuSettings
+
+ROOT = Path(__file__).parents[1]
+NAMESPACE, NODES = "default", 4
+GPUS = 8
+QUIET = 5.0
+"""Seconds without a write after which everybody has been told."""
+REQUESTS = "grpo_operator_api_requests_total{"
+
+
+def job(name: str, gpus: int, number: int = 0, **placement: Any) -> Object:
+    """A GRPOJob for one node; `number` makes its spec another than all others'."""
+    spec = {
+        "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"},
+        "dataset": {"name": "openai/gsm8k", "config": "main"},
+        "rewards": [{"accuracy": {}}],
+        "training": {"promptsPerStep": 8, "numGenerations": 8, "learningRate": 1e-6 * (1 + number)},
+        "placement": {"gpus": {"min": gpus, "max": gpus}, "nodes": 1, **placement},
+    }
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+
+
+class Bench:
+    """A cluster, an operator beside it, and a client."""
+
+    def __init__(self, client: HttpCluster, process: subprocess.Popen[bytes], port: int) -> None:
+        self.client, self.pid, self.port = client, process.pid, port
+
+    def cpu(self) -> float:
+        """CPU seconds of the operator so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def requests(self) -> Counter[str]:
+        """Its requests so far, as `VERB resource`."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        found: Counter[str] = Counter()
+        for line in lines:
+            if line.startswith(REQUESTS):
+                labels = dict(
+                    pair.split("=") for pair in line[len(REQUESTS) : line.index("}")].replace('"', "").split(",")
+                )
+                found[f"{labels['verb']} {labels['resource']}"] += int(float(line.split()[-1]))
+        return found
+
+    async def submit(self, *jobs: Object) -> None:
+        """Creates the jobs, some at a time."""
+        gate = asyncio.Semaphore(16)
+
+        async def create(body: Object) -> None:
+            async with gate:
+                await self.client.create(GRPOJOBS, NAMESPACE, body)
+
+        await asyncio.gather(*map(create, jobs))
+
+    async def all(self, selection: Selection) -> list[Object]:
+        """A LIST."""
+        return [item async for page, _ in self.client.pages(selection) for item in page]
+
+    async def phases(self, phase: str, count: int) -> None:
+        """Waits until so many jobs are in a phase."""
+        while True:
+            found = await self.all(Selection(GRPOJOBS, NAMESPACE))
+            if sum(item.get("status", {}).get("phase") == phase for item in found) >= count:
+                return
+            await asyncio.sleep(0.5)
+
+    async def still(self) -> None:
+        """Waits until nobody has anything to write any more."""
+        before, since = self.requests()["PATCH grpojobs"], time.perf_counter()
+        while time.perf_counter() - since < QUIET:
+            await asyncio.sleep(0.5)
+            if (now := self.requests()["PATCH grpojobs"]) != before:
+                before, since = now, time.perf_counter()
+
+    async def starts(self, name: str | None = None) -> tuple[str, float]:
+        """The GRPOJob whose Job is created next, and when."""
+        known = {item["metadata"]["name"] for item in await self.all(Selection(JOBS, NAMESPACE))}
+        async for kind, item in self.client.watch(Selection(JOBS, NAMESPACE), 0, 600):
+            found = item["metadata"].get("name", "")
+            if kind == "ADDED" and found not in known and (name is None or found == f"{name}-1"):
+                return found.rpartition("-")[0], time.perf_counter()
+        raise TimeoutError("no Job was created")
+
+    async def end(self, name: str) -> float:
+        """Ends a job's pod well; returns when it had ended."""
+        selection = Selection(PODS, NAMESPACE, f"grpo.dev/job-name={name}")
+        (pod,) = await self.all(selection)
+        notes = {"kwok.test/after": "0s", "kwok.test/exit-code": "0", "kwok.test/message": '{"result": "Succeeded"}'}
+        body = {"metadata": {"annotations": notes}}
+        await self.client._call("PATCH", PODS, PODS.path(NAMESPACE, pod["metadata"]["name"]), body=body)
+        async for _, item in self.client.watch(selection, 0, 60):
+            if item.get("status", {}).get("phase") == "Succeeded":
+                return time.perf_counter()
+        raise TimeoutError(f"the pod of {name} did not end")
+
+    async def clear(self) -> None:
+        """Deletes everything, and waits until it is gone."""
+        while await self.all(Selection(GRPOJOBS, NAMESPACE)) or await self.all(Selection(PODS, NAMESPACE)):
+            for resource in (GRPOJOBS, JOBS, PODS):
+                await self.client.delete_all(Selection(resource, NAMESPACE))
+            await asyncio.sleep(1)
+
+
+@contextlib.asynccontextmanager
+async def bench(checkout: Path) -> AsyncIterator[Bench]:
+    """A cluster with GPU nodes and an operator, ready."""
+    settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(per_node=GPUS))
+    with Cluster.create(f"waiting-{os.getpid()}", settings) as cluster:
+        cluster.kubectl("apply", "--server-side", "-f", str(checkout / "crds" / "grpojob.yaml"))
+        cluster.kubectl("wait", "--for=condition=Established", "crd/grpojobs.grpo.dev", "--timeout=60s")
+        port = free_port()
+        with operator(checkout, str(cluster.kubeconfig), port) as process:
+            async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
+                await asyncio.to_thread(ready, port)
+                yield Bench(client, process, port)
+
+
+@contextlib.contextmanager
+def operator(checkout: Path, kubeconfig: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """An operator process."""
+    command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", kubeconfig, "--log-level", "warning"]
+    command += ["--trainer-image", "none", "--metrics-address", "127.0.0.1", "--metrics-port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "operator")}
+    process = subprocess.Popen(command, env=environment, cwd=checkout)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def ready(port: int) -> None:
+    """Waits until the operator is."""
+    while True:
+        with contextlib.suppress(OSError):  # not listening yet, or 503 while it lists
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5)
+            return
+        time.sleep(0.2)
+
+
+def row(what: str, found: str) -> None:
+    """A line of the table."""
+    print(f"| {what} | {found} |", flush=True)
+
+
+async def wait_and_start(one: Bench, jobs: int, seconds: float) -> None:
+    """Nothing changes; then gangs end."""
+    await one.submit(*(job(f"holds-{number}", GPUS) for number in range(NODES)))
+    await one.phases("Running", NODES)
+    cpu, began = one.cpu(), time.perf_counter()
+    await one.submit(*(job(f"waits-{number}", GPUS, number) for number in range(jobs)))
+    await one.phases("Queued", jobs)
+    row(
+        f"{jobs} jobs submitted, all told that they wait",
+        f"{time.perf_counter() - began:.1f} s, {one.cpu() - cpu:.1f} CPU-s",
+    )
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(one.still(), 150)
+    row("until their last sentence is written", f"{time.perf_counter() - began:.0f} s, {one.cpu() - cpu:.1f} CPU-s")
+    cpu, before = one.cpu(), one.requests()
+    await asyncio.sleep(seconds)
+    used, made = one.cpu() - cpu, one.requests() - before
+    said = ", ".join(f"{count} {name}" for name, count in sorted(made.items())) or "none"
+    row(f"{jobs} waiting, nothing changes, {seconds:.0f} s: CPU seconds", f"{used:.2f}")
+    row("requests in that time", said)
+    times = []
+    for number in range(NODES):
+        started = asyncio.create_task(one.starts())
+        await asyncio.sleep(2)
+        ended = await one.end(f"holds-{number}")
+        times.append((await started)[1] - ended)
+    row("rank 0 done → next gang's Job, s", ", ".join(f"{found:.2f}" for found in times))
+
+
+async def impossible_first(one: Bench, count: int) -> None:
+    """Jobs that can never run, then one that can."""
+    await one.clear()
+    await one.submit(*(job(f"never-{n}", 1, n, gpuProduct="NVIDIA-Nothing") for n in range(count)))
+    started, began = asyncio.create_task(one.starts("can")), time.perf_counter()
+    await asyncio.sleep(0.5)
+    await one.submit(job("can", 1))
+    try:
+        found = f"{(await asyncio.wait_for(started, 60))[1] - began - 0.5:.2f}"
+    except TimeoutError:
+        found = "not within 60"
+    row(f"{count} impossible jobs ahead: a possible one's Job, s", found)
+
+
+async def on_the_cluster(given: argparse.Namespace) -> None:
+    """Everything that needs one."""
+    async with bench(given.checkout) as one:
+        await wait_and_start(one, given.jobs, given.seconds)
+        for count in given.impossible:
+            await impossible_first(one, count)
+
+
+def _node(name: str, product: str) -> NodeFacts:
+    """A node that is full."""
+    labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.count": "8"}
+    offers = {"nvidia.com/gpu": 8.0, "cpu": 128.0, "memory": 2.0**40}
+    return NodeFacts(name=name, labels=labels, offers=offers, usable=True, taints=())
+
+
+def _record(number: int, product: str | None) -> GRPOJobRecord:
+    """A job that asks for an attempt."""
+    item = job(f"j{number}", GPUS, number, **({"gpuProduct": product} if product else {}))
+    created = f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z"
+    item["metadata"] |= {"uid": f"u{number}", "resourceVersion": "1", "generation": 1, "creationTimestamp": created}
+    return grpojob_record(item)
+
+
+def passes() -> None:
+    """A pass by itself: 200 jobs of as many specs on a thousand nodes of twelve products, of which few have room."""
+    products = [*PRODUCTS] * (1000 // len(PRODUCTS) + 1)
+    nodes = tuple(_node(f"n{number}", product) for number, product in enumerate(products[:1000]))
+    for what, product in (("that wait", None), ("that can never run", "NVIDIA-Nothing")):
+        jobs = tuple(_record(number, product) for number in range(320))
+        busy = Snapshot(nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes})
+        asked = Question(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
+        plans, times = Plans(), []
+        while not times or judge(asked, plans).unjudged:
+            times.append(time.perf_counter())
+        times.append(time.perf_counter())
+        judge(asked, plans)
+        found = f"{times[-1] - times[0]:.2f}, {time.perf_counter() - times[-1]:.2f}"
+        row(f"320 jobs {what}, 1,000 nodes: all planned for the first time, a later pass, s", found)
+
+
+def main() -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=200, help="jobs that wait (default 200)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long nothing changes (default 60)")
+    parser.add_argument("--impossible", type=int, nargs="*", default=[32, 320], help="impossible jobs (default 32 320)")
+    parser.add_argument("--checkout", type=Path, default=ROOT, help="working tree whose operator is run")
+    given = parser.parse_args()
+    print("| what | measured |\n|---|---|")
+    asyncio.run(on_the_cluster(given))
+    if given.checkout == ROOT:
+        passes()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
