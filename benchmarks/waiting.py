@@ -256,7 +256,7 @@ def passes() -> None:
         jobs = tuple(_record(number, product) for number in range(320))
         busy = Snapshot(nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes})
         asked = Question(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
-        plans, times = Plans(), []
+        plans, times = Plans(), list[float]()
         while not times or judge(asked, plans).unjudged:
             times.append(time.perf_counter())
         times.append(time.perf_counter())

@@ -15,6 +15,9 @@ class Reason(StrEnum):
     PLANNER_FAILED = "PlannerFailed"
     WAITING_FOR_GPUS = PlanReason.WAITING_FOR_GPUS.value
     WAITING_IN_QUEUE = "WaitingInQueue"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
+    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
     WAITING_FOR_KUEUE = "WaitingForKueue"
     NAME_TAKEN = "NameTaken"
     FAILED_CREATE = "FailedCreate"

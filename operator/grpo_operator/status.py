@@ -30,7 +30,14 @@ REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome"})
 """Fields that say what pods said. The others follow from decisions, and never wait for these."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
-_WAITING = RELEASES | {Reason.WAITING_FOR_GPUS, Reason.WAITING_IN_QUEUE, Reason.WAITING_FOR_KUEUE}
+_WAITING = RELEASES | {
+    Reason.WAITING_FOR_GPUS,
+    Reason.WAITING_IN_QUEUE,
+    Reason.WAITING_FOR_QUOTA,
+    Reason.PRIORITY_CLASS_NOT_FOUND,
+    Reason.SERVICE_ACCOUNT_NOT_FOUND,
+    Reason.WAITING_FOR_KUEUE,
+}
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
 

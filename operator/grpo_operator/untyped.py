@@ -105,6 +105,13 @@ class Part:
         below = self.part(name)
         return {key: below.text(key, MAX_OBJECT) for key in below._fields}
 
+    def words(self, name: str) -> list[str]:
+        """A list of strings."""
+        items = self._fields.get(name)
+        if items is not None and not (isinstance(items, list) and all(isinstance(item, str) for item in items)):
+            raise self._wrong(name, "a list of strings")
+        return list(items or ())
+
     def items(self) -> Iterator[tuple[str, Any]]:
         """All fields as they are."""
         return iter(self._fields.items())

@@ -16,6 +16,9 @@
   resources: [pods]
   verbs: [list, watch, deletecollection] # deletecollection: a gang that hangs is ended whole
 - apiGroups: [""]
+  resources: [resourcequotas, serviceaccounts] # a gang whose pods would not be created is not admitted
+  verbs: [list, watch]
+- apiGroups: [""]
   resources: [services] # grpo-rendezvous; get, patch: one of ours that somebody changed is mended
   verbs: [create, get, list, patch, watch]
 - apiGroups: [""]

@@ -98,6 +98,10 @@ class Capacity:
             for node, use in placed
         ]
 
+    def bound(self, job: GRPOJobRecord) -> bool:
+        """Whether any pod of the job has a node."""
+        return job.uid in self._pods
+
     def inventory(self, job: GRPOJobRecord) -> Inventory:
         """What the planner may use for the job. Pods of its own earlier attempts make room for the next."""
         if job.spec is None:

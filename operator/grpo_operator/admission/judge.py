@@ -16,6 +16,8 @@ from ..decisions import Limits
 from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..restarting import pausing
+from ..times import seconds
+from .allowance import Allowance
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
 from .kept import resumed
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 MOST_NEW_SPECS = 64
 """Specs that a pass plans for the first time, at some ten milliseconds each. It ends there: those ahead need not wait
 until everybody behind them has been planned, too."""
+UNCOUNTED_SECONDS = 10.0
+"""Until so long after its commit, a gang without a bound pod is taken for one that no quota counts yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class Verdict:
     admitted: bool = False
     refused: bool = False
     """The job can't be run as it is, and takes no place: nothing but a change of it helps."""
+    blocked: bool = False
+    """It waits for something other than GPUs, and takes no place meanwhile."""
     reason: str = Reason.ADMITTED
     message: str = ""
     passed_over: int = 0
@@ -129,6 +135,9 @@ class _Round:
         self._held: dict[str, int] = {}
         for claim in claims:
             self._grow(claim.job, claim.plan)
+        self._allowance = Allowance(asked.snapshot)
+        for claim in filter(self._uncounted, claims):
+            self._allowance.take(claim.job, claim.plan)
         self._places: list[tuple[GRPOJobRecord, Verdict]] = []
 
     def play(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
@@ -141,10 +150,12 @@ class _Round:
             if self._plans.made >= enough:
                 break
             found[job.uid] = verdict = self._survived(job)
-            if verdict.plan and not verdict.refused:
+            if verdict.plan and not verdict.refused and not verdict.blocked:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
                 self._left.reserve(job if verdict.avoids else job.avoiding(()), verdict.plan)
                 self._grow(job, verdict.plan)
+                if verdict.admitted:
+                    self._allowance.take(job, verdict.plan)
                 self._places.append((job, verdict))
         found |= self._in_line()
         started = [(priority(job, priorities), age(job)) for job, verdict in self._places if verdict.admitted]
@@ -154,6 +165,13 @@ class _Round:
             overtaking = 0 if verdict.admitted else sum(one == rank and by > age(job) for one, by in started)
             passed_over[job.uid] += overtaking
         return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
+
+    def _uncounted(self, claim: Claim) -> bool:
+        """Whether a gang has just been admitted, so that its quota may not show its pods yet."""
+        if claim.job.uid in self._asked.assumed:
+            return True
+        began = seconds(claim.job.status.attempt_start_time)
+        return began is not None and self._asked.now - began < UNCOUNTED_SECONDS and not self._left.bound(claim.job)
 
     def _grow(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         namespace = job.key.namespace
@@ -188,6 +206,8 @@ class _Round:
         fits = self._left.fits(job, plan) if kept else result.fits_now
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
+        if problem := self._allowance.problem(job, plan):
+            return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
         if fits:
             return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         return self._wait(job, plan)

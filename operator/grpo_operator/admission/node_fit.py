@@ -24,16 +24,21 @@ def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     return {**_amounts(spec, trainer), plan.gpu_resource: float(plan.gpus_per_node)}
 
 
+def pod_limits(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
+    """What one pod of a plan may use at most, as far as it says so, without GPUs."""
+    return _amounts(spec, spec.container_resources(plan.processes_per_node, plan.host_memory_bytes), "limits")
+
+
 def extra_amounts(spec: GRPOJobSpec) -> Amounts:
     """What one pod takes of its node, whatever the plan, besides what the planner counts."""
     found = _amounts(spec, spec.resources.manifest({}))
     return {name: value for name, value in found.items() if name not in _COUNTED_BY_PLANNER}
 
 
-def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any]) -> Amounts:
-    """Requests of the whole pod, given the training container's resources."""
+def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "requests") -> Amounts:
+    """Requests of the whole pod, or its limits, given the training container's resources."""
     others = [init_container(one) for one in spec.pod_template.spec.init_containers]
-    return pod_requests(Part({"containers": [{"resources": trainer}], "initContainers": others}))
+    return pod_requests(Part({"containers": [{"resources": trainer}], "initContainers": others}), kind)
 
 
 def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:

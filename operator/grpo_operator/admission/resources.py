@@ -38,12 +38,12 @@ def _most(one: Amounts, other: Amounts) -> Amounts:
     return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one.keys() | other.keys()}
 
 
-def _requests(container: Part) -> Amounts:
-    return amounts(container.part("resources").part("requests"))
+def _asked(container: Part, kind: str) -> Amounts:
+    return amounts(container.part("resources").part(kind))
 
 
-def pod_requests(spec: Part) -> Amounts:
-    """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837).
+def pod_requests(spec: Part, kind: str = "requests") -> Amounts:
+    """What the scheduler counts for a pod (kubernetes/enhancements KEP-753 and KEP-2837); a quota its `limits` alike.
 
     Containers and sidecars run together; an init container runs with the sidecars started before it. Requests of the
     pod as a whole replace the sums; its overhead comes on top.
@@ -54,12 +54,12 @@ def pod_requests(spec: Part) -> Amounts:
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.parts("initContainers"):
-        own = _requests(container)
+        own = _asked(container, kind)
         if container.text("restartPolicy") == "Always":
             sidecars = _sum((sidecars, own))
             peak = _most(peak, sidecars)
         else:
             peak = _most(peak, _sum((sidecars, own)))
-    together = _sum((sidecars, *map(_requests, spec.parts("containers"))))
-    whole = _requests(spec)
+    together = _sum((sidecars, *(_asked(container, kind) for container in spec.parts("containers"))))
+    whole = _asked(spec, kind)
     return _sum((_most(peak, together) | whole, amounts(spec.part("overhead"))))

@@ -1,10 +1,11 @@
-"""The cluster at one moment, as admission sees it: nodes, what runs on them, priorities."""
+"""The cluster at one moment, as admission sees it: nodes, what runs on them, priorities and what namespaces may use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .inventory import NodeFacts, PodFacts
+from .quotas import QuotaFacts
 from .resources import Amounts
 
 
@@ -19,6 +20,12 @@ class Snapshot:
     """What all other pods take, by node."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Value by name of PriorityClass; the cluster's default has the name ``. Empty: they are not known."""
+    default_priority: str = ""
+    """Name of the cluster's default PriorityClass; empty when there is none."""
+    quotas: Mapping[str, tuple[QuotaFacts, ...]] = field(default_factory=dict)
+    """By namespace; none for one whose quotas can't be seen."""
+    service_accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Names by namespace; none for one whose accounts can't be seen."""
     visible: bool = True
     """Whether all namespaces' pods could be listed."""
     problem: str = ""

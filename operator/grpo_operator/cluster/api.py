@@ -41,6 +41,8 @@ SERVICES = Resource("/api/v1", "services")
 CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
 EVENTS = Resource("/api/v1", "events")
 NODES = Resource("/api/v1", "nodes")
+QUOTAS = Resource("/api/v1", "resourcequotas")
+SERVICE_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"

@@ -1,5 +1,6 @@
-"""What admission knows of the cluster: light mirrors of nodes, bound pods and priority classes, and snapshots of them.
+"""What admission knows of the cluster: light mirrors, and snapshots of them.
 
+Nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the names of their ServiceAccounts.
 Admission must see foreign pods too, and the operator must not keep every pod of the cluster: each is kept as node,
 requests and holder only, and only while it is bound and has not ended. While nothing changes there is no request but
 the watches' renewals and the healing LISTs; an event that changes none of the facts, such as a kubelet's heartbeat,
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..admission.inventory import PodFacts, node_facts, pod_facts
+from ..admission.quotas import quota_facts
 from ..admission.resources import Amounts
 from ..admission.snapshot import Snapshot
 from ..errors import Unavailable
 from ..names import ObjectKey
 from ..untyped import Part
-from .api import BOUND_PODS, NODES, PODS, PRIORITY_CLASSES, Cluster, Object, Selection
+from .api import BOUND_PODS, NODES, PODS, PRIORITY_CLASSES, QUOTAS, SERVICE_ACCOUNTS, Cluster, Object, Selection
 from .backoff import Backoff
 from .cache import Cache
 from .unreadable import Unreadables, identity
@@ -129,6 +131,9 @@ class ClusterFacts:
         self._pods = sight(Selection(PODS, fields=BOUND_PODS), pod_facts)
         self._priorities = sight(Selection(PRIORITY_CLASSES), _priority)
         self._pods_of = [sight(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]
+        served = namespaces or (None,)
+        self._quotas = [sight(Selection(QUOTAS, name), quota_facts) for name in served]
+        self._accounts = [sight(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
 
     def _changed(self) -> None:
         self._last = None
@@ -137,17 +142,17 @@ class ClusterFacts:
 
     @property
     def _everywhere(self) -> tuple[Sight[Any], ...]:
-        return self._nodes, self._pods, self._priorities
+        return self._nodes, self._pods, self._priorities, *self._quotas, *self._accounts
 
     def mirrors(self) -> dict[str, Mirror[Any]]:
         """By name, those that are needed whatever the operator may see."""
-        return {f"{sight.selection.resource.plural} for admission": sight.mirror for sight in self._everywhere}
+        return {f"{sight.selection}, for admission": sight.mirror for sight in self._everywhere}
 
     async def run(self) -> None:
         """Keeps everything up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for sight in self._everywhere:
-                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection.resource.plural}")
+                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
             while not self._pods.forbidden:
                 await self._news.wait()
                 self._news.clear()
@@ -162,7 +167,7 @@ class ClusterFacts:
         """
         pods = self._pods_of if self._pods.forbidden else [self._pods]
         now = time.monotonic()
-        needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *pods)
+        needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
         for sight in needed:
             if why := sight.unknown(now):
                 raise Unavailable(why)
@@ -171,24 +176,46 @@ class ClusterFacts:
         return self._last
 
     def _snapshot(self, pods: "list[Sight[PodFacts | None]]") -> Snapshot:
-        kept, others = _split(pod for sight in pods if not sight.forbidden for pod in sight if pod)
+        kept, others = _split(pod for pod in _seen(pods) if pod)
+        classes = list(_seen([self._priorities]))
+        values = {name: value for name, value, _ in classes}
+        default = next((name for name, _, usual in classes if usual), "")
         problem = f"nodes can't be listed: {self._nodes.mirror.not_served}" if self._nodes.forbidden else ""
         return Snapshot(
             nodes=() if problem else tuple(sorted(self._nodes, key=lambda node: node.name)),
             gpu_pods=kept,
             other_use=others,
-            # all jobs are alike where these can't be seen, and age alone decides
-            priorities={} if self._priorities.forbidden else dict(pair for one in self._priorities for pair in one),
+            priorities=values | ({"": values[default]} if default else {}),
+            default_priority=default,
+            quotas=_by_namespace((one.namespace, one) for one in _seen(self._quotas)),
+            service_accounts={name: frozenset(all) for name, all in _by_namespace(_seen(self._accounts)).items()},
             visible=not self._pods.forbidden,
             problem=problem,
         )
 
 
-def _priority(item: Object) -> tuple[tuple[str, int], ...]:
-    """Name and value of a PriorityClass; the cluster's default has the empty name, too."""
+def _seen(sights: Iterable[Sight[F]]) -> Iterator[F]:
+    """The facts that may be seen, of several selections."""
+    return (fact for sight in sights if not sight.forbidden for fact in sight)
+
+
+def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
+    found: dict[str, list[F]] = {}
+    for namespace, fact in pairs:
+        found.setdefault(namespace, []).append(fact)
+    return {namespace: tuple(facts) for namespace, facts in found.items()}
+
+
+def _priority(item: Object) -> tuple[str, int, bool]:
+    """Name and value of a PriorityClass, and whether it is the cluster's default."""
     whole = Part(item)
-    value, name = whole.integer("value"), whole.part("metadata").required("name")
-    return ((name, value), *([("", value)] if whole.flag("globalDefault") else []))
+    return whole.part("metadata").required("name"), whole.integer("value"), whole.flag("globalDefault")
+
+
+def _account(item: Object) -> tuple[str, str]:
+    """Namespace and name of a ServiceAccount."""
+    meta = Part(item).part("metadata")
+    return meta.required("namespace"), meta.required("name")
 
 
 def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:

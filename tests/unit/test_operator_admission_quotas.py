@@ -1,0 +1,142 @@
+"""Gangs whose pods would not be created take no place: quotas, PriorityClasses and ServiceAccounts are looked at."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_operator.admission.quotas import QuotaFacts, counts, quota_facts
+from grpo_operator.untyped import Unreadable
+from tests.unit.operator_world import at
+from tests.unit.queue_world import answered, cluster, gang, job, judged
+
+GPU = "requests.nvidia.com/gpu"
+
+
+def quota(hard: dict[str, Any], used: dict[str, Any] | None = None, **spec: Any) -> QuotaFacts:
+    meta = {"namespace": "team-a", "name": "team-quota"}
+    return quota_facts({"metadata": meta, "spec": spec, "status": {"hard": hard, "used": used or {}}})
+
+
+def said(*quotas: QuotaFacts, of: Any = None, **more: Any) -> tuple[str, str]:
+    """Reason and message for a gang of two pods with four GPUs each, on a cluster that has them."""
+    one = of or job("a", gang(2, 4))
+    found = judged([one], cluster(4, 4, quotas={"team-a": quotas}, **more))[one.uid]
+    return found.reason, found.message
+
+
+def test_a_quota_that_the_gang_exceeds_keeps_it_from_taking_a_place() -> None:
+    reason, message = said(quota({GPU: "8"}, {GPU: "2"}))
+    assert reason == "WaitingForQuota"
+    assert message == (
+        "ResourceQuota team-quota of namespace team-a allows 8 requests.nvidia.com/gpu; "
+        "2 are used, and the gang needs 8"
+    )
+    jobs = [job("a", gang(2, 4), age=20), job("b", gang(1, 4), age=10)]
+    found = judged(jobs, cluster(4, 4, quotas={"team-a": (quota({GPU: "4"}),)}))
+    assert (found["uid-a"].admitted, found["uid-b"].admitted) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "fits"),
+    [
+        ({GPU: "8"}, {}, True),
+        ({"pods": "2"}, {}, True),
+        ({"pods": "2"}, {"pods": "1"}, False),
+        ({"count/pods": "1"}, {}, False),
+        ({"count/jobs.batch": "3"}, {"count/jobs.batch": "3"}, False),
+        ({"count/jobs.batch": "3"}, {"count/jobs.batch": "2"}, True),
+        ({"requests.memory": "1Gi"}, {}, False),
+        ({"memory": "2Gi"}, {}, True),
+        ({"cpu": "1"}, {"cpu": "500m"}, False),
+        ({"limits.memory": "1Ki"}, {}, True),
+        ({"services": "0", "persistentvolumeclaims": "0"}, {}, True),
+    ],
+)
+def test_each_resource_of_a_quota_is_held_against_the_whole_gang(
+    hard: dict[str, str], used: dict[str, str], fits: bool
+) -> None:
+    assert (said(quota(hard, used))[0] == "Admitted") is fits
+
+
+@pytest.mark.parametrize(
+    ("spec", "priority", "counted"),
+    [
+        ({}, "", True),
+        ({"scopes": ["Terminating"]}, "", False),
+        ({"scopes": ["NotTerminating", "NotBestEffort"]}, "", True),
+        ({"scopes": ["BestEffort"]}, "", False),
+        ({"scopes": ["PriorityClass"]}, "high", True),
+        ({"scopes": ["PriorityClass"]}, "", False),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, "high", False),
+    ],
+)
+def test_a_quota_counts_only_pods_of_its_scopes(spec: dict[str, Any], priority: str, counted: bool) -> None:
+    assert counts(quota({"pods": "0"}, **spec), priority) is counted
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "by_priority"),
+    [
+        ("In", ["high"], {"high": True, "low": False, "": False}),
+        ("NotIn", ["high"], {"high": False, "low": True, "": True}),
+        ("Exists", [], {"high": True, "": False}),
+        ("DoesNotExist", [], {"high": False, "": True}),
+    ],
+)
+def test_a_scope_selector_chooses_by_priority_class(
+    operator: str, values: list[str], by_priority: dict[str, bool]
+) -> None:
+    selector = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": values}]}
+    found = quota({"pods": "0"}, scopeSelector=selector)
+    assert {name: counts(found, name) for name in by_priority} == by_priority
+
+
+def test_a_job_without_a_class_counts_as_of_the_clusters_default() -> None:
+    selector = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["usual"]}]}
+    none = quota({GPU: "0"}, scopeSelector=selector)
+    assert said(none)[0] == "Admitted"
+    assert said(none, priorities={"usual": 7, "": 7}, default_priority="usual")[0] == "WaitingForQuota"
+
+
+def test_two_gangs_do_not_get_one_quota() -> None:
+    jobs = [job("a", gang(1, 4), age=20), job("b", gang(1, 4), age=10)]
+    found = judged(jobs, cluster(8, quotas={"team-a": (quota({GPU: "6"}),)}))
+    assert (found["uid-a"].admitted, found["uid-b"].reason) == (True, "WaitingForQuota")
+    assert "4 are used, and the gang needs 4" in found["uid-b"].message
+
+
+@pytest.mark.parametrize(("since", "reason"), [(-5, "WaitingForQuota"), (-60, "Admitted")])
+def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(since: float, reason: str) -> None:
+    new = job("new", gang(1, 4), active=True)
+    status = new.status.model_copy(update={"attempt_start_time": at(since)})
+    new = replace(new, typed=replace(new.content, status=status))
+    there = cluster(8, 8, quotas={"team-a": (quota({GPU: "6"}),)})
+    assert judged([new, job("a", gang(1, 4))], there)["uid-a"].reason == reason
+
+
+def test_a_priority_class_that_does_not_exist_holds_nothing() -> None:
+    one = job("a", gang(1, 4), priorityClassName="urgent")
+    reason, message = said(of=one, priorities={"high": 10})
+    assert reason == "PriorityClassNotFound"
+    assert message.startswith("spec.placement.priorityClassName: no PriorityClass urgent exists")
+    assert said(of=one)[0] == "Admitted", "where classes can't be seen, nobody knows"
+
+
+def test_a_service_account_that_does_not_exist_holds_nothing() -> None:
+    reason, message = said(service_accounts={"team-a": frozenset({"other"})})
+    assert reason == "ServiceAccountNotFound"
+    assert "namespace team-a has no ServiceAccount default" in message
+    assert said(service_accounts={"team-a": frozenset({"default"})})[0] == "Admitted"
+    assert said(service_accounts={"team-b": frozenset()})[0] == "Admitted", "this namespace's can't be seen"
+
+
+async def test_who_waits_for_a_quota_is_queued_with_a_plan() -> None:
+    one = job("a", gang(2, 4))
+    answer = await answered([one], cluster(4, 4, quotas={"team-a": (quota({GPU: "1"}),)}), one)
+    assert (answer.action, answer.reason, answer.plan) == ("Queue", "WaitingForQuota", gang(2, 4))
+
+
+def test_a_quota_with_a_wrong_type_is_set_aside() -> None:
+    with pytest.raises(Unreadable, match=r"spec\.scopes"):
+        quota({}, scopes="All")
