@@ -129,13 +129,7 @@ class Cluster:
             width = self.chance.choice([1, 1, 1, 2, max(self.sizes)])
             one = of(self.chance.choice("aaab"), f"j{self.number:05}", width, age=100_000 - self.number)
             self.came[one.uid], self.waiting[one.uid] = (now, len(self.waiting)), one
-        pods = [
-            gpu_pod(
-                f"p{number}-{at}", gpus, f"node-{at}", **{"grpo.dev/job-name": one.name, "grpo.dev/job-uid": one.uid}
-            )
-            for _, one, places in self.running
-            for at, gpus in places.items()
-        ]
+        pods = [own_pod(one, gpus, f"node-{at}") for _, one, places in self.running for at, gpus in places.items()]
         asked = Question(
             jobs=tuple(self.waiting.values()),
             snapshot=cluster(*self.sizes, pods=pods),
