@@ -195,3 +195,16 @@ def test_an_event_that_no_condition_said_is_blamed() -> None:
         {"involvedObject": about, "reason": reason, "message": "m"} for reason in ("Admitted", "Hang")
     ]
     assert list(events_tell_what_was(history, events)) == ["event Hang on job: no condition ever said so: m"]
+
+
+def test_an_end_for_which_nothing_was_done_is_blamed() -> None:
+    def after(reason: str, counted: bool = False) -> Version:
+        end = {"attempt": 1, "reason": reason, "counted": counted}
+        return version(9, condition("Admitted"), attempt=2, restarts=int(counted), ends=[end])
+
+    assert "attempt 1 ended with Hang; what was done to it: ['Error']" in audited(
+        after("Hang", counted=True), ended(1, Result.ERROR)
+    )
+    assert "and it counts" in audited(after("Preempted", counted=True), ended(1, Result.PREEMPTED))
+    assert audited(after("Preempted")) == ""
+    assert audited(after("Hang", counted=True), ended(1, None)) == "", "an exit code may say so"

@@ -12,6 +12,8 @@ from .ledger import Deed, Ledger
 CLOCK_SECONDS = 2.0
 """What timestamps without fractions and two clocks of one machine may differ by."""
 
+FAILURES = frozenset(Result) - {Result.SUCCEEDED, Result.PREEMPTED}
+
 Account = Callable[[Job, Ledger], Iterator[str]]
 
 
@@ -81,6 +83,25 @@ def no_failure_goes_uncounted(job: Job, ledger: Ledger) -> Iterator[str]:
         yield f"{job.last.restarts} restarts were counted; attempts that surely failed: {sorted(certain)}"
 
 
+def each_end_names_what_was_done(job: Job, ledger: Ledger) -> Iterator[str]:
+    """An attempt's end in status.ends has a reason that somebody gave; one that counts was a failure.
+
+    Preempted and releases need none: the scheduler preempts by itself, and quotas forbid pods.
+    """
+    for version in job.versions:
+        for one in version.status.get("ends", [])[-1:]:
+            deeds = [deed for deed in ledger.of(job.uid, one["attempt"]) if deed.deed is Deed.ENDED]
+            given = {deed.result for deed in deeds}
+            told = (
+                f"attempt {one['attempt']} ended with {one['reason']}; what was done to it: {sorted(map(str, given))}"
+            )
+            # an end without words is whatever its exit code says
+            if one["reason"] in FAILURES and not {one["reason"], None} & given:
+                yield told
+            if one.get("counted") and not any(deed.counts for deed in deeds):
+                yield f"{told}, and it counts"
+
+
 def surely_failed(job: Job, ledger: Ledger) -> set[int]:
     """Attempts before the last to which nothing else was done."""
     return {
@@ -103,6 +124,7 @@ ACCOUNTS: tuple[Account, ...] = (
     failures_have_causes,
     no_restart_is_counted_without_a_failure,
     no_failure_goes_uncounted,
+    each_end_names_what_was_done,
 )
 
 
@@ -112,7 +134,7 @@ def audit(history: History, ledger: Ledger) -> Iterator[str]:
         if any(one.deed is Deed.SPOILED for one in ledger.of(job.uid)) and job.last.phase == "Draining":
             continue
         for account in ACCOUNTS:
-            for found in account(job, ledger):
+            for found in dict.fromkeys(account(job, ledger)):
                 yield f"{account.__name__.replace('_', ' ')}: {job.name} ({job.uid[:8]}): {found}"
 
 

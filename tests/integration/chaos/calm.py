@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 
-from grpo_api.contract import GROUP
-from grpo_operator.names import LABEL_JOB, RENDEZVOUS_SERVICE
+from grpo_api.contract import GROUP, PLAN_ANNOTATION
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, RENDEZVOUS_SERVICE
 
 from .trainer import succeed
-from .world import ALL_GRPOJOBS, CLAIMS, GRPOJOBS, JOBS, NODES, PODS, SERVICES, Object, World, live, quiet
+from .world import ALL_GRPOJOBS, CLAIMS, EVENTS, GRPOJOBS, JOBS, NODES, PODS, SERVICES, Object, World, live, quiet
 
 SETTLE_SECONDS = 90.0
 """What the operator and the controllers get for it: the longest pause between attempts, and two busy cores."""
 POLL_SECONDS = 0.3
+MOST_CHILDREN = 2
+"""The current attempt's Job, and the last one for its logs."""
 WAITS = ("WaitingForGPUs", "WaitingInQueue")
 
 
@@ -45,7 +48,23 @@ def _until(problems: Callable[[], list[str]], seconds: float = SETTLE_SECONDS) -
 
 def settled(world: World) -> list[str]:
     """Every job has ended, runs whole, is paused, or waits for a reason that is true."""
-    return _until(lambda: [told for job in world.jobs() if (told := _unsettled(world, job))])
+    wrong = _until(lambda: [wrong for job in world.jobs() if (wrong := _unsettled(world, job) or _crowded(world, job))])
+    return [f"no job is lost: {one}" for one in wrong]
+
+
+def _crowded(world: World, job: Object) -> str:
+    """What is left of attempts that are not to run: pods of any, Jobs of more than the last two."""
+    attempt, uid, team = job["status"].get("attempt", 0), job["metadata"]["uid"], job["metadata"]["namespace"]
+    pods = world.items(PODS, team, f"?labelSelector={LABEL_UID}={uid},{LABEL_ATTEMPT}!={attempt}")
+    alive = [_name(pod) for pod in pods if live(pod) and PLAN_ANNOTATION in pod["metadata"].get("annotations", {})]
+    owned = [child for child in world.items(JOBS, team, f"?labelSelector={LABEL_UID}={uid}") if _owned(child, uid)]
+    if alive or len(owned) > MOST_CHILDREN:
+        return f"{_told(job)}: left of earlier attempts: {alive}, Jobs {[_name(child) for child in owned]}"
+    return ""
+
+
+def _owned(child: Object, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in child["metadata"].get("ownerReferences", []))
 
 
 def _unsettled(world: World, job: Object) -> str:
@@ -102,6 +121,27 @@ def _over(job: Object) -> bool:
 def _pause(world: World, job: Object, suspend: bool) -> None:
     metadata = job["metadata"]
     quiet(lambda: world.patch(GRPOJOBS, metadata["namespace"], metadata["name"], {"spec": {"suspend": suspend}}))
+
+
+def told(world: World, since: float) -> list[str]:
+    """Every job that has ended since that unix time, when nothing disturbed the operator, has an event that says so."""
+
+    def silent() -> list[str]:
+        events = {(one["involvedObject"]["uid"], one["reason"]) for one in world.all_of(EVENTS)}
+        ended = [job for job in world.jobs("Succeeded", "Failed") if _ended_at(job) > since]
+        return [_told(job) for job in ended if (job["metadata"]["uid"], _final(job)["reason"]) not in events]
+
+    return [f"no event tells of the end: {one}" for one in _until(silent)]
+
+
+def _final(job: Object) -> Object:
+    conditions = job["status"]["conditions"]
+    found: Object = next(one for one in conditions if one["type"] == job["status"]["phase"])
+    return found
+
+
+def _ended_at(job: Object) -> float:
+    return datetime.fromisoformat(job["status"]["completionTime"]).timestamp()
 
 
 def deleted(world: World) -> list[str]:

@@ -172,7 +172,9 @@ class Storm:
     def _end(self) -> None:
         world, observer = self._world, self._observer
         self._lull()
+        since = time.time()
         self._judge(calm.drained(world))
+        self._judge(calm.told(world, since))
         events = [one for one in world.all_of(EVENTS) if one["involvedObject"]["kind"] == "GRPOJob"]
         with observer.frozen() as history:
             self._judge(list(audit(history, world.ledger)))
