@@ -1,7 +1,6 @@
 """What has been: every version of every GRPOJob, every pod and node, as the API server told the observer. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_api.contract import PLAN_ANNOTATION
@@ -11,6 +10,9 @@ Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 ENDED = ("Succeeded", "Failed")
+JUDGED = (
+    "phase", "attempt", "restarts", "uncountedRestarts", "conditions", "ends", "completionTime", "observedGeneration",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,11 @@ class Pod:
     phase: str = ""
     told_at: float | None = None
     """When it was told to end."""
-    gone_at: float | None = None
 
     @property
     def holds(self) -> bool:
         """Whether it may still hold what it requests."""
-        return self.phase not in ENDED and self.gone_at is None
+        return self.phase not in ENDED
 
     @property
     def live(self) -> bool:
@@ -125,7 +126,9 @@ class History:
     def __init__(self) -> None:
         """Nothing has been seen."""
         self.jobs: dict[str, Job] = {}
+        """All that there have been."""
         self.pods: dict[str, Pod] = {}
+        """Those that there are."""
         self.nodes: dict[str, list[Offer]] = {}
 
     def see(self, plural: str, found: Object, at: float, *, gone: bool = False, gap: bool = False) -> None:
@@ -139,17 +142,20 @@ class History:
 
     def listed(self, plural: str, uids: set[str], at: float) -> None:
         """A full LIST: what it lacks went unnoticed."""
-        known: dict[str, Job] | dict[str, Pod] = self.jobs if plural == "grpojobs" else self.pods
-        if plural != "nodes":
-            for uid, one in known.items():
-                if uid not in uids and one.gone_at is None:
-                    one.gone_at = at
+        if plural == "grpojobs":
+            for uid, job in self.jobs.items():
+                if uid not in uids and job.gone_at is None:
+                    job.gone_at = at
+        if plural == "pods":
+            self.pods = {uid: pod for uid, pod in self.pods.items() if uid in uids}
 
     def _see_job(self, found: Object, at: float, gone: bool, gap: bool) -> None:
         metadata = found["metadata"]
         job = self.jobs.setdefault(metadata["uid"], Job(metadata["uid"], f"{metadata['namespace']}/{metadata['name']}"))
-        version = Version(at, metadata["generation"], found["spec"], found.get("status", {}), gap)
-        if not job.versions or (version.spec, version.status) != (job.last.spec, job.last.status):
+        version = Version(at, metadata["generation"], found["spec"], _judged(found.get("status", {})), gap)
+        if job.versions and version.spec == job.last.spec:
+            version = replace(version, spec=job.last.spec)  # one copy of what hardly ever changes
+        if not job.versions or (version.generation, version.status) != (job.last.generation, job.last.status):
             job.versions.append(version)
         if "deletionTimestamp" in metadata or gone:
             job.told_at = job.told_at or at
@@ -170,7 +176,7 @@ class History:
         if "deletionTimestamp" in metadata or gone:
             pod.told_at = pod.told_at or at
         if gone:
-            pod.gone_at = at
+            self.pods.pop(metadata["uid"])
 
     def _see_node(self, found: Object, at: float, gone: bool) -> None:
         metadata, status = found["metadata"], found.get("status", {})
@@ -191,6 +197,10 @@ class History:
         before = [one.gpus for one in offers if one.at <= since][-1:]
         return max(before + [one.gpus for one in offers if one.at > since], default=0)
 
-    def standing(self) -> Iterator[Job]:
-        """The GRPOJobs that nobody has deleted."""
-        return (job for job in self.jobs.values() if job.told_at is None and job.gone_at is None)
+
+def _judged(status: Object) -> Object:
+    """The fields that something is judged by: a storm has thousands of versions."""
+    found = {field: status[field] for field in JUDGED if field in status}
+    if plan := status.get("plan"):
+        found["plan"] = {field: plan.get(field) for field in ("nodes", "gpusPerNode", "gpuProduct")}
+    return found

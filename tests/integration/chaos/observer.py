@@ -133,7 +133,8 @@ class Observer:
     def _overlapping(self, passed: float) -> None:
         """Two attempts of a job may be alive together for a moment; counts only what passes undisturbed."""
         seen = set()
-        for job in self.history.jobs.values():
+        for uid in {pod.job for pod in self.history.pods.values()} & self.history.jobs.keys():
+            job = self.history.jobs[uid]
             for attempt in earlier_lives(self.history, job):
                 key = (job.uid, attempt)
                 seen.add(key)
