@@ -112,6 +112,11 @@ class ControlPlane:
         self._start_etcd()
         self._until("etcd", "etcd", lambda: self.client().get("/readyz") == "ok")
 
+    def restart_controllers(self) -> None:
+        """Kill the controller manager and start it again; it finds the kinds that are defined by now at once."""
+        self._processes.kill("controller-manager")
+        self._start_controller_manager()
+
     def _until(self, what: str, role: str, probe: Any) -> None:
         def checked() -> Any:
             self._processes.check(role)

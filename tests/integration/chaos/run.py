@@ -105,6 +105,8 @@ def _define(cluster: Cluster) -> None:
     client = cluster.control_plane.client()
     client.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     until("GRPOJobs to be served", lambda: client.get(ALL_GRPOJOBS), 60)
+    # its garbage collector looks for new kinds every half minute only
+    cluster.control_plane.restart_controllers()
 
 
 class Storm:

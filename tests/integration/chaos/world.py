@@ -43,7 +43,7 @@ GPU_NODES: dict[str, GpuSettings] = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Undo:
     """What ends a fault that lasts, once so many further faults have struck."""
 
@@ -153,18 +153,21 @@ class World:
         self._undo.append(Undo(faults, act))
 
     def struck(self) -> None:
-        """One more fault has struck: ends those whose time is over."""
+        """One more fault has struck: ends those whose time is over.
+
+        Raises ApiStatusError when the API server is not itself yet; the rest is ended next time.
+        """
         for one in self._undo:
             one.left -= 1
-        due = [one for one in self._undo if one.left <= 0]
-        self._undo = [one for one in self._undo if one.left > 0]
-        for one in due:
+        for one in [one for one in self._undo if one.left <= 0]:
             one.act()
+            self._undo.remove(one)
 
     def undo_all(self) -> None:
         """Ends all faults that last, the newest first."""
         while self._undo:
-            self._undo.pop().act()
+            self._undo[-1].act()
+            self._undo.pop()
 
     def all_of(self, path: str) -> Iterator[Object]:
         """The objects of a kind in all teams' namespaces."""

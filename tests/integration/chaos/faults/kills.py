@@ -53,6 +53,12 @@ def etcd_killed(world: World, chance: random.Random) -> str:
     return f"away for {pause:.1f} s"
 
 
+def controllers_killed(world: World, _: random.Random) -> str:
+    """SIGKILL of kube-controller-manager: Jobs, garbage collection, node life cycle; it comes back at once."""
+    world.cluster.control_plane.restart_controllers()
+    return "at once"
+
+
 def kubelet_killed(world: World, chance: random.Random) -> str:
     """A node falls silent: its pods stay as they are, even when they are told to end, until it comes back."""
     name = chance.choice(RACK)
@@ -131,6 +137,7 @@ FAULTS = (
     Fault("operator told to end", 3, operator_told_to_end, disturbs=True),
     Fault("API server killed", 2, api_server_killed, disturbs=True),
     Fault("etcd killed", 2, etcd_killed, disturbs=True),
+    Fault("controller manager killed", 1, controllers_killed, disturbs=True),
     Fault("kubelet killed", 3, kubelet_killed),
     Fault("node deleted", 2, node_deleted),
     Fault("node cordoned", 2, node_cordoned),
