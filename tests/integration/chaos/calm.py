@@ -6,6 +6,7 @@ from datetime import datetime
 
 from grpo_api.contract import GROUP, PLAN_ANNOTATION
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, RENDEZVOUS_SERVICE
+from harness.client import ApiStatusError
 
 from .trainer import succeed
 from .world import ALL_GRPOJOBS, CLAIMS, EVENTS, GRPOJOBS, JOBS, NODES, PODS, SERVICES, Object, World, live, quiet
@@ -20,11 +21,16 @@ WAITS = ("WaitingForGPUs", "WaitingInQueue")
 
 def restore(world: World) -> None:
     """Ends all faults, and waits until the operator and the nodes are there."""
-    world.undo_all()
+    _until(lambda: _calmed(world))
     world.proxy.spoil, world.proxy.lost = None, lambda _: False
     world.operator.revive()
     world.operator.wait_ready()
     _until(lambda: _all_ready(world))
+
+
+def _calmed(world: World) -> list[str]:
+    world.undo_all()
+    return []
 
 
 def _all_ready(world: World) -> list[str]:
@@ -41,9 +47,14 @@ def _all_ready(world: World) -> list[str]:
 def _until(problems: Callable[[], list[str]], seconds: float = SETTLE_SECONDS) -> list[str]:
     """Looks again and again until there is no problem, and returns the last ones when time is up."""
     end = time.monotonic() + seconds
-    while (found := problems()) and time.monotonic() < end:
+    while True:
+        try:
+            found = problems()
+        except ApiStatusError as error:  # of an API server that has just come back
+            found = [str(error)]
+        if not found or time.monotonic() > end:
+            return found
         time.sleep(POLL_SECONDS)
-    return found
 
 
 def settled(world: World) -> list[str]:
