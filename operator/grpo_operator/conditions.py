@@ -142,8 +142,6 @@ def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
         yield from _backing_off(decision)
     else:
         yield from _running(seen, decision)
-    if seen.child and decision.reason == Reason.NAME_TAKEN:
-        yield C.DEGRADED, True, decision.reason, decision.message
 
 
 def _backing_off(decision: Decision) -> Iterator[Statement]:
@@ -177,7 +175,8 @@ def _being_created(job: str, number: int) -> str:
 
 def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
-    troubled = decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN)
+    taken = decision.reason == Reason.NAME_TAKEN and seen.child is not None
+    troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN)
     if seen.started:
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods"
         if not troubled:

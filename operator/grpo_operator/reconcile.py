@@ -27,7 +27,7 @@ from .policies import decide
 from .reasons import Reason
 from .records import GRPOJobRecord
 from .sightings import Sightings
-from .starting import asks_about
+from .starting import asks_about, kept_out
 from .status import REPORTED, URGENT, build, merge_patch, to_json
 from .times import Observed
 
@@ -180,7 +180,7 @@ class Reconciler:
         body = indexed_job(attempt, job.spec.image or self._image)
         try:
             if taken := await self._shared.service(key.namespace) or await self._shared.claim(job):
-                return seen, _told(Decision(Action.WAIT), taken)
+                return seen, kept_out(seen, self._limits, *taken)
             answer = await self._cluster.create(JOBS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
@@ -189,7 +189,7 @@ class Reconciler:
             if known is None or not ours or known.deleting:
                 name = child_job(key.name, status.attempt)
                 message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
-                return seen, _told(Decision(Action.WAIT), Taken(message, GOES_PAUSE))
+                return seen, kept_out(seen, self._limits, message, GOES_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}"

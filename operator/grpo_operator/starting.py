@@ -60,6 +60,19 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
+def kept_out(seen: Observation, limits: Limits, message: str, look_again: float) -> Decision:
+    """What the attempt needs can't be made, for a name is another's: it waits, but no longer than for nodes.
+
+    It holds its GPUs meanwhile; and the next attempt's Job has another name.
+    """
+    begun = seconds(seen.job.status.attempt_start_time)
+    if begun is not None and seen.now - begun >= limits.scheduling:
+        return Decision(
+            Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {message}"
+        )
+    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
+
+
 def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
     """A gang that has its nodes but doesn't run says why after a while, and gives them back in the end."""
     if not seen.bound or seen.started or _ran(seen):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.decisions import Limits
 from grpo_operator.manifests import rendezvous_service
 from grpo_operator.names import RENDEZVOUS_SERVICE
 from harness.client import ApiStatusError
@@ -174,3 +175,21 @@ def test_a_service_that_can_not_be_mended_is_named(bench: Bench, grpo_cluster: C
         assert "can't be mended, so delete it" in taken(bench)
         bench.delete(SERVICES, RENDEZVOUS_SERVICE)
         bench.wait_running()
+
+
+def test_a_gang_whose_name_stays_taken_gives_its_place_back_and_starts_under_the_next_name(
+    bench: Bench, grpo_cluster: Cluster
+) -> None:
+    """As a Job of a deleted job of this name that the garbage collector has lost track of."""
+    container = {"name": "c", "image": "x"}
+    body = {"metadata": {"name": "run-1"}, "spec": {"template": {"spec": {"restartPolicy": "Never"}}, "suspend": True}}
+    body["spec"]["template"]["spec"]["containers"] = [container]  # type: ignore[index]
+    stranger = bench.post(JOBS, body)["metadata"]["uid"]
+    limits = Limits(scheduling=3.0, release_pause=0.5)
+    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):
+        bench.submit()
+        assert "Job run-1 exists and is not this GRPOJob's" in taken(bench)
+        bench.wait_running(attempt=2)
+    assert bench.get(JOBS, "run-1")["metadata"]["uid"] == stranger
+    assert bench.status()["ends"][0]["reason"] == "SchedulingTimeout"
+    assert bench.status()["restarts"] == 0

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.decisions import Action, Limits
+from grpo_operator.conditions import conditions
+from grpo_operator.decisions import Action, Decision, Limits
 from grpo_operator.observe import Observation
 from grpo_operator.policies import decide
-from grpo_operator.starting import asks_about
+from grpo_operator.starting import asks_about, kept_out
 from grpo_operator.status import build
 from tests.generated import cases
 from tests.unit.operator_world import (
@@ -26,6 +27,7 @@ from tests.unit.operator_world import (
     make_pull,
     make_seen,
     of_type,
+    running,
     said,
     terminated,
 )
@@ -161,3 +163,22 @@ def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None
     decision = decide(seen, Limits())
     assert decision.look_again is None or decision.look_again > 0
     build(seen, decision)
+
+
+def test_a_name_that_stays_taken_is_waited_for_no_longer_than_nodes() -> None:
+    def kept(ago: float) -> Decision:
+        status = active_status(running=False, attemptStartTime=at(-ago))
+        return kept_out(make_seen(make_job(status=status)), LIMITS, "Job run-1 exists", 2.0)
+
+    waits, gives_back = kept(LIMITS.scheduling - 1), kept(LIMITS.scheduling + 1)
+    assert (waits.action, waits.reason, waits.look_again) == (Action.WAIT, "NameTaken", 2.0)
+    assert (gives_back.action, gives_back.reason) == (Action.RELEASE, "SchedulingTimeout")
+    assert gives_back.message == "not started in 300 s: Job run-1 exists"
+
+
+def test_no_decision_states_a_condition_twice() -> None:
+    """Stated twice, its transition time would move with every look."""
+    seen = running(make_child(), make_pod(0), make_pod(1))
+    for reason in ("NameTaken", "PodWaiting", "ProgressUnknown", "RestartBackoff", ""):
+        kinds = [one.type for one in conditions(seen, Decision(Action.WAIT, reason, "why"))]
+        assert len(kinds) == len(set(kinds)), reason

@@ -49,7 +49,7 @@ def _deadline(job: Job) -> Iterator[str]:
     now = job.last
     limit = now.spec.get("activeDeadlineSeconds")
     begun = next((one.at for one in job.versions if one.attempt), now.at)
-    ended = next(one.at for one in job.versions if one.finished)
+    ended = now.at
     if limit is None or ended - begun < limit - CLOCK_SECONDS:
         yield f"DeadlineExceeded {ended - begun:.1f} s after the first attempt; the limit is {limit} s"
 
@@ -78,6 +78,8 @@ def no_restart_is_counted_without_a_failure(job: Job, ledger: Ledger) -> Iterato
 
 def no_failure_goes_uncounted(job: Job, ledger: Ledger) -> Iterator[str]:
     """An attempt to which nothing was done but that its training failed, and after which another came."""
+    if job.last.status.get("retry", 0):  # it counts anew since then
+        return
     certain = surely_failed(job, ledger)
     if job.last.restarts < len(certain):
         yield f"{job.last.restarts} restarts were counted; attempts that surely failed: {sorted(certain)}"

@@ -23,6 +23,8 @@ def restore(world: World) -> None:
     """Ends all faults, and waits until the operator and the nodes are there."""
     _until(lambda: _calmed(world))
     world.proxy.spoil, world.proxy.lost = None, lambda _: False
+    # their garbage collector may lose track of owners that were deleted just after an API server's end
+    world.cluster.control_plane.restart_controllers()
     world.operator.revive()
     world.operator.wait_ready()
     _until(lambda: _all_ready(world))

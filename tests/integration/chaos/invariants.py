@@ -1,5 +1,6 @@
 """What must hold at each moment, whatever goes wrong: each a function that yields what was seen against it. Pure."""
 
+import time
 from collections.abc import Callable, Iterator
 
 from .history import History, Job, Version
@@ -20,8 +21,15 @@ def attempts_only_grow_one_by_one(before: Version, after: Version) -> Iterator[s
         yield f"status.attempt went from {before.attempt} to {after.attempt}"
 
 
+def _retried(before: Version, after: Version) -> bool:
+    """Whether the user let a failed job begin anew, which counts anew, too."""
+    return bool(after.status.get("retry", 0) > before.status.get("retry", 0))
+
+
 def restarts_only_grow_within_the_limit(before: Version, after: Version) -> Iterator[str]:
     """The write that counts a restart was made on the very spec that it stands beside, so the limit there binds it."""
+    if _retried(before, after):
+        return
     if after.restarts < before.restarts or (after.restarts > before.restarts + 1 and not after.gap):
         yield f"status.restarts went from {before.restarts} to {after.restarts}"
     limit = after.spec.get("restarts", {}).get("limit", DEFAULT_LIMIT)
@@ -33,6 +41,8 @@ def uncounted_restarts_only_grow_within_their_limit(before: Version, after: Vers
     """The same for those that don't count against the limit."""
     was, now = (one.status.get("uncountedRestarts", 0) for one in (before, after))
     limit = after.spec.get("restarts", {}).get("uncountedLimit", DEFAULT_UNCOUNTED_LIMIT)
+    if _retried(before, after):
+        return
     if now < was or (now > was and now > limit and not after.gap):
         yield f"status.uncountedRestarts went from {was} to {now}; spec.restarts.uncountedLimit is {limit}"
 
@@ -47,7 +57,9 @@ def every_new_attempt_is_accounted_for(before: Version, after: Version) -> Itera
 
 
 def an_end_is_final(before: Version, after: Version) -> Iterator[str]:
-    """What has succeeded or failed is never changed."""
+    """What has succeeded or failed is never changed, but for a retry by the user."""
+    if _retried(before, after) and not before.true("Succeeded"):
+        return
     for kind in FINAL:
         if before.true(kind) and not after.true(kind):
             yield f"{kind} was True ({before.condition(kind)['reason']}) and is not any more"
@@ -134,6 +146,8 @@ def gpus_are_never_promised_twice(history: History, job: Job) -> Iterator[str]:
     if not wanted or not now.active:
         return
     gangs = [one for one in history.jobs.values() if one.gone_at is None and one.last.active]
+    # one that is being deleted promises nothing any more; what its pods hold counts as anybody's
+    gangs = [one for one in gangs if one.told_at is None]
     rivals = [one for one in gangs if one.last.gpus[0] == product]
     demand = sum(one.last.gpus[1] for one in rivals)
     since = min(_admitted_at(one) for one in rivals) - FOREIGN_SECONDS
@@ -174,4 +188,8 @@ def judge(history: History, job: Job) -> Iterator[str]:
 
 
 def _named(job: Job, name: str, found: Iterator[str]) -> Iterator[str]:
-    return (f"{name.replace('_', ' ')}: {job.name} ({job.uid[:8]}): {one}" for one in found)
+    return (f"{name.replace('_', ' ')}: {job.name} ({job.uid[:8]}) at {_clock(job.last.at)}: {one}" for one in found)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

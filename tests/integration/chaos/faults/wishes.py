@@ -84,7 +84,16 @@ def annotated(world: World, chance: random.Random) -> str:
     return name_of(job) if done else ""
 
 
+def retried(world: World, chance: random.Random) -> str:
+    """A user starts a failed job again."""
+    if not (jobs := world.jobs("Failed")):
+        return ""
+    job = chance.choice(jobs)
+    return name_of(job) if _edit(world, job, {"retry": job["spec"].get("retry", 0) + 1}) else ""
+
+
 FAULTS = (
+    Fault("failed job retried", 3, retried),
     Fault("suspended", 4, suspended),
     Fault("restart limit changed", 3, restarts_limited),
     Fault("deadline changed", 2, deadline_set),
