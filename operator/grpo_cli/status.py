@@ -63,9 +63,20 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
     if status.memory:
         predicted, measured = (gib(size) for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
-    yield "attempts", f"{status.attempt}, of them {status.restarts} after failures (limit {job.spec.restarts.limit})"
+    yield "attempts", _attempts(job)
+    if status.avoided_nodes:
+        yield "kept away from", ", ".join(status.avoided_nodes)
     if status.outcome:
         yield "outcome", f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}"
+
+
+def _attempts(job: GRPOJob) -> str:
+    """`4: restarts 1 of 3 after failures, 1 of 100 after disruptions; ended: 1 OutOfMemory, 2 Preempted, …`."""
+    status, restarts = job.status, job.spec.restarts
+    counted = f"{status.restarts} of {restarts.limit} after failures"
+    uncounted = f"{status.uncounted_restarts} of {restarts.uncounted_limit} after disruptions"
+    ends = ", ".join(f"{end.attempt} {end.reason}" for end in status.ends)
+    return f"{status.attempt}: restarts {counted}, {uncounted}" + (f"; ended: {ends}" if ends else "")
 
 
 def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:

@@ -81,8 +81,8 @@ class Reconciler:
         self._monotonic = monotonic
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
-        self._shared = SharedObjects(cluster, caches.services, clock)
-        self._written: dict[ObjectKey, float] = {}
+        self._shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
+        self._written: dict[ObjectKey, Observed] = {}
         self._dropped: dict[ObjectKey, Object] = {}
         """What the API server did not keep of a job's last status write."""
 
@@ -210,7 +210,8 @@ class Reconciler:
         # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
         starting = seen.job.active and not seen.started
         pause = self._status_interval * (PATIENCE if starting else 1)
-        left = self._written.get(seen.job.key, 0.0) + pause - seen.now
+        last = self._written.get(seen.job.key)
+        left = pause - (seen.at - last) if last else 0.0
         if left > 0 and not URGENT & patch.keys() and (starting or "conditions" not in patch):
             return left
         await self._write(seen, decision, new)
@@ -230,7 +231,7 @@ class Reconciler:
             self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
             raise
         self._caches.grpojobs.put(answer)
-        self._written[job.key] = seen.now
+        self._written[job.key] = seen.at
         self._notice_dropped(job.key, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)

@@ -38,6 +38,8 @@ STATUS: dict[str, Any] = {
     "progress": {"step": 7, "totalSteps": 20, "percent": 35, "summary": "7/20", "eta": "3m"},
     "metrics": {"kl": "0.0132", "reward": "1.84"},
     "memory": {"predictedBytes": 3 << 30, "measuredBytes": 2 << 30, "ratio": "1.500"},
+    "ends": [{"attempt": 1, "reason": "Hang", "counted": True, "endTime": "2026-01-31T12:00:00Z"}],
+    "avoidedNodes": ["node-0", "node-7"],
     "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"},
     "conditions": [
         {
@@ -84,7 +86,8 @@ def test_status_shows_one_screen(running_job: AnyCluster, capsys: pytest.Capture
         "7/20 steps, 35 %, 3m to go",
         "kl 0.0132, reward 1.84",
         "3.0 GiB predicted, 2.0 GiB measured",
-        "2, of them 1 after failures (limit 3)",
+        "2: restarts 1 of 3 after failures, 0 of 100 after disruptions; ended: 1 Hang",
+        "node-0, node-7",
         "Hang at step 5: rank 1 is silent",
         "spec.rewards[0] answers",
         "shown-2-0-abcde",
