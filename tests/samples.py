@@ -104,6 +104,16 @@ GOOD: dict[str, dict[str, Any]] = {
     "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
+    "create-pods": {
+        "placement": {
+            "provisioning": "CreatePods",
+            "gpuProduct": "NVIDIA-L4",
+            "gpusPerNode": 4,
+            "nodes": 2,
+            "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"},
+            "provisioningTimeoutSeconds": 1200,
+        },
+    },
     "restart-rules": {
         "restarts": {
             "limit": 0,
@@ -169,6 +179,40 @@ BAD: tuple[Bad, ...] = (
         "greater than or equal to 1",
     ),
     Bad("negative-retry", {"retry": -1}, "spec.retry", "greater than or equal to 0"),
+    Bad(
+        "undeclared-nodes",
+        {
+            "placement": {
+                "provisioning": "CreatePods",
+                "gpuProduct": "NVIDIA-L4",
+                "nodes": 2,
+                "nodeSelector": {"a": "b"},
+            }
+        },
+        "spec.placement",
+        "declare gpuProduct, gpusPerNode and nodes",
+    ),
+    Bad(
+        "declared-nodes-and-a-choice",
+        {
+            "placement": {
+                "provisioning": "CreatePods",
+                "gpuProduct": "NVIDIA-L4",
+                "gpusPerNode": 4,
+                "nodes": 2,
+                "nodeSelector": {"a": "b"},
+                "gpus": {"max": 4},
+            },
+        },
+        "spec.placement",
+        "remove gpus and queueName",
+    ),
+    Bad(
+        "gpus-per-node-of-no-node",
+        {"placement": {"gpusPerNode": 4}},
+        "spec.placement",
+        "gpusPerNode belongs to provisioning CreatePods",
+    ),
     Bad("zero-gpus", {"placement.gpus.min": 0}, "spec.placement.gpus.min", "greater than or equal to 1"),
     Bad("zero-deadline", {"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "greater than or equal to 1"),
     Bad("negative-ttl", {"ttlSecondsAfterFinished": -5}, "spec.ttlSecondsAfterFinished", "greater than or equal to 0"),

@@ -93,6 +93,26 @@ class PlacementSpec(Model):
             "gpus.max must be at least nodes: every node of the gang needs a GPU",
             lambda place: not (place.nodes and place.gpus and place.gpus.max) or place.gpus.max >= place.nodes,
         ),
+        Rule(
+            "self.provisioning == 'WhenFree' || self.accelerator == 'GPU' && has(self.gpuProduct) && "
+            "has(self.gpusPerNode) && has(self.nodes) && size(self.nodeSelector) > 0",
+            "provisioning CreatePods asks for nodes that nobody has seen: declare gpuProduct, gpusPerNode and nodes, "
+            "and a nodeSelector that the autoscaler knows",
+            lambda place: (
+                place.provisioning == "WhenFree"
+                or bool(place.gpu_product and place.gpus_per_node and place.nodes and place.node_selector)
+            ),
+        ),
+        Rule(
+            "self.provisioning == 'WhenFree' || !has(self.gpus) && !has(self.queueName)",
+            "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: remove gpus and queueName",
+            lambda place: place.provisioning == "WhenFree" or not (place.gpus or place.queue_name),
+        ),
+        Rule(
+            "self.provisioning == 'CreatePods' || !has(self.gpusPerNode)",
+            "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within gpus and nodes",
+            lambda place: place.provisioning == "CreatePods" or place.gpus_per_node is None,
+        ),
     )
 
     accelerator: Literal["GPU", "CPU"] = "GPU"
@@ -117,6 +137,20 @@ class PlacementSpec(Model):
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
     priority_class_name: Name | None = None
     """PriorityClass of the pods and of the job's place in the queue. Unset: the cluster's default."""
+
+    provisioning: Literal["WhenFree", "CreatePods"] = "WhenFree"
+    """WhenFree: pods are created when their GPUs are free. CreatePods: at the gang's turn although nothing is free, so
+    that a cluster autoscaler adds the declared nodes. Unset: WhenFree."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    """For CreatePods, GPUs of one node, all of which a pod takes. Unset: the plan chooses."""
+    provisioning_timeout_seconds: Annotated[int, Field(ge=30, le=86400)] = 900
+    """For CreatePods, longest wait for the nodes; then the gang is released whole, and asks again after a pause that
+    grows. Unset: 900 s."""
+
+    @property
+    def declared_gpus(self) -> int | None:
+        """GPUs of the gang where the nodes are declared."""
+        return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
     def default_cpu(self, processes: int) -> str:
         """CPU request, as a resource.Quantity, of a pod with so many processes where the spec names none."""

@@ -136,6 +136,11 @@ class GRPOJobRecord:
         return (self.spec.restarts if self.spec else RestartsSpec()).uncounted_limit
 
     @property
+    def creates_pods(self) -> bool:
+        """Whether its pods are created at its turn although nothing is free; see spec.placement.provisioning."""
+        return self.spec is not None and self.spec.placement.provisioning == "CreatePods"
+
+    @property
     def start_timeout(self) -> float:
         """spec.restarts.startTimeoutSeconds."""
         return (self.spec.restarts if self.spec else RestartsSpec()).start_timeout_seconds

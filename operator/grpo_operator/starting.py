@@ -51,12 +51,15 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     if seen.bound or _ran(seen) or seen.job.queue_name:
         return None
     begun = seconds(seen.job.status.attempt_start_time)
-    left = limits.scheduling - (seen.now - (begun if begun is not None else seen.now))
+    spec, timeout = seen.job.spec, limits.scheduling
+    if spec and seen.job.creates_pods:
+        timeout = float(spec.placement.provisioning_timeout_seconds)
+    left = timeout - (seen.now - (begun if begun is not None else seen.now))
     if left > 0:
         return Due(left)
     waiting = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "no node took them in time")
     bound = sum(bool(pod.node) for pod in seen.pods)
-    message = f"{bound} of {seen.job.nodes} pods were bound within {limits.scheduling:.0f} s: {waiting}"
+    message = f"{bound} of {seen.job.nodes} pods were bound within {timeout:.0f} s: {waiting}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 

@@ -12,6 +12,7 @@ from grpo_api.job import GRPOJobSpec
 from . import explain
 from .cpu import plan_cpu
 from .fixes import ACCESS_MODE, find_fixes
+from .hardware.declared import declared
 from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
 from .memory import Predictor
@@ -55,6 +56,8 @@ class Planner:
         try:
             if self._spec.placement.accelerator == "CPU":
                 return _plan_cpu(self._demand)
+            if self._spec.placement.provisioning == "CreatePods":
+                inventory = declared(self._spec.placement)
             return self._on_free(inventory) or self._on_emptied(inventory.merged.emptied.merged)
         except SpecRejected as rejected:
             return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))

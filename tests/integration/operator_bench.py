@@ -27,7 +27,7 @@ from grpo_operator.settings import Settings
 from harness.client import ApiClient, ApiStatusError
 from harness.controlplane import free_port
 from harness.fixtures import AnyCluster
-from harness.programs.processes import until
+from harness.programs.processes import ClusterError, until
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -215,7 +215,10 @@ class Bench:
             status = self.status(name)
             return status.get("phase") == "Running" and status.get("attempt") == attempt
 
-        self.wait(f"attempt {attempt} of {name} to run", runs)
+        try:
+            self.wait(f"attempt {attempt} of {name} to run", runs)
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{json.dumps(self.status(name), indent=1)}") from error
         return self.pods(name, attempt)
 
 

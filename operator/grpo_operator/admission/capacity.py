@@ -152,9 +152,9 @@ class Capacity:
             self._nodes[node.name] = known
         return known
 
-    def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+    def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> set[str]:
         """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it waits for."""
-        self._place(job, plan, plan.nodes, set())
+        return {name for name, _ in self._place(job, plan, plan.nodes, set())}
 
     def _place(
         self, job: GRPOJobRecord, plan: ExecutionPlan, pods: int, avoid: set[str], *, firm: bool = False

@@ -109,9 +109,9 @@ def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
     capacity = Capacity(asked.snapshot, others)
-    avoids = capacity.possible(job, plan)
+    avoids = job.creates_pods or capacity.possible(job, plan)
     job = job if avoids else job.avoiding(())
-    admitted = capacity.fits(job, plan)
+    admitted = job.creates_pods or capacity.fits(job, plan)
     return Verdict(
         generation=job.generation,
         plan=plan,
@@ -139,6 +139,8 @@ class _Round:
         for claim in filter(self._uncounted, claims):
             self._allowance.take(claim.job, claim.plan)
         self._places: list[tuple[GRPOJobRecord, Verdict]] = []
+        self._waited_for: set[str] = set()
+        """Nodes that are reserved for those who wait."""
 
     def play(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
         """The verdicts on all."""
@@ -152,7 +154,8 @@ class _Round:
             found[job.uid] = verdict = self._survived(job)
             if verdict.plan and not verdict.refused and not verdict.blocked:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
-                self._left.reserve(job if verdict.avoids else job.avoiding(()), verdict.plan)
+                held = self._left.reserve(job if verdict.avoids else job.avoiding(()), verdict.plan)
+                self._waited_for |= set() if verdict.admitted else held
                 self._grow(job, verdict.plan)
                 if verdict.admitted:
                     self._allowance.take(job, verdict.plan)
@@ -184,7 +187,9 @@ class _Round:
         """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
         try:
             verdict = self._judge(job)
-            if not job.status.avoided_nodes or (verdict.plan and self._left.possible(job, verdict.plan)):
+            if not job.status.avoided_nodes or job.creates_pods:
+                return verdict
+            if verdict.plan and self._left.possible(job, verdict.plan):
                 return verdict
             return replace(self._judge(job.avoiding(())), avoids=False)
         except Exception as error:
@@ -208,6 +213,9 @@ class _Round:
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):
             return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
+        if job.creates_pods:
+            # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting for those
+            fits = self._waited_for.isdisjoint(node.name for node in self._left.inventory(job).nodes)
         if fits:
             return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         return self._wait(job, plan)

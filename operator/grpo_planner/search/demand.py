@@ -47,12 +47,16 @@ class Demand:
 
     @property
     def most_gpus(self) -> int | None:
-        """placement.gpus.max, None when open."""
+        """placement.gpus.max, None when open; all GPUs of nodes that are declared."""
+        if declared := self.spec.placement.declared_gpus:
+            return declared
         return self.spec.placement.gpus.max if self.spec.placement.gpus else None
 
     @property
     def fewest_gpus(self) -> int:
-        """placement.gpus.min, and at least one per node."""
+        """placement.gpus.min, and at least one per node; all GPUs of nodes that are declared."""
+        if declared := self.spec.placement.declared_gpus:
+            return declared
         return max(self.spec.placement.gpus.min if self.spec.placement.gpus else 1, self.spec.placement.nodes or 1)
 
     @property
