@@ -11,6 +11,7 @@ from typing import Any
 from grpo_api.contract import API_VERSION, KIND
 from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
 from tests.pod_samples import BAD_PODS, GOOD_PODS
+from tests.running_samples import BAD_RUNNING, GOOD_RUNNING
 
 REMOVE = object()
 """As the value of a change: the field is taken out."""
@@ -104,32 +105,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "unicode-prompt": {"dataset.systemPrompt": "Réponds ✓ 数学"},
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
-    "create-pods": {
-        "placement": {
-            "provisioning": "CreatePods",
-            "gpuProduct": "NVIDIA-L4",
-            "gpusPerNode": 4,
-            "nodes": 2,
-            "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"},
-            "provisioningTimeoutSeconds": 1200,
-        },
-    },
-    "restart-rules": {
-        "restarts": {
-            "limit": 0,
-            "uncountedLimit": 10000,
-            "startTimeoutSeconds": 86400,
-            "rules": [
-                {"action": "Fail", "onExitCodes": {"operator": "NotIn", "values": [1, 255]}},
-                {"action": "RestartUncounted", "onResults": ["RewardError", "Hang"]},
-                {"action": "Restart", "onReasons": ["OOMKilled", "UnexpectedAdmissionError"]},
-            ],
-        },
-    },
     "retried": {"retry": 3},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
     **GOOD_CONTAINERS,
     **GOOD_PODS,
+    **GOOD_RUNNING,
 }
 """Changes of SPEC that must be accepted."""
 
@@ -153,66 +133,7 @@ BAD: tuple[Bad, ...] = (
     Bad("zero-prompts", {"training.promptsPerStep": 0}, "spec.training.promptsPerStep", "greater than or equal to 1"),
     Bad("huge-completion", {"training.maxCompletionLength": 10**9}, "spec.training.maxCompletionLength", "1048576"),
     Bad("huge-seed", {"training.seed": 2**63 - 1}, "spec.training.seed", "4294967295"),
-    Bad("negative-restarts", {"restarts.limit": -1}, "spec.restarts.limit", "greater than or equal to 0"),
-    Bad(
-        "rule-about-nothing",
-        {"restarts.rules": [{"action": "Fail"}]},
-        "spec.restarts.rules[0]",
-        "set exactly one of onExitCodes, onResults, onReasons",
-    ),
-    Bad(
-        "rule-about-two",
-        {"restarts.rules": [{"action": "Fail", "onResults": ["Hang"], "onReasons": ["Evicted"]}]},
-        "spec.restarts.rules[0]",
-        "set exactly one of onExitCodes, onResults, onReasons",
-    ),
-    Bad(
-        "rule-about-success",
-        {"restarts.rules": [{"action": "Fail", "onResults": ["Succeeded"]}]},
-        "spec.restarts.rules[0].onResults[0]",
-        "Preempted",
-    ),
-    Bad(
-        "exit-code-0",
-        {"restarts.rules": [{"action": "Fail", "onExitCodes": {"operator": "In", "values": [0]}}]},
-        "spec.restarts.rules[0].onExitCodes.values[0]",
-        "greater than or equal to 1",
-    ),
     Bad("negative-retry", {"retry": -1}, "spec.retry", "greater than or equal to 0"),
-    Bad(
-        "undeclared-nodes",
-        {
-            "placement": {
-                "provisioning": "CreatePods",
-                "gpuProduct": "NVIDIA-L4",
-                "nodes": 2,
-                "nodeSelector": {"a": "b"},
-            }
-        },
-        "spec.placement",
-        "declare gpuProduct, gpusPerNode and nodes",
-    ),
-    Bad(
-        "declared-nodes-and-a-choice",
-        {
-            "placement": {
-                "provisioning": "CreatePods",
-                "gpuProduct": "NVIDIA-L4",
-                "gpusPerNode": 4,
-                "nodes": 2,
-                "nodeSelector": {"a": "b"},
-                "gpus": {"max": 4},
-            },
-        },
-        "spec.placement",
-        "remove gpus and queueName",
-    ),
-    Bad(
-        "gpus-per-node-of-no-node",
-        {"placement": {"gpusPerNode": 4}},
-        "spec.placement",
-        "gpusPerNode belongs to provisioning CreatePods",
-    ),
     Bad("zero-gpus", {"placement.gpus.min": 0}, "spec.placement.gpus.min", "greater than or equal to 1"),
     Bad("zero-deadline", {"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "greater than or equal to 1"),
     Bad("negative-ttl", {"ttlSecondsAfterFinished": -5}, "spec.ttlSecondsAfterFinished", "greater than or equal to 0"),
@@ -323,6 +244,6 @@ BAD: tuple[Bad, ...] = (
     Bad("long-manager", {"managedBy": f"example.com/{'x' * 60}"}, "spec.managedBy", "63"),
     Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
     Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
-    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS)),
+    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS, *BAD_RUNNING)),
 )
 """Specs that must be rejected."""
