@@ -1,7 +1,7 @@
 """What a job is answered that asks for an attempt: a place, a wait or a refusal."""
 
 from grpo_operator.decisions import Action, Decision
-from tests.unit.operator_world import make_job, make_seen
+from tests.unit.operator_world import active_status, make_job, make_seen
 from tests.unit.queue_world import ASKED, answered, cluster, gang, gpu_pod, job, own_pod, queue
 
 
@@ -66,3 +66,12 @@ async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
     assert answer.action is Action.COMMIT
     assert answer.plan is not None
     assert answer.plan.gpus >= 1
+
+
+async def test_a_gang_whose_spec_is_no_longer_one_is_refused_its_next_attempt() -> None:
+    one = make_job({"placement": {"accelerator": "TPU"}}, active_status())
+    assert (one.spec, one.active) == (None, True)
+    answer = await queue([one], cluster(8)).answer(make_seen(one), ASKED)
+    assert answer is not None
+    assert (answer.action, answer.reason) == (Action.REJECT, "InvalidSpec")
+    assert "placement.accelerator" in answer.message

@@ -30,6 +30,7 @@ from ..decisions import Action, Decision, Limits
 from ..errors import ClusterError
 from ..names import ObjectKey
 from ..observe import Observation
+from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..restarting import pausing
 from .assumptions import Assumptions, JobSource
@@ -191,7 +192,10 @@ class AdmissionQueue:
             ClusterError: nobody knows what the cluster has.
         """
         job = seen.job
-        if job.spec and (problem := spec_problem(job.spec, self._default_image)):
+        if job.spec is None:
+            # a gang that was started under an older definition may ask for its next attempt
+            return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(job.problems))
+        if problem := spec_problem(job.spec, self._default_image):
             return _decision(asked, refusal(job, problem))
         if not job.competes:
             return _decision(asked, await self._alone(job))

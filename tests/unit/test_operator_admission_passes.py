@@ -1,0 +1,229 @@
+"""When passes are made, what jobs hear of them, and what happens when one can't be made."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+
+from grpo_operator.admission import queue as queue_module
+from grpo_operator.admission.judge import MOST_NEW_SPECS, Pass, Question, judge
+from grpo_operator.admission.plans import Plans
+from grpo_operator.admission.queue import AdmissionQueue
+from grpo_operator.admission.snapshot import Snapshot
+from grpo_operator.decisions import Action
+from grpo_operator.errors import Unavailable
+from grpo_operator.names import ObjectKey
+from grpo_operator.records import GRPOJobRecord
+from tests.unit.operator_world import LIMITS, NOW, at, condition, make_job, make_seen
+from tests.unit.queue_world import ASKED, Jobs, cluster, gang, gpu_pod, job, own_pod
+
+
+class Bench:
+    """A queue, the cluster that it sees, and what its jobs hear."""
+
+    def __init__(self, jobs: list[GRPOJobRecord], snapshot: Snapshot) -> None:
+        self.jobs, self.snapshot, self.now = Jobs(jobs), snapshot, NOW
+        self.problem: Unavailable | None = None
+        self.heard: list[tuple[str, bool]] = []
+        self.queue = AdmissionQueue(
+            self.jobs, self, self.tell, limits=LIMITS, default_image="trainer:1", clock=lambda: self.now
+        )
+        for one in jobs:
+            self.queue.noticed(one.key, one)
+
+    def take(self) -> Snapshot:
+        if self.problem:
+            raise self.problem
+        return self.snapshot
+
+    def tell(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
+        self.heard += [(key.name, slow) for key in keys]
+
+    async def news(self) -> list[tuple[str, bool]]:
+        """Makes a pass; what was heard of it."""
+        self.heard = []
+        await self.queue.one_pass()
+        return self.heard
+
+    async def action(self, one: GRPOJobRecord) -> Action | None:
+        answer = await self.queue.answer(make_seen(one), ASKED)
+        return answer.action if answer else None
+
+
+def waiting(count: int, gpus: int = 8) -> list[GRPOJobRecord]:
+    return [job(f"j{number}", gang(1, gpus), age=1000 - number) for number in range(count)]
+
+
+@contextlib.asynccontextmanager
+async def running(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Question]]:
+    """The queue runs; what its passes were asked."""
+    asked: list[Question] = []
+
+    def noted(question: Question, plans: Plans) -> Pass:
+        asked.append(question)
+        return judge(question, plans)
+
+    monkeypatch.setattr(queue_module, "judge", noted)
+    task = asyncio.create_task(bench.queue.run())
+    yield asked
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(probe: Any) -> None:
+    async with asyncio.timeout(30):
+        while not probe():  # noqa: ASYNC110  what a pass does sets no event
+            await asyncio.sleep(0.01)
+
+
+async def test_many_that_come_at_once_make_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench([], cluster(8, pods=[gpu_pod("p", 8)]))
+    async with running(bench, monkeypatch) as asked:
+        for one in waiting(100):
+            bench.jobs.append(one)
+            bench.queue.noticed(one.key, one)
+        await until(lambda: len(bench.heard) == 100)
+        assert len(asked) == 1
+
+
+async def test_a_change_that_concerns_nobody_makes_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(waiting(1), cluster(8))
+    async with running(bench, monkeypatch) as asked:
+        await until(lambda: asked)
+        for one in (bench.jobs[0], make_job(name="cpu", uid="uid-cpu")):
+            bench.queue.noticed(one.key, one)
+        bench.queue.noticed(ObjectKey("team-a", "never-known"), None)
+        await asyncio.sleep(5 * queue_module.GATHER)
+        assert len(asked) == 1
+
+
+async def test_who_is_paused_is_judged_when_the_pause_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = {"attempt": 1, "reason": "SchedulingTimeout", "endTime": at(-29.9)}
+    released = [condition("Admitted", "False", "SchedulingTimeout", since=-29.9)]
+    one = make_job({"placement": {"accelerator": "GPU"}}, {"attempt": 1, "conditions": released, "ends": [end]})
+    bench = Bench([one], cluster(8))
+    async with running(bench, monkeypatch):
+        await asyncio.sleep(5 * queue_module.GATHER)
+        bench.now += 1
+        await until(lambda: bench.heard)
+
+
+async def test_only_news_is_told() -> None:
+    bench = Bench(waiting(3), cluster(8, pods=[gpu_pod("p", 8)]))
+    assert await bench.news() == [("j0", False), ("j1", False), ("j2", False)]
+    assert await bench.news() == []
+    bench.snapshot = cluster(8)
+    assert await bench.news() == [("j0", False), ("j1", False), ("j2", False)]
+    assert [await bench.action(one) for one in bench.jobs] == [Action.COMMIT, Action.QUEUE, Action.QUEUE]
+
+
+async def test_new_sentences_alone_are_told_one_after_the_other() -> None:
+    bench = Bench(waiting(3), cluster(8, pods=[gpu_pod("p", 8)]))
+    await bench.news()
+    bench.snapshot = cluster(8, pods=[gpu_pod("q", 8)])
+    assert await bench.news() == []
+    before = await bench.queue.answer(make_seen(bench.jobs[0]), ASKED)
+    bench.queue._notices.tell_one()
+    after = await bench.queue.answer(make_seen(bench.jobs[0]), ASKED)
+    assert bench.heard == [("j0", True)]
+    assert before is not None
+    assert after is not None
+    assert ("team-a/p" in before.message, "team-a/q" in after.message) == (True, True)
+    assert await bench.news() == [], "those who wait for their turn keep it"
+    for _ in range(5):
+        bench.queue._notices.tell_one()
+    assert bench.heard == [("j1", True), ("j2", True)]
+
+
+async def test_nobody_is_answered_before_a_pass_and_none_is_made_blind() -> None:
+    bench = Bench(waiting(1), cluster(8))
+    assert await bench.action(bench.jobs[0]) is None
+    bench.problem = Unavailable("nodes of all namespaces have not been listed")
+    assert await bench.news() == []
+    assert await bench.action(bench.jobs[0]) is None
+    bench.problem = None
+    await bench.news()
+    assert await bench.action(bench.jobs[0]) is Action.COMMIT
+
+
+async def test_a_verdict_is_for_one_generation() -> None:
+    bench = Bench(waiting(1), cluster(8))
+    await bench.news()
+    changed = make_job({"placement": {"accelerator": "GPU", "nodes": None}}, name="j0", uid="uid-j0", generation=2)
+    bench.jobs[0] = changed
+    assert await bench.action(changed) is None
+
+
+async def test_a_commit_that_is_denied_gives_its_place_to_others_for_a_while() -> None:
+    first, second = waiting(2)
+    bench = Bench([first, second], cluster(8))
+    await bench.news()
+    bench.queue.denied(first)
+    assert await bench.action(first) is None
+    assert await bench.news() == [("j1", False)]
+    assert await bench.action(second) is Action.COMMIT
+    bench.now += 60
+    assert await bench.news() == [("j0", False)]
+    assert await bench.action(first) is Action.QUEUE, "its GPUs are the other's by now"
+
+
+async def test_a_restart_is_answered_at_once_and_counts_who_was_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = job("mine", gang(1, 8), active=True), job("other", gang(1, 8))
+    bench = Bench([mine, other], cluster(8, 8, pods=[own_pod(mine, 8, "node-0")]))
+    assert await bench.action(mine) is Action.COMMIT, "without any pass"
+    bench = Bench([mine, other], cluster(8, 8, pods=[own_pod(mine, 8, "node-0")]))
+    await bench.news()
+    bench.snapshot = cluster(8)
+    assert await bench.action(other) is Action.COMMIT
+    assert await bench.action(mine) is Action.QUEUE, "its node is gone, and the other was promised the last"
+
+
+async def test_a_pass_that_a_restart_overtook_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = job("mine", gang(1, 8), active=True), job("other", gang(1, 8))
+    bench = Bench([mine, other], cluster(8, 8, pods=[own_pod(mine, 8, "node-0")]))
+
+    async def slow(work: Any, *arguments: Any) -> Any:
+        found = work(*arguments)
+        bench.snapshot = cluster(8)
+        assert await bench.action(mine) is Action.COMMIT
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("asyncio.to_thread", slow)
+        assert await bench.news() == []
+    assert await bench.action(other) is None
+    await bench.news()
+    assert await bench.action(other) is Action.QUEUE
+
+
+async def test_a_pass_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(waiting(1), cluster(8))
+
+    def stumble(*_: object) -> None:
+        raise IndexError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue_module, "judge", stumble)
+        assert await bench.queue._survive_pass() == queue_module.NOT_KNOWN_PAUSE
+    assert "a pass over the queue failed" in caplog.text
+    await bench.news()
+    assert await bench.action(bench.jobs[0]) is Action.COMMIT
+
+
+async def test_many_new_specs_are_planned_over_several_passes_and_those_ahead_don_t_wait() -> None:
+    count = MOST_NEW_SPECS + 5
+    jobs = []
+    for number in range(count):
+        spec = {
+            "placement": {"accelerator": "GPU", "gpuProduct": "None"},
+            "training": {"learningRate": 1e-6 * (number + 1)},
+        }
+        jobs.append(make_job(spec, name=f"j{number:03}", uid=f"uid-{number:03}", creationTimestamp=at(number - 1000)))
+    bench = Bench(jobs, cluster(8))
+    assert len(await bench.news()) == MOST_NEW_SPECS
+    assert await bench.news() == [(f"j{number:03}", False) for number in range(MOST_NEW_SPECS, count)]
+    assert await bench.action(jobs[0]) is Action.QUEUE
