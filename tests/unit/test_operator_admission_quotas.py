@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.admission.judge import Question, judge
+from grpo_operator.admission.plans import Plans
 from grpo_operator.admission.quotas import QuotaFacts, counts, quota_facts
 from grpo_operator.untyped import Unreadable
-from tests.unit.operator_world import at
+from tests.unit.operator_world import LIMITS, NOW, at
 from tests.unit.queue_world import answered, cluster, gang, job, judged
 
 GPU = "requests.nvidia.com/gpu"
@@ -112,7 +114,11 @@ def test_a_gang_that_was_just_committed_is_counted_until_its_pods_are(since: flo
     status = new.status.model_copy(update={"attempt_start_time": at(since)})
     new = replace(new, typed=replace(new.content, status=status))
     there = cluster(8, 8, quotas={"team-a": (quota({GPU: "6"}),)})
-    assert judged([new, job("a", gang(1, 4))], there)["uid-a"].reason == reason
+    jobs = (new, job("a", gang(1, 4)))
+    asked = Question(jobs=jobs, snapshot=there, now=NOW, limits=LIMITS, default_image="trainer:1")
+    found = judge(asked, Plans())
+    assert found.verdicts["uid-a"].reason == reason
+    assert found.look_again == (5.0 if since == -5 else None), "the quota may not change again"
 
 
 def test_a_priority_class_that_does_not_exist_holds_nothing() -> None:

@@ -98,9 +98,13 @@ def judge(asked: Question, plans: Plans) -> Pass:
     waiting = [job for job in wanting if not pauses[job.uid] and job.uid not in asked.resting]
     look_again = min((pause for pause in pauses.values() if pause), default=None)
     plans.expect(len(waiting))
-    verdicts = _Round(asked, plans).play(waiting) if waiting else {}
+    if not waiting:
+        return Pass(verdicts={}, look_again=look_again)
+    one = _Round(asked, plans)
+    verdicts = one.play(waiting)
     unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
-    return Pass(verdicts=verdicts, look_again=0.0 if unjudged else look_again, unjudged=unjudged)
+    due = [pause for pause in (look_again, one.counted_in) if pause is not None]
+    return Pass(verdicts=verdicts, look_again=0.0 if unjudged else min(due, default=None), unjudged=unjudged)
 
 
 def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
@@ -135,8 +139,10 @@ class _Round:
         self._held: dict[str, int] = {}
         for claim in claims:
             self._grow(claim.job, claim.plan)
+        self.counted_in: float | None = None
+        """Seconds until quotas surely show the pods of all who have been admitted; None if they do."""
         self._allowance = Allowance(asked.snapshot)
-        for claim in filter(self._uncounted, claims):
+        for claim in filter(self._uncounted, claims if asked.snapshot.quotas else ()):
             self._allowance.take(claim.job, claim.plan)
         self._places: list[tuple[GRPOJobRecord, Verdict]] = []
         self._waited_for: set[str] = set()
@@ -174,7 +180,11 @@ class _Round:
         if claim.job.uid in self._asked.assumed:
             return True
         began = seconds(claim.job.status.attempt_start_time)
-        return began is not None and self._asked.now - began < UNCOUNTED_SECONDS and not self._left.bound(claim.job)
+        left = UNCOUNTED_SECONDS - (self._asked.now - began) if began is not None else 0.0
+        if left <= 0 or self._left.bound(claim.job):
+            return False
+        self.counted_in = max(left, self.counted_in or 0.0)
+        return True
 
     def _grow(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         namespace = job.key.namespace
