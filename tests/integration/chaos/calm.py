@@ -140,7 +140,7 @@ def told(world: World, since: float) -> list[str]:
     """Every job that has ended since that unix time, when nothing disturbed the operator, has an event that says so."""
 
     def silent() -> list[str]:
-        events = {(one["involvedObject"]["uid"], one["reason"]) for one in world.all_of(EVENTS)}
+        events = {(one["involvedObject"].get("uid"), one["reason"]) for one in world.all_of(EVENTS)}
         ended = [job for job in world.jobs("Succeeded", "Failed") if _ended_at(job) > since]
         return [_told(job) for job in ended if (job["metadata"]["uid"], _final(job)["reason"]) not in events]
 

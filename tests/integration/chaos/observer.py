@@ -35,7 +35,7 @@ class Observer:
         self._stop = threading.Event()
         self._listed = {plural: threading.Event() for plural in PATHS}
         self.history = History()
-        self.violations: list[str] = []
+        self._violations: list[str] = []
         self.disturbed_until = 0.0
         """Unix time until which nobody can expect the operator to keep up."""
         self._overlaps: dict[tuple[str, str], float] = {}
@@ -58,6 +58,12 @@ class Observer:
         """The history, while it stands still."""
         with self._lock:
             yield self.history
+
+    def news(self) -> list[str]:
+        """The violations since the last call."""
+        with self._lock:
+            found, self._violations = self._violations, []
+        return found
 
     def _follow(self, plural: str) -> None:
         version, first = "", True
@@ -120,7 +126,7 @@ class Observer:
         if plural == "grpojobs":
             job = self.history.jobs[found["metadata"]["uid"]]
             if len(job.versions) > before:
-                self.violations += judge(self.history, job)
+                self._violations += judge(self.history, job)
 
     def _look_on(self) -> None:
         last = time.time()
@@ -141,7 +147,7 @@ class Observer:
                 self._overlaps[key] = self._overlaps.get(key, 0.0) + passed
                 if self._overlaps[key] > OVERLAP_SECONDS:
                     self._overlaps[key] = -1e9
-                    self.violations.append(
+                    self._violations.append(
                         f"no two attempts live: {job.name} ({job.uid[:8]}): pods of attempt {attempt} have been alive "
                         f"beside those of attempt {job.last.attempt} for {OVERLAP_SECONDS:.0f} undisturbed seconds"
                     )

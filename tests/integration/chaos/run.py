@@ -128,6 +128,7 @@ class Storm:
         while report.faults < faults:
             self._live_on(chance)
             self._strike(self._draw())
+            self._judge(self._observer.news())
             if report.faults % LULL_EVERY == 0 and report.faults < faults:
                 self._lull()
         self._end()
@@ -186,7 +187,7 @@ class Storm:
             self._report.attempts = sum(job.last.attempt for job in history.jobs.values())
         self._judge(calm.deleted(world))
         world.operator.terminate()
-        self._judge([*observer.violations, *world.operator.unexpected])
+        self._judge([*observer.news(), *world.operator.unexpected])
         self._judge([f"the operator's log: {line}" for line in world.operator.complaints()])
 
     def _judge(self, violations: list[str]) -> None:
