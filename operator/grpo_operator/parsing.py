@@ -5,6 +5,7 @@ import sys
 from .content import content, ended, pack, typed_status
 from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey, inherited
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
+from .terminations import pack as pack_end
 from .terminations import pod_termination, trainer_container
 from .texts import cut
 from .untyped import MAX_OBJECT, MAX_SENTENCE, Part
@@ -16,7 +17,7 @@ def object_key(meta: Part) -> ObjectKey:
 
 
 def _job_key(meta: Part) -> ObjectKey:
-    return ObjectKey(meta.required("namespace"), meta.part("labels").text(LABEL_JOB))
+    return ObjectKey(sys.intern(meta.required("namespace")), meta.part("labels").text(LABEL_JOB))
 
 
 def _controller_uid(meta: Part) -> str:
@@ -85,7 +86,8 @@ def pod_record(item: object) -> PodRecord:
     whole = Part(item)
     meta, status = whole.part("metadata"), whole.part("status")
     labels, bound = meta.part("labels"), status.condition("PodScheduled")
-    state, node = trainer_container(status).part("state"), whole.part("spec").text("nodeName")
+    state, node = trainer_container(status).part("state"), sys.intern(whole.part("spec").text("nodeName"))
+    end = pod_termination(status, labels.digits(LABEL_ATTEMPT), node)
     return PodRecord(
         key=object_key(meta),
         job_key=_job_key(meta),
@@ -97,12 +99,12 @@ def pod_record(item: object) -> PodRecord:
         index=labels.digits(LABEL_INDEX),
         node=node,
         ip=status.text("podIP"),
-        phase=status.text("phase") or "Pending",
+        phase=sys.intern(status.text("phase") or "Pending"),
         waiting=state.part("waiting").sentence(),
         unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
         node_lost="running" in state and status.condition("Ready").text("status") == "False",
         deleting="deletionTimestamp" in meta,
-        termination=pod_termination(status, labels.digits(LABEL_ATTEMPT), node),
+        end=pack_end(end) if end else None,
     )
 
 

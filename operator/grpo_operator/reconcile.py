@@ -4,6 +4,7 @@ Here decisions meet the cluster; it reads as section "One job's way through" of 
 it may be called at any time, any number of times.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -231,7 +232,7 @@ class Reconciler:
             self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
             raise
         self._caches.grpojobs.put(answer)
-        self._written[job.key] = seen.at
+        self._note_written(job.key, seen.at)
         self._notice_dropped(job.key, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
@@ -252,6 +253,14 @@ class Reconciler:
             log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
             return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": decided})
 
+    def _note_written(self, key: ObjectKey, now: Observed) -> None:
+        """Remembers when a job was written last, and forgets those for which it matters no more."""
+        self._written.pop(key, None)
+        self._written[key] = now
+        for oldest, at in list(itertools.islice(self._written.items(), 2)):
+            if now - at > PATIENCE * self._status_interval:
+                del self._written[oldest]
+
     def _notice_dropped(self, key: ObjectKey, dropped: Object) -> None:
         """Remembers what the API server did not keep: written again and again, it would make a loop of writes.
 
@@ -259,7 +268,10 @@ class Reconciler:
         """
         if dropped and dropped != self._dropped.get(key):
             log.warning("%s: the API server did not keep %s of the status", key, ", ".join(dropped))
-        self._dropped[key] = dropped
+        if dropped:
+            self._dropped[key] = dropped
+        else:
+            self._dropped.pop(key, None)
 
     async def _clear_up(self, key: ObjectKey) -> None:
         """Ends what is left of attempts that are not to run."""

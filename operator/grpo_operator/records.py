@@ -16,6 +16,7 @@ from .content import Content, raw, unpack
 from .names import ObjectKey
 from .reasons import RELEASES, Reason
 from .terminations import PodTermination
+from .terminations import unpack as unpack_end
 
 _FAILED = ConditionType.FAILED
 ENDED_PHASES = ("Succeeded", "Failed")
@@ -251,7 +252,13 @@ class PodRecord:
     """Its container should run, but the node controller has marked it not ready."""
     deleting: bool
     """Somebody has asked for its deletion."""
-    termination: PodTermination | None
+    end: bytes | None
+    """Its termination, packed; None while it has not ended."""
+
+    @property
+    def termination(self) -> PodTermination | None:
+        """How it ended; None while it has not."""
+        return unpack_end(self.end) if self.end else None
 
     @property
     def name(self) -> str:

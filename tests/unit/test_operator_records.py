@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.parsing import grpojob_record
+from grpo_operator.names import LABEL_ATTEMPT
+from grpo_operator.parsing import grpojob_record, pod_record
 from grpo_operator.records import GRPOJobRecord
+from grpo_operator.terminations import pod_termination
+from grpo_operator.untyped import Part
 from tests.generated import cases
-from tests.unit.dirty_objects import GRPOJOB, dirty
+from tests.unit.dirty_objects import GRPOJOB, POD, dirty
 from tests.unit.operator_world import condition
 
 
@@ -61,3 +64,15 @@ def test_an_ended_job_of_fifty_pods_is_kept_in_two_kilobytes() -> None:
     record = grpojob_record(ending({**GRPOJOB, "status": {**GRPOJOB["status"], "pods": pods}}, "Failed", "True"))
     assert len(record.status.pods) == 50
     assert sys.getsizeof(record) + sys.getsizeof(record.packed) < 2048
+
+
+@settings(max_examples=cases(150))
+@given(dirty(POD))
+def test_what_is_known_of_a_pods_end_is_kept_to_the_last_field(item: Any) -> None:
+    try:
+        record = pod_record(item)
+    except ValueError:
+        return
+    whole = Part(item)
+    attempt = whole.part("metadata").part("labels").digits(LABEL_ATTEMPT)
+    assert record.termination == pod_termination(whole.part("status"), attempt, record.node)
