@@ -5,19 +5,17 @@ process down, and the kubelet starts a clean one; so no part may die of what the
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import aiohttp
 import kopf
-from aiohttp import web
 
 from grpo_api.status import ConditionType
 
@@ -25,6 +23,7 @@ from . import handlers, logs, settings
 from .admission.queue import AdmissionQueue
 from .cluster import credentials
 from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
+from .cluster.backoff import Backoff
 from .cluster.cache import Cache, Caches
 from .cluster.client import HttpCluster
 from .cluster.facts import ClusterFacts
@@ -32,9 +31,9 @@ from .cluster.progress import ProgressPuller, Target, http_fetch
 from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller, Unreadables
 from .cluster.watcher import Mirror
-from .errors import ConfigurationError
+from .errors import ClusterError, ConfigurationError
 from .job_metrics import JobMetrics
-from .metrics_server import Metrics, application
+from .metrics_server import Metrics, application, served
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
 from .reconcile import Reconciler
 from .times import Observed
@@ -63,6 +62,7 @@ class Operator:
     ) -> None:
         """Puts the parts together; nothing runs yet."""
         self.settings = chosen
+        self._cluster = cluster
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
@@ -165,13 +165,23 @@ class Operator:
         }
 
     async def grpojobs_served(self, doubted: bool) -> None:
-        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least.
+        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least, and discovers them.
 
-        The last one that was tried counts, unless it is `doubted`.
+        The last LIST that was tried counts, unless it is `doubted`. kopf finds kinds by discovery, once.
         """
         mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
         if doubted or all(mirror.not_served for mirror in mirrors):
             await _until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+        backoff = Backoff()
+        while not await self._discovered():
+            await backoff.wait()
+
+    async def _discovered(self) -> bool:
+        try:
+            return await self._cluster.discovers(GRPOJOBS)
+        except ClusterError as error:
+            log.info("%s; trying again", error)
+            return False
 
     async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None, told: asyncio.Event) -> None:
         """Has GRPOJobs watched, once everything of ours runs: at its end kopf waits for all tasks younger than itself.
@@ -211,24 +221,6 @@ class Operator:
         return f"nothing heard for {limit:.0f} s from: {', '.join(deaf)}" if deaf else ""
 
 
-@contextlib.asynccontextmanager
-async def served(pages: web.Application, chosen: settings.Settings) -> AsyncIterator[None]:
-    """Serves the pages while the block runs.
-
-    Raises:
-        ConfigurationError: the port is taken.
-    """
-    runner = web.AppRunner(pages, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, chosen.metrics_address, chosen.metrics_port).start()
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"--metrics-port {chosen.metrics_port}: {error}") from error
-    finally:
-        await runner.cleanup()
-
-
 async def run(
     chosen: settings.Settings, stop: threading.Event | None = None, filled: Callable[[], None] = lambda: None
 ) -> None:
@@ -248,7 +240,7 @@ async def run(
         operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
         jobs = JobMetrics(lambda: caches.grpojobs, time.time)
         pages = application(metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served)
-        async with served(pages, chosen):
+        async with served(pages, chosen.metrics_address, chosen.metrics_port):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             ours = asyncio.create_task(operator.run(filled), name="operator")
             watched = handlers.registry(caches, queue, configuration, operator.listed())

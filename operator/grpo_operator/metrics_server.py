@@ -5,7 +5,8 @@ writes them; the jobs' come as text, for it would take 10 ms per thousand series
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from grpo_api.metrics import (
 )
 from grpo_api.metrics import Metric as Declared
 
+from .errors import ConfigurationError
 from .workqueue import Observer
 
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -134,3 +136,21 @@ def application(
     pages.router.add_get("/healthz", checked(healthy))
     pages.router.add_get("/readyz", checked(ready))
     return pages
+
+
+@contextlib.asynccontextmanager
+async def served(pages: web.Application, address: str, port: int) -> AsyncIterator[None]:
+    """Serves the pages while the block runs.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    runner = web.AppRunner(pages, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, port).start()
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--metrics-port {port}: {error}") from error
+    finally:
+        await runner.cleanup()

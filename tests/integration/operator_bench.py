@@ -233,7 +233,14 @@ def operating(cluster: AnyCluster, **chosen: Any) -> Iterator[OperatorThread]:
 
 
 def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str], int]:
-    """Requests that the operator makes in that time."""
+    """Requests that the operator makes in that time, from when it has told what happened before: events come late."""
+
+    def told() -> bool:
+        before = operator.writes()
+        time.sleep(1.0)
+        return operator.writes() == before
+
+    until("the operator to have told everything", told, SECONDS)
     before = operator.requests()
     time.sleep(seconds)
     after = operator.requests()

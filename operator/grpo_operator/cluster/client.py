@@ -115,6 +115,22 @@ class HttpCluster:
         path = selection.resource.path(selection.namespace)
         await self._call("DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS)
 
+    async def discovers(self, resource: Resource) -> bool:
+        """Whether the API server's discovery names the resource of an API group; it learns of a new one last.
+
+        Raises:
+            ClusterError: it can't be asked.
+        """
+        group, _, _ = resource.base.removeprefix("/apis/").partition("/")
+        groups = await self._call("GET", resource, "/apis")
+        if not any(one["name"] == group for one in groups["groups"]):
+            return False
+        try:
+            found = await self._call("GET", resource, resource.base)
+        except NotFound:
+            return False
+        return any(one["name"] == resource.plural for one in found["resources"])
+
     @property
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
