@@ -236,3 +236,38 @@ async def test_no_way_to_the_api_server_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(ConfigurationError, match="no service account"):
         await credentials.load()
+
+
+@pytest.mark.parametrize(
+    ("groups", "resources", "named"),
+    [
+        ([], None, False),
+        (["grpo.dev"], None, False),
+        (["grpo.dev"], ["others"], False),
+        (["apps", "grpo.dev"], ["grpojobs/status", "grpojobs"], True),
+    ],
+    ids=["no group", "no version", "another kind", "all there"],
+)
+async def test_a_kind_is_discovered_when_its_group_and_its_version_name_it(
+    groups: list[str], resources: list[str] | None, named: bool
+) -> None:
+    async def discovery(request: web.Request) -> web.Response:
+        if request.path == "/apis":
+            return web.json_response({"groups": [{"name": name} for name in groups]})
+        assert request.path == "/apis/grpo.dev/v1alpha1"
+        if resources is None:
+            return status(404)
+        return web.json_response({"resources": [{"name": name} for name in resources]})
+
+    async with talking(discovery) as (client, _):
+        assert await client.discovers(GRPOJOBS) is named
+
+
+@pytest.mark.parametrize("document", [{"groups": "none"}, {"groups": ["x"]}, {"groups": [{"name": 7}]}])
+async def test_what_is_no_discovery_is_an_outage(document: Any) -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.json_response(document)
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Unavailable, match="no discovery document"):
+            await client.discovers(GRPOJOBS)

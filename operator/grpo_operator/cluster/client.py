@@ -15,6 +15,7 @@ from kubernetes.aio.client import Configuration
 from pydantic_core import from_json
 
 from ..errors import AlreadyExists, ClusterError, Conflict, Denied, Expired, Forbidden, NotFound, Unavailable
+from ..untyped import Part, Unreadable
 from .api import GRPOJOBS, Object, Resource, Selection
 from .transport import open_session
 
@@ -123,13 +124,13 @@ class HttpCluster:
         """
         group, _, _ = resource.base.removeprefix("/apis/").partition("/")
         groups = await self._call("GET", resource, "/apis")
-        if not any(one["name"] == group for one in groups["groups"]):
+        if group not in _names("/apis", groups, "groups"):
             return False
         try:
             found = await self._call("GET", resource, resource.base)
         except NotFound:
             return False
-        return any(one["name"] == resource.plural for one in found["resources"])
+        return resource.plural in _names(resource.base, found, "resources")
 
     @property
     def _open(self) -> aiohttp.ClientSession:
@@ -200,6 +201,18 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
+
+
+def _names(path: str, found: Object, field: str) -> set[str]:
+    """Names of what a document of the discovery lists.
+
+    Raises:
+        Unavailable: it is no such document; a proxy may answer with a page of its own.
+    """
+    try:
+        return {one.text("name") for one in Part(found).parts(field)}
+    except Unreadable as error:
+        raise Unavailable(f"GET {path}: no discovery document: {error}") from error
 
 
 def _page(path: str, found: Object) -> tuple[list[Object], int, str]:
