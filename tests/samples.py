@@ -106,6 +106,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "retried": {"retry": 3},
+    "from-a-job": {"resumeFrom": {"grpoJob": "earlier"}},
+    "from-a-folder": {"resumeFrom": {"path": "run-1/attempt-2"}, "checkpoint.volume": {"claimName": "c"}},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
     **GOOD_CONTAINERS,
     **GOOD_PODS,
@@ -133,6 +135,18 @@ BAD: tuple[Bad, ...] = (
     Bad("zero-prompts", {"training.promptsPerStep": 0}, "spec.training.promptsPerStep", "greater than or equal to 1"),
     Bad("huge-completion", {"training.maxCompletionLength": 10**9}, "spec.training.maxCompletionLength", "1048576"),
     Bad("huge-seed", {"training.seed": 2**63 - 1}, "spec.training.seed", "4294967295"),
+    Bad("from-nothing", {"resumeFrom": {}}, "spec.resumeFrom", "exactly one of grpoJob and path"),
+    Bad(
+        "from-both", {"resumeFrom": {"grpoJob": "a", "path": "b"}}, "spec.resumeFrom", "exactly one of grpoJob and path"
+    ),
+    Bad("from-a-folder-nowhere", {"resumeFrom": {"path": "a"}}, "spec", "set checkpoint.volume"),
+    Bad(
+        "from-outside",
+        {"resumeFrom": {"path": "a/../../b"}, "checkpoint.volume": {"claimName": "c"}},
+        "spec.resumeFrom",
+        "stay inside the volume",
+    ),
+    Bad("from-a-long-name", {"resumeFrom": {"grpoJob": "a" * 53}}, "spec.resumeFrom.grpoJob", "52"),
     Bad("negative-retry", {"retry": -1}, "spec.retry", "greater than or equal to 0"),
     Bad("zero-gpus", {"placement.gpus.min": 0}, "spec.placement.gpus.min", "greater than or equal to 1"),
     Bad("zero-deadline", {"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "greater than or equal to 1"),

@@ -60,6 +60,8 @@ MODEL_MOUNT = "/models"
 DATA_MOUNT = "/data"
 CHECKPOINT_MOUNT = "/checkpoints"
 REWARD_MOUNT = "/rewards"
+RESUME_MOUNT = "/resume"
+"""Another job's checkpoints, read-only."""
 DATA_MOUNT_ENV = "GRPO_DATA"
 """Overrides DATA_MOUNT outside a pod."""
 SCRATCH = "/tmp"
@@ -69,6 +71,7 @@ RESERVED_MOUNTS = (
     DATA_MOUNT,
     CHECKPOINT_MOUNT,
     REWARD_MOUNT,
+    RESUME_MOUNT,
     SCRATCH,
     str(PurePath(PLAN_PATH).parent),
     "/dev",
@@ -86,6 +89,7 @@ SHARED_MEMORY_VOLUME = "shared-memory"
 MODEL_VOLUME = "model"
 DATA_VOLUME = "data"
 CHECKPOINT_VOLUME = "checkpoints"
+RESUME_VOLUME = "resume"
 REWARD_VOLUME_PREFIX = "reward-"
 RESERVED_VOLUMES = (
     PLAN_VOLUME,
@@ -94,6 +98,7 @@ RESERVED_VOLUMES = (
     MODEL_VOLUME,
     DATA_VOLUME,
     CHECKPOINT_VOLUME,
+    RESUME_VOLUME,
 )
 """Names of the pods' own volumes, beside those of rewards."""
 

@@ -21,7 +21,7 @@ from .pods.template import PodTemplate
 from .problems import sentence
 from .quantity import ByteQuantity
 from .rewards import MAX_REWARDS, RewardSpec
-from .running import CheckpointSpec, GuardSpec, PlacementSpec, RestartsSpec
+from .running import CheckpointSpec, GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .schema import Schema, structural
 from .status import GRPOJobStatus
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
@@ -78,6 +78,12 @@ class GRPOJobSpec(Model):
             lambda spec: (spec.placement.nodes or 1) == 1 or not spec.checkpoint.on_one_node,
         ),
         Rule(
+            "!has(self.resumeFrom) || !has(self.resumeFrom.path) || has(self.checkpoint.volume) || "
+            "has(self.checkpoint.volumeClaimTemplate)",
+            "resumeFrom.path is a folder on the job's own checkpoint volume: set checkpoint.volume",
+            lambda spec: not (spec.resume_from and spec.resume_from.path) or spec.checkpoint.lasting,
+        ),
+        Rule(
             "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, volume.name == mount.name))",
             "volumeMounts can show only what podTemplate.spec.volumes names: add the volume there",
             lambda spec: all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts),
@@ -105,6 +111,8 @@ class GRPOJobSpec(Model):
     """Where the job may run. Unset: any GPUs."""
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """Checkpoints. Unset: none that outlive a pod."""
+    resume_from: ResumeFromSpec | None = None
+    """Another run whose newest checkpoint this one begins with, exactly as that would have gone on. Unset: step 0."""
     guard: GuardSpec = Field(default_factory=GuardSpec)
     """When a run is stopped. Unset: only when it hangs."""
     restarts: RestartsSpec = Field(default_factory=RestartsSpec)
@@ -180,6 +188,12 @@ class GRPOJob(Model):
             f"size(self.metadata.name) <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
             f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
             "its pods' names add the attempt and the index",
+        ),
+        Rule(
+            "!has(self.spec.resumeFrom) || !has(self.spec.resumeFrom.grpoJob) || "
+            "self.spec.resumeFrom.grpoJob != self.metadata.name",
+            "is this job itself, which goes on from its own checkpoints anyway; name an earlier job's folder by path",
+            field_path=".spec.resumeFrom.grpoJob",
         ),
         *immutability(GRPOJobSpec),
         Rule("self.spec.retry >= oldSelf.spec.retry", "can't be lowered: each raise is one retry", None, ".spec.retry"),

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC_LIST, Model, Rule
-from .names import LabelKey, Labels, LabelValue, Name
+from .base import ATOMIC_LIST, Model, Rule, exactly_one
+from .contract import MAX_JOB_NAME
+from .names import LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
 from .quantity import ByteQuantity
 from .references import VolumeClaim
 
@@ -192,10 +193,30 @@ class CheckpointSpec(Model):
     """Newest complete checkpoints that are kept. Unset: 2."""
 
     @property
+    def lasting(self) -> bool:
+        """Whether checkpoints outlive the pods."""
+        return bool(self.volume or self.volume_claim_template)
+
+    @property
     def on_one_node(self) -> bool:
         """Whether only one node can mount the job's own claim, so that the gang must be there."""
         template = self.volume_claim_template
         return template is not None and template.access_mode == "ReadWriteOnce"
+
+
+GRPOJobName = Annotated[str, Field(min_length=1, max_length=MAX_JOB_NAME, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class ResumeFromSpec(Model):
+    """Checkpoints of another run, with the newest of which this one begins."""
+
+    RULES = (exactly_one("grpoJob", "path"), inside_rule("path", optional=True))
+
+    grpo_job: GRPOJobName | None = None
+    """GRPOJob of this namespace with a checkpoint volume. Its claim is mounted read-only and its plan is kept; this job
+    waits while there is no such job, or it has not made a step. Unset: see path."""
+    path: SubPath | None = None
+    """Folder on this job's own checkpoint volume: of a run, `<job>-<uid>`, or of one checkpoint. Unset: see grpoJob."""
 
 
 class GuardSpec(Model):

@@ -167,6 +167,21 @@ class AttemptEnd(Model):
     """When the operator saw it."""
 
 
+class ResumeSource(Model):
+    """Where the checkpoints of spec.resumeFrom.grpoJob are."""
+
+    grpo_job: Annotated[str, Field(max_length=63)]
+    """The other GRPOJob."""
+    uid: Annotated[str, Field(max_length=64)]
+    """Its uid."""
+    claim_name: Annotated[str, Field(max_length=253)]
+    """The PersistentVolumeClaim with its checkpoints."""
+    sub_path: Annotated[str, Field(max_length=512)] | None = None
+    """Folder of the volume that it mounts."""
+    folder: Annotated[str, Field(max_length=253)]
+    """Its folder there."""
+
+
 class GRPOJobStatus(Model):
     """Written by the operator only."""
 
@@ -207,6 +222,8 @@ class GRPOJobStatus(Model):
     """uid of the current attempt's Job, once it was created: the same name with another uid is another Job."""
     plan: ExecutionPlan | None = None
     """How the current attempt runs, and why."""
+    resume_from: ResumeSource | None = None
+    """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
     progress: ProgressStatus | None = None
     """How far the run is."""
     metrics: MetricsStatus | None = None

@@ -11,8 +11,9 @@ import yaml
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.plan import ExecutionPlan
+from grpo_api.status import ResumeSource
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
-from grpo_operator.names import ObjectKey, inherited
+from grpo_operator.names import ObjectKey, checkpoint_claim, inherited, run_folder
 
 from . import kubectl, sources
 from .errors import NotYet
@@ -54,7 +55,7 @@ def _planned(options: Namespace) -> list[Attempt]:
             "namespace": options.namespace or metadata.get("namespace") or "default",
             "uid": metadata.get("uid") or UNKNOWN_UID,
         }
-        attempts.append(_attempt(named, spec, result.chosen, 1))
+        attempts.append(_attempt(named, spec, result.chosen, 1, _unresolved(spec)))
     return attempts
 
 
@@ -64,10 +65,22 @@ def _committed(options: Namespace) -> Attempt:
     if job.status.plan is None:
         said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
         raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
-    return _attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt))
+    number = max(1, job.status.attempt)
+    return _attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
 
 
-def _attempt(metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
+def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
+    """What stands for the other job's checkpoints as long as only its name is known."""
+    name = spec.resume_from.grpo_job if spec.resume_from else None
+    if name is None:
+        return None
+    folder = run_folder(name, UNKNOWN_UID)
+    return ResumeSource(grpo_job=name, uid=UNKNOWN_UID, claim_name=checkpoint_claim(name), folder=folder)
+
+
+def _attempt(
+    metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int, source: ResumeSource | None
+) -> Attempt:
     """The attempt of a GRPOJob with this metadata."""
     return Attempt(
         key=ObjectKey(metadata["namespace"], metadata["name"]),
@@ -77,6 +90,7 @@ def _attempt(metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, n
         number=number,
         labels=inherited(metadata.get("labels")),
         annotations=inherited(metadata.get("annotations")),
+        source=source,
     )
 
 

@@ -120,6 +120,10 @@ def _fail(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa
     yield C.FAILED, True, decision.reason, decision.message
 
 
+def _resolve(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.ADMITTED, False, decision.reason, decision.message
+
+
 def _retry(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
     for kind in (C.FAILED, C.SUCCEEDED, C.ADMITTED, C.SCHEDULED, C.RUNNING):
         yield kind, False, decision.reason, decision.message
@@ -202,4 +206,5 @@ _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]
     Action.SUCCEED: _succeed,
     Action.FAIL: _fail,
     Action.RETRY: _retry,
+    Action.RESOLVE: _resolve,
 }

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome
+from grpo_api.status import ResumeSource
 
 from .observe import Observation
 
@@ -24,6 +25,7 @@ class Action(StrEnum):
     SUCCEED = "Succeed"
     FAIL = "Fail"
     RETRY = "Retry"
+    RESOLVE = "Resolve"
     DELETE = "Delete"
 
 
@@ -44,7 +46,9 @@ class Decision:
     avoided_nodes: tuple[str, ...] | None = None
     """The nodes that further attempts are kept away from; None: those of before."""
     plan: ExecutionPlan | None = None
-    """For COMMIT and QUEUE: how the next attempt runs or would run."""
+    """For COMMIT, QUEUE and RESOLVE: how the next attempt runs or would run."""
+    resume_from: ResumeSource | None = None
+    """For RESOLVE: the checkpoints to begin with; `plan` made them."""
     passed_over: int = 0
     """For QUEUE: younger jobs of its priority that have started first."""
     look_again: float | None = None

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, KIND, PLAN_ANNOTATION
+from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, KIND, PLAN_ANNOTATION, RESUME_MOUNT
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.status import ResumeSource
 
 from .names import (
     COMPONENT_RENDEZVOUS,
@@ -29,6 +30,7 @@ from .names import (
     checkpoint_claim,
     child_job,
     rank0_address,
+    run_folder,
 )
 from .podspec import pod_spec
 from .records import GRPOJobRecord
@@ -50,6 +52,8 @@ class Attempt:
     """The GRPOJob's labels for its Job and pods; see names.inherited."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """The GRPOJob's annotations for its Job and pods."""
+    source: ResumeSource | None = None
+    """The other job's checkpoints that the run begins with."""
     avoided_nodes: Sequence[str] = ()
     """Nodes that its pods must not go to; see restarting.avoided_nodes."""
 
@@ -64,6 +68,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         number=number,
         labels=job.labels,
         annotations=job.annotations,
+        source=job.status.resume_from,
         avoided_nodes=job.status.avoided_nodes,
     )
 
@@ -71,7 +76,6 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
 def training_plan(attempt: Attempt) -> TrainingPlan:
     """What the pods of an attempt are told: the spec's sections and the planner's choice."""
     key, spec = attempt.key, attempt.spec
-    lasting = spec.checkpoint.volume or spec.checkpoint.volume_claim_template
     return TrainingPlan(
         job=JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number),
         rendezvous=Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number)),
@@ -83,11 +87,21 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         adapter=spec.adapter,
         checkpoint=spec.checkpoint,
         guard=spec.guard,
-        # a job made again under the same name must not resume the old one's checkpoints
-        checkpoint_directory=f"{CHECKPOINT_MOUNT}/{key.name}-{attempt.uid}" if lasting else None,
+        checkpoint_directory=(
+            f"{CHECKPOINT_MOUNT}/{run_folder(key.name, attempt.uid)}" if spec.checkpoint.lasting else None
+        ),
+        resume_from=_resume_folder(attempt),
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )
+
+
+def _resume_folder(attempt: Attempt) -> str | None:
+    """Where the pods find the other run's checkpoints."""
+    wanted = attempt.spec.resume_from
+    if wanted and wanted.path:
+        return f"{CHECKPOINT_MOUNT}/{wanted.path}"
+    return f"{RESUME_MOUNT}/{attempt.source.folder}" if wanted and attempt.source else None
 
 
 def plan_json(plan: TrainingPlan) -> str:
@@ -154,7 +168,9 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
             **({"suspend": True} if queue else {}),
             "template": {
                 "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
-                "spec": pod_spec(key.name, spec, plan, own, image, avoided_nodes=attempt.avoided_nodes),
+                "spec": pod_spec(
+                    key.name, spec, plan, own, image, source=attempt.source, avoided_nodes=attempt.avoided_nodes
+                ),
             },
         },
     }

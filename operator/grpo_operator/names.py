@@ -81,3 +81,8 @@ def rank0_address(namespace: str, name: str, attempt: int) -> str:
 def checkpoint_claim(name: str) -> str:
     """Name of the claim that is made from spec.checkpoint.volumeClaimTemplate."""
     return f"{name}-checkpoints"
+
+
+def run_folder(name: str, uid: str) -> str:
+    """Folder of a job's checkpoints on its volume: one made again under the same name must not resume the old one's."""
+    return f"{name}-{uid}"

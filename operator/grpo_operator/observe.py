@@ -66,8 +66,18 @@ class Observation:
     """What rank 0 of the current attempt last said."""
     silence: Silence | None = None
     """That rank 0 does not answer."""
+    source: GRPOJobRecord | None = None
+    """The GRPOJob that spec.resumeFrom names, if it is there."""
     words: str = ""
     """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
+
+    @property
+    def retry_asked(self) -> bool:
+        """Whether the job has failed, and the user has raised spec.retry since."""
+        job = self.job
+        if not job.ended or job.spec is None or not job.is_true(ConditionType.FAILED):
+            return False
+        return job.spec.retry > job.status.retry
 
     @cached_property
     def bound(self) -> bool:

@@ -22,6 +22,8 @@ from grpo_api.contract import (
     PLAN_PATH,
     PLAN_VOLUME,
     PROGRESS_PORT,
+    RESUME_MOUNT,
+    RESUME_VOLUME,
     REWARD_VOLUME_PREFIX,
     SCRATCH,
     SCRATCH_VOLUME,
@@ -34,6 +36,7 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import InitContainer
 from grpo_api.references import ConfigMapFiles, SecretKeySelector, VolumeClaim
+from grpo_api.status import ResumeSource
 
 from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE, checkpoint_claim
 
@@ -50,10 +53,11 @@ def pod_spec(
     own: dict[str, str],
     image: str,
     *,
+    source: ResumeSource | None = None,
     avoided_nodes: Sequence[str] = (),
 ) -> Manifest:
     """The pod template's spec; it passes the `restricted` pod security standard."""
-    volumes, mounts = _volumes(name, spec)
+    volumes, mounts = _volumes(name, spec, source)
     settings = spec.pod_template.spec
     pod: Manifest = {
         "restartPolicy": "Never",
@@ -207,7 +211,7 @@ def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:
     return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}] if secret else []
 
 
-def _volumes(name: str, spec: GRPOJobSpec) -> tuple[list[Manifest], list[Manifest]]:
+def _volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> tuple[list[Manifest], list[Manifest]]:
     """The pod's volumes and the container's mounts of them."""
     shared: Manifest = {"medium": "Memory"}
     if spec.shared_memory:
@@ -223,13 +227,13 @@ def _volumes(name: str, spec: GRPOJobSpec) -> tuple[list[Manifest], list[Manifes
         {"name": SCRATCH_VOLUME, "mountPath": SCRATCH},
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
     ]
-    for volume, mount in _spec_volumes(name, spec):
+    for volume, mount in _spec_volumes(name, spec, source):
         volumes.append(volume)
         mounts.append(mount)
     return volumes, mounts
 
 
-def _spec_volumes(name: str, spec: GRPOJobSpec) -> list[tuple[Manifest, Manifest]]:
+def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> list[tuple[Manifest, Manifest]]:
     found = [_claim(MODEL_VOLUME, spec.model.volume, MODEL_MOUNT)]
     if spec.dataset.files:
         found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
@@ -238,6 +242,10 @@ def _spec_volumes(name: str, spec: GRPOJobSpec) -> list[tuple[Manifest, Manifest
     if spec.checkpoint.volume_claim_template:
         checkpoints = VolumeClaim(claim_name=checkpoint_claim(name))
     found += [_claim(CHECKPOINT_VOLUME, checkpoints, CHECKPOINT_MOUNT, read_only=False)]
+    if source:
+        # also where it is the job's own claim: nothing may be written into another's folder
+        theirs = VolumeClaim(claim_name=source.claim_name, sub_path=source.sub_path)
+        found += [_claim(RESUME_VOLUME, theirs, RESUME_MOUNT)]
     for position, reward in enumerate(spec.rewards):
         volume, path = f"{REWARD_VOLUME_PREFIX}{position}", reward_mount(position)
         found += [_claim(volume, reward.model.volume if reward.model else None, path)]

@@ -14,6 +14,7 @@ from .decisions import Action, Check, Decision, Due, Limits
 from .observe import Observation
 from .reasons import Reason
 from .restarting import again, pausing, rule_for
+from .resuming import source_unresolved
 from .starting import never_bound, never_started, pods_missing
 from .terminations import PodTermination
 from .times import seconds
@@ -21,7 +22,7 @@ from .times import seconds
 
 def retried(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
     """The user asks for a failed job to be tried again, having mended what it failed of."""
-    if not seen.job.retry_asked or seen.job.spec is None:
+    if not seen.retry_asked or seen.job.spec is None:
         return None
     message = f"spec.retry was raised to {seen.job.spec.retry}: the job starts again from its last checkpoint"
     return Decision(Action.RETRY, Reason.RETRYING, message)
@@ -189,6 +190,7 @@ CHECKS: tuple[Check, ...] = (
     invalid_spec,
     suspended,
     deadline_exceeded,
+    source_unresolved,
     not_admitted,
     waiting_for_kueue,
     attempt_ended,

@@ -19,6 +19,8 @@ class Reason(StrEnum):
     PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
     SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
     WAITING_FOR_KUEUE = "WaitingForKueue"
+    WAITING_FOR_CHECKPOINT = "WaitingForCheckpoint"
+    RESOLVED = "Resolved"
     NAME_TAKEN = "NameTaken"
     FAILED_CREATE = "FailedCreate"
     PLANNED = PlanReason.PLANNED.value

@@ -132,7 +132,9 @@ class Reconciler:
         children, pods, at = self._caches.jobs.of(key), self._caches.pods.of(key), self._monotonic()
         seen = observe(job, children, pods, now=self._clock(), at=at, sightings=self._sightings)
         if not job.active:
-            return seen
+            wanted = job.resume_job
+            source = self._caches.grpojobs.get(ObjectKey(key.namespace, wanted)) if wanted else None
+            return replace(seen, source=source) if source else seen
         pull, silence = self._rank0.pull(key), self._rank0.silence(key)
         current = pull if pull and pull.progress.attempt == job.status.attempt else None
         return replace(seen, pull=current, silence=silence)

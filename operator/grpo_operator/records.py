@@ -18,7 +18,6 @@ from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 from .terminations import unpack as unpack_end
 
-_FAILED = ConditionType.FAILED
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
 
@@ -112,9 +111,9 @@ class GRPOJobRecord:
         return self.spec is not None and self.spec.suspend
 
     @property
-    def retry_asked(self) -> bool:
-        """Whether the job has failed, and the user has raised spec.retry since."""
-        return self.ended and self.spec is not None and self.spec.retry > self.status.retry and self.is_true(_FAILED)
+    def resume_job(self) -> str | None:
+        """spec.resumeFrom.grpoJob."""
+        return self.spec.resume_from.grpo_job if self.spec and self.spec.resume_from else None
 
     @property
     def active_deadline(self) -> int | None:
@@ -203,6 +202,8 @@ class GRPOJobRecord:
     def wants_admission(self) -> bool:
         """Whether the job waits for GPUs that the operator hands out."""
         if self.finished or self.deleting or not self.ours:
+            return False
+        if self.resume_job and not self.status.resume_from:
             return False
         return self.competes and not self.active and not self.suspended and not self.rejected
 

@@ -51,6 +51,8 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
         fields["completion_time"] = timestamp(seen.now)
     fields |= report(seen, decision)
     fields |= _retry(seen, decision)
+    if action is Action.RESOLVE:
+        fields |= {"resume_from": decision.resume_from, "plan": decision.plan}
     found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
     fields |= {"conditions": found, "phase": phase(found)}
     return old.model_copy(update=fields)
@@ -87,7 +89,7 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
 def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
     """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is only taken note of."""
     job = seen.job
-    if job.spec is None or (job.retry_asked and decision.action is not Action.RETRY):
+    if job.spec is None or (seen.retry_asked and decision.action is not Action.RETRY):
         return {}
     fields: dict[str, Any] = {"retry": job.spec.retry}
     if decision.action is Action.RETRY:

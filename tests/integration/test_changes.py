@@ -31,6 +31,7 @@ TRAINED: list[tuple[str, object]] = [
     ("adapter.use", "Never"),
     ("checkpoint.volume", {"claimName": "c"}),
     ("checkpoint.keep", 7),
+    ("resumeFrom", {"grpoJob": "earlier"}),
     ("placement.accelerator", "CPU"),
     ("rewards", [{"accuracy": {}}]),
     ("rewards.0.weight", 3),

@@ -167,3 +167,41 @@ def test_a_service_that_moved_belongs_to_the_same_run_and_one_that_scores_otherw
     require_same_run(folder, read_manifest(folder), identity(moved, "rows"))
     with pytest.raises(BadInput, match="rewards: checkpoint"):
         require_same_run(folder, read_manifest(folder), identity(with_service(batchSize=7), "rows"))
+
+
+def test_a_run_begins_with_another_ones_newest_checkpoint_until_it_has_its_own(tmp_path: Path) -> None:
+    old = make_plan(tmp_path / "old")
+    claim(old)
+    run = identity(old, "rows")
+    save(old, 10, run)
+    newest = save(old, 20, run)
+    plan = make_plan(tmp_path / "new", uid="b").model_copy(update={"resume_from": str(tmp_path / "old")})
+    claim(plan)
+    assert choose(plan, run) == newest
+    assert choose(plan.model_copy(update={"checkpoint_directory": None}), run) == newest
+    (newest / "model.safetensors").unlink()
+    assert choose(plan, run) == tmp_path / "old" / "attempt-1" / "checkpoint-10"
+    one = plan.model_copy(update={"resume_from": str(tmp_path / "old" / "attempt-1" / "checkpoint-10")})
+    assert choose(one, run) == tmp_path / "old" / "attempt-1" / "checkpoint-10"
+    own = save(plan, 5, run)
+    assert choose(plan, run) == own
+
+
+def test_a_folder_without_a_checkpoint_is_no_beginning(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "new").model_copy(update={"resume_from": str(tmp_path / "gone")})
+    with pytest.raises(BadInput, match=r"spec.resumeFrom: .*gone has no complete checkpoint"):
+        choose(plan, {})
+
+
+def test_what_another_run_must_share_is_named_with_both_values(tmp_path: Path) -> None:
+    old = make_plan(tmp_path / "old")
+    claim(old)
+    save(old, 10, identity(old, "rows"))
+    plan = make_plan(tmp_path / "new").model_copy(update={"resume_from": str(tmp_path / "old")})
+    longer = plan.model_copy(update={"training": plan.training.model_copy(update={"max_steps": 99})})
+    assert choose(longer, identity(longer, "rows")) is not None
+    other = longer.model_copy(update={"training": longer.training.model_copy(update={"beta": 0.5})})
+    with pytest.raises(BadInput, match=r"spec.resumeFrom: .* training.beta: checkpoint 0.04, now 0.5\. Set these"):
+        choose(other, identity(other, "rows"))
+    with pytest.raises(BadInput, match="dataset: checkpoint"):
+        choose(longer, identity(longer, "other rows"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan import JobIdentity, TrainingPlan
 from grpo_api.report import Result
 from grpo_trainer.telemetry.samples import FILE
 from harness.ranks import demo_model, runs
@@ -34,6 +34,10 @@ class Story:
     """What was seen of both attempts."""
 
     killed: dict[int, dict[str, Any]]
+    continued: dict[int, dict[str, Any]]
+    """Of another job, which began with the first attempt's checkpoint."""
+    untouched: bool
+    """Whether that left all files of the first job as they were."""
     resumed: dict[int, dict[str, Any]]
     result: Result
     model: Path
@@ -52,6 +56,18 @@ def make_plan(strategy: str, model: Path, folder: Path, attempt: int) -> Trainin
     return TrainingPlan.model_validate(plan)
 
 
+def another_job(plan: TrainingPlan, source: Path) -> TrainingPlan:
+    """The plan for a job that begins with the checkpoints in `source`, and ends earlier than that would."""
+    job = JobIdentity(namespace="default", name="another", uid="1", attempt=1)
+    training = plan.training.model_copy(update={"max_steps": STOPPED})
+    return plan.model_copy(update={"job": job, "training": training, "resume_from": str(source)})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module", params=list(CASES))
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """An attempt whose pods are all killed after step 5, and the one that ends the run."""
@@ -66,11 +82,28 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 pod.kill()
             gang.wait()
             killed = gang.steps()
+    before = contents(folder / "runs")
+    with Gang(
+        another_job(make_plan(request.param, model, folder / "others", 1), folder / "runs"),
+        folder,
+        folder / "pods-other",
+    ) as gang:
+        gang.wait()
+        continued = gang.steps()
+    untouched = contents(folder / "runs") == before
     last = make_plan(request.param, model, folder / "runs", 2)
     with Gang(last, folder, folder / "pods-2", traced=True) as gang:
         gang.wait()
         steps, result = gang.steps(), gang.outcome().result
-        return Story(killed=killed, resumed=steps, result=result, model=model, runs=folder / "runs")
+        return Story(
+            killed=killed,
+            continued=continued,
+            untouched=untouched,
+            resumed=steps,
+            result=result,
+            model=model,
+            runs=folder / "runs",
+        )
 
 
 def test_the_second_attempt_continues_with_the_first_one_s_numbers(story: Story) -> None:
@@ -82,6 +115,13 @@ def test_the_second_attempt_continues_with_the_first_one_s_numbers(story: Story)
         assert {key: story.resumed[step][key] for key in EXACT} == expected
         assert expected["kl"] > 0
     assert story.resumed[STEPS]["tokens"] > story.resumed[STOPPED]["tokens"] > story.killed[SAVED]["tokens"]
+
+
+def test_another_job_continues_with_the_first_one_s_numbers(story: Story) -> None:
+    assert sorted(story.continued) == list(range(SAVED + 1, STOPPED + 1))
+    for step in range(SAVED + 1, STOPPED + 1):
+        assert {key: story.continued[step][key] for key in EXACT} == {key: story.killed[step][key] for key in EXACT}
+    assert story.untouched
 
 
 def test_the_export_is_one_plain_trained_model(story: Story) -> None:

@@ -135,6 +135,17 @@ def test_render_prints_what_the_operator_creates(tmp_path: Path, capsys: pytest.
     assert TrainingPlan.model_validate(carried).job.name == "first"
 
 
+def test_render_shows_where_another_jobs_checkpoints_would_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "-f", write(tmp_path, job("next", changed({"resumeFrom": {"grpoJob": "first"}}, CPU)))]) == 0
+    gang = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
+    claims = [volume.get("persistentVolumeClaim") for volume in gang["spec"]["template"]["spec"]["volumes"]]
+    assert {"claimName": "first-checkpoints"} in claims
+    plan = json.loads(gang["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION])
+    assert plan["resumeFrom"].startswith("/resume/first-")
+
+
 def test_render_plans_a_gpu_job_on_the_gpus_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, job("big", changed({"model.parameters": "8B", "adapter.use": "Never"})))
     assert main(["render", "-f", path]) == 2

@@ -8,12 +8,12 @@ from ..records import GRPOJobRecord
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan, if the run has made a step with it.
+    """The plan, if the run has made a step with it, or begins with checkpoints that another made with it.
 
     Another number of ranks or another batch split would make other steps of the same checkpoint.
     """
     progress = job.status.progress
-    return job.status.plan if progress and progress.step else None
+    return job.status.plan if job.status.resume_from or (progress and progress.step) else None
 
 
 def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:

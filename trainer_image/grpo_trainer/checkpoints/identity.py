@@ -51,21 +51,41 @@ def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
     return {**reward, "http": http or None}
 
 
+MAY_DIFFER = ("training.maxSteps", "training.numTrainEpochs")
+"""What may differ from the run that this one begins with: how far it goes."""
+
+
 def require_same_run(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
     """Reject another run's checkpoint.
 
     Raises:
         BadInput: with every field that differs.
     """
-    paths = sorted(manifest.identity.keys() | current.keys())
-    differences = [
-        f"{path}: checkpoint {manifest.identity.get(path, 'unset')}, now {current.get(path, 'unset')}"
-        for path in paths
-        if manifest.identity.get(path) != current.get(path)
-    ]
-    if differences:
+    if differences := _differences(manifest.identity, current):
         raise BadInput(
             f"{checkpoint} belongs to a different run and resuming it would change the result: "
             + "; ".join(differences)
             + ". Restore these settings, or start a new job (it begins at step 0)"
         )
+
+
+def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str, str]) -> None:
+    """Reject a checkpoint of spec.resumeFrom that this run would not continue exactly.
+
+    Raises:
+        BadInput: with every field that differs, but for MAY_DIFFER.
+    """
+    if differences := [one for one in _differences(manifest.identity, current) if not one.startswith(MAY_DIFFER)]:
+        raise BadInput(
+            f"spec.resumeFrom: {checkpoint} can't be continued by this job, which differs from the one that made it: "
+            + "; ".join(differences)
+            + ". Set these fields of the spec as they were there, or remove spec.resumeFrom"
+        )
+
+
+def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
+    return [
+        f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}"
+        for path in sorted(saved.keys() | current.keys())
+        if saved.get(path) != current.get(path)
+    ]

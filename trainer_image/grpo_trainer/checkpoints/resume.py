@@ -3,6 +3,7 @@
 A damaged checkpoint is passed over for the one before it; another run's is rejected.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.plan import TrainingPlan
@@ -10,9 +11,9 @@ from grpo_api.plan import TrainingPlan
 from ..errors import BadInput
 from ..gang import ranks
 from ..paths import run_folder
-from .identity import require_same_run
+from .identity import require_continuable, require_same_run
 from .manifest import OWNER
-from .volume import claim, complete, damage, read_manifest
+from .volume import checkpoints_of, claim, complete, damage, read_manifest
 
 
 def claim_folder(plan: TrainingPlan) -> None:
@@ -38,29 +39,43 @@ def _require_visible(path: Path) -> None:
 
 
 def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
-    """The newest undamaged complete checkpoint of any attempt; None for a fresh start.
+    """The newest undamaged complete checkpoint of any attempt; without any, that of spec.resumeFrom; None for a fresh
+    start.
 
     Raises:
-        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
+        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged, or
+            spec.resumeFrom names none.
     """
-    folder = run_folder(plan)
-    if folder is None:
+    own, source = run_folder(plan), plan.resume_from
+    if own and (found := _listed(lambda: complete(own))):
+        return _newest(found, lambda one: require_same_run(one, read_manifest(one), identity))
+    if source is None:
         return None
-    # rank 0's list for all: a volume may show its folders to one node later than to another
-    own = complete(folder) if ranks.rank() == 0 else []
-    found = ranks.gather(own)[0]
+    found = _listed(lambda: checkpoints_of(Path(source)))
+    if not found:
+        raise BadInput(f"spec.resumeFrom: {source} has no complete checkpoint; name a run's folder, or a checkpoint's")
+    return _newest(found, lambda one: require_continuable(one, read_manifest(one), identity))
+
+
+def _listed(find: Callable[[], list[Path]]) -> list[Path]:
+    """Rank 0's list for all: a volume may show its folders to one node later than to another."""
+    own = find() if ranks.rank() == 0 else []
+    found: list[Path] = ranks.gather(own)[0]
+    return found
+
+
+def _newest(found: list[Path], require: Callable[[Path], None]) -> Path:
+    """The first that is undamaged, which must be one to go on from."""
     damaged = []
     for checkpoint in found:
         problems = _damage_anywhere(checkpoint)
         if not problems:
-            require_same_run(checkpoint, read_manifest(checkpoint), identity)
+            require(checkpoint)
             return checkpoint
         damaged.append(f"{checkpoint}: {', '.join(problems)}")
         if ranks.rank() == 0:
             print(f"passed over a damaged checkpoint, {damaged[-1]}", flush=True)
-    if damaged:
-        raise BadInput(f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0")
-    return None
+    raise BadInput(f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0")
 
 
 def _damage_anywhere(checkpoint: Path) -> list[str]:

@@ -73,6 +73,11 @@ def complete(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (number(path), number(path.parent)), reverse=True)
 
 
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The complete checkpoints of another run's folder, newest first, or the one checkpoint that the folder is."""
+    return [folder] if (folder / MANIFEST).exists() else complete(folder)
+
+
 def read_manifest(checkpoint: Path) -> Manifest:
     """The manifest of a complete checkpoint.
 

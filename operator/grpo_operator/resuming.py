@@ -1,0 +1,56 @@
+"""spec.resumeFrom.grpoJob: where that job's checkpoints are, or why this job must wait for them.
+
+It is found out once, before the first attempt, and kept in the status: the other job may be deleted later, while its
+claim stays. With it goes its plan, since checkpoints continue exactly only with the split that made them.
+"""
+
+from grpo_api.status import ResumeSource
+
+from .decisions import Action, Decision, Limits
+from .names import checkpoint_claim, run_folder
+from .observe import Observation
+from .reasons import Reason
+from .records import GRPOJobRecord
+
+LOOK_AGAIN = 10.0
+"""Seconds until the other job is looked at again: nobody tells when it comes, or has made a step."""
+
+
+def resolved(job: GRPOJobRecord) -> bool:
+    """Whether there is nothing to find out, or it has been found out."""
+    wanted = job.resume_job
+    return wanted is None or (job.status.resume_from is not None and job.status.resume_from.grpo_job == wanted)
+
+
+def source_unresolved(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """A job that begins with another's checkpoints waits until they can be named."""
+    if seen.job.active or resolved(seen.job):
+        return None
+    found = _source(seen.job, seen.source)
+    if isinstance(found, str):
+        message = f"spec.resumeFrom.grpoJob: {found}"
+        return Decision(Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN)
+    plan = seen.source.status.plan if seen.source else None
+    message = f"begins with the checkpoints of {found.grpo_job}"
+    return Decision(Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found)
+
+
+def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | str:
+    """Where the checkpoints are, or what is missing."""
+    name = job.resume_job or ""
+    if source is None or source.deleting:
+        return f"there is no GRPOJob {name} in this namespace"
+    if source.spec is None:
+        return f"the spec of GRPOJob {name} can't be read"
+    volume = source.spec.checkpoint.volume
+    if volume is None and source.spec.checkpoint.volume_claim_template is None:
+        return f"GRPOJob {name} has no checkpoint.volume and no volumeClaimTemplate, so nothing of it is kept"
+    if source.status.plan is None or not (source.status.progress and source.status.progress.step):
+        return f"GRPOJob {name} has not made a step yet"
+    return ResumeSource(
+        grpo_job=name,
+        uid=source.uid,
+        claim_name=volume.claim_name if volume else checkpoint_claim(name),
+        sub_path=volume.sub_path if volume else None,
+        folder=run_folder(name, source.uid),
+    )
