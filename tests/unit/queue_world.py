@@ -52,7 +52,9 @@ def gpu_pod(name: str, gpus: int, on: str = "node-0", **labels: str) -> Any:
 
 def own_pod(of: GRPOJobRecord, gpus: int, on: str, attempt: int = 1) -> Any:
     labels = {"grpo.dev/job-name": of.name, "grpo.dev/job-uid": of.uid, "grpo.dev/attempt": str(attempt)}
-    return gpu_pod(f"{of.name}-{attempt}-0", gpus, on, **labels)
+    made = gpu_pod(f"{of.name}-{attempt}-0", gpus, on, **labels)
+    made["metadata"]["ownerReferences"] = [{"controller": True, "kind": "Job", "uid": f"job-{attempt}"}]
+    return made
 
 
 def judged(jobs: list[GRPOJobRecord], snapshot: Snapshot, **more: Any) -> Mapping[str, Verdict]:

@@ -150,3 +150,11 @@ def test_fits_counts_whole_nodes() -> None:
     assert not capacity.fits(one, gang(3, 4))
     assert not capacity.fits(one, gang(1, 4).model_copy(update={"gpu_product": "NVIDIA-A10"}))
     assert not capacity.fits(one, gang(1, 4).model_copy(update={"host_memory_bytes": 2**41}))
+
+
+def test_a_strangers_pod_with_a_gangs_labels_takes_nothing_of_its_place() -> None:
+    """A gang whose pods have ended, and which starts again in a moment, lacks them all."""
+    admitted, waits = job("a", gang(1, 4), active=True), job("b", gang(1, 4), age=50)
+    stranger = own_pod(admitted, 0, "node-1")
+    del stranger["metadata"]["ownerReferences"]
+    assert passed([admitted, waits], cluster(4, 0, pods=[stranger])) == {"b": (False, "WaitingForGPUs")}

@@ -80,7 +80,8 @@ class Capacity:
         """Reserves nodes for the pods that an admitted gang still lacks."""
         job, plan = claim.job, claim.plan
         # pods that are bound take their node already; the gang's others will each go to a node without one of them
-        there = {pod.node for pod in self._pods.get(job.uid, ()) if pod.attempt == str(claim.attempt)}
+        own = (pod for pod in self._pods.get(job.uid, ()) if pod.controlled and pod.attempt == str(claim.attempt))
+        there = {pod.node for pod in own}
         if plan.nodes <= len(there):
             return
         with self._without_own(job):

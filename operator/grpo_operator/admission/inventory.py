@@ -46,6 +46,8 @@ class PodFacts:
     grpojob: str = ""
     grpojob_uid: str = ""
     attempt: str = ""
+    controlled: bool = True
+    """Whether a Job made it; labels alone may be a stranger's."""
 
     @property
     def holder(self) -> str:
@@ -90,6 +92,7 @@ def pod_facts(item: object) -> PodFacts | None:
         grpojob=labels.text(LABEL_JOB),
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),
+        controlled=any(owner.flag("controller") for owner in meta.parts("ownerReferences")),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_api.contract import API_VERSION
+from grpo_api.contract import API_VERSION, PLAN_ANNOTATION
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
 from harness.client import ApiClient, ApiStatusError
 from harness.cluster import Cluster
@@ -134,10 +134,11 @@ class World:
         return [one for one in found if not phases or one.get("status", {}).get("phase") in phases]
 
     def pods_of(self, job: Object, attempt: int | None = None) -> list[Object]:
-        """The pods that carry the labels of a job's attempt (the current one), by name."""
+        """The pods that were made for a job's attempt (the current one), by name; strangers with its labels are not."""
         number = job.get("status", {}).get("attempt", 0) if attempt is None else attempt
         labels = f"{LABEL_UID}={job['metadata']['uid']},{LABEL_ATTEMPT}={number}"
-        return self.items(PODS, job["metadata"]["namespace"], f"?labelSelector={labels}")
+        found = self.items(PODS, job["metadata"]["namespace"], f"?labelSelector={labels}")
+        return [pod for pod in found if PLAN_ANNOTATION in pod["metadata"].get("annotations", {})]
 
     def some_gang(self, chance: random.Random) -> tuple[Object, list[Object]] | None:
         """A job and its current pods that run, or None while there is none."""
