@@ -35,6 +35,7 @@ from grpo_operator.parsing import grpojob_record
 from grpo_operator.records import GRPOJobRecord
 from harness.cluster import Cluster
 from harness.controlplane import free_port
+from harness.programs.processes import until
 from harness.settings import ClusterSettings, GpuSettings
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +147,7 @@ async def bench(checkout: Path) -> AsyncIterator[Bench]:
     settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(per_node=GPUS))
     with Cluster.create(f"waiting-{os.getpid()}", settings) as cluster:
         cluster.kubectl("apply", "--server-side", "-f", str(checkout / "crds" / "grpojob.yaml"))
-        cluster.kubectl("wait", "--for=condition=Established", "crd/grpojobs.grpo.dev", "--timeout=60s")
+        until("GRPOJobs to be served", lambda: cluster.control_plane.client().get(GRPOJOBS.path()), 60)
         port = free_port()
         with operator(checkout, str(cluster.kubeconfig), port) as process:
             async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
@@ -258,11 +259,11 @@ def passes() -> None:
         asked = Question(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
         plans, times = Plans(), list[float]()
         while not times or judge(asked, plans).unjudged:
-            times.append(time.perf_counter())
-        times.append(time.perf_counter())
+            times.append(time.process_time())
+        times.append(time.process_time())
         judge(asked, plans)
-        found = f"{times[-1] - times[0]:.2f}, {time.perf_counter() - times[-1]:.2f}"
-        row(f"320 jobs {what}, 1,000 nodes: all planned for the first time, a later pass, s", found)
+        found = f"{times[-1] - times[0]:.2f}, {time.process_time() - times[-1]:.2f}"
+        row(f"320 jobs {what}, 1,000 nodes: all planned for the first time, a later pass, CPU-s", found)
 
 
 def main() -> int:
