@@ -139,7 +139,11 @@ def expected(state: str, path: str, value: object) -> str:
     return "" if state in ("suspended", "failed") else "can change only while the job is suspended or has failed"
 
 
-@pytest.mark.parametrize(("path", "value"), TRAINED + STOPPED + ANY_TIME, ids=lambda part: str(part)[:40])
+def _id(part: object) -> str:
+    return "removed" if part is REMOVE else str(part)[:40]
+
+
+@pytest.mark.parametrize(("path", "value"), TRAINED + STOPPED + ANY_TIME, ids=_id)
 def test_every_field_changes_only_when_it_may(api: ApiClient, state: str, path: str, value: object) -> None:
     answer, wanted = change(api, state, (path, value)), expected(state, path, value)
     assert wanted in answer

@@ -25,8 +25,8 @@ PAGE = 100
 TRIES = 4
 CONNECTIONS = 64
 REQUEST_SECONDS, LIST_SECONDS = 15.0, 60.0
-SILENCE_SECONDS = 90.0
-"""A watch without even a bookmark for this long is dead: the server sends one a minute."""
+SILENCE_SECONDS = 150.0
+"""A watch without even a bookmark for this long is dead: the server sends one a minute, a busy one later."""
 
 
 CountRequest = Callable[[str, str, int], None]
