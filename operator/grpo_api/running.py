@@ -208,7 +208,7 @@ GRPOJobName = Annotated[str, Field(min_length=1, max_length=MAX_JOB_NAME, patter
 
 
 class ResumeFromSpec(Model):
-    """Checkpoints of another run, with the newest of which this one begins."""
+    """Checkpoints of another run, with the newest of which this one begins; without any, its exported adapter."""
 
     RULES = (exactly_one("grpoJob", "path"), inside_rule("path", optional=True))
 
@@ -216,7 +216,8 @@ class ResumeFromSpec(Model):
     """GRPOJob of this namespace with a checkpoint volume. Its claim is mounted read-only and its plan is kept; this job
     waits while there is no such job, or it has not made a step. Unset: see path."""
     path: SubPath | None = None
-    """Folder on this job's own checkpoint volume: of a run, `<job>-<uid>`, or of one checkpoint. Unset: see grpoJob."""
+    """Folder on this job's own checkpoint volume: of a run, `<job>-<uid>`, of one checkpoint, or of an exported
+    adapter. Unset: see grpoJob."""
 
 
 class GuardSpec(Model):

@@ -14,7 +14,7 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import RewardSpec
 from grpo_trainer.checkpoints.identity import identity, require_same_run
 from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
-from grpo_trainer.checkpoints.resume import choose
+from grpo_trainer.checkpoints.resume import begin, choose
 from grpo_trainer.checkpoints.volume import (
     claim,
     commit,
@@ -190,7 +190,7 @@ def test_a_run_begins_with_another_ones_newest_checkpoint_until_it_has_its_own(t
 def test_a_folder_without_a_checkpoint_is_no_beginning(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "new").model_copy(update={"resume_from": str(tmp_path / "gone")})
     with pytest.raises(BadInput, match=r"spec.resumeFrom: .*gone has no complete checkpoint"):
-        choose(plan, {})
+        begin(plan, {})
 
 
 def test_what_another_run_must_share_is_named_with_both_values(tmp_path: Path) -> None:

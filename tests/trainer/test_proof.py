@@ -164,9 +164,15 @@ def test_a_saved_adapter_is_proven_by_its_file(folder: Path, tmp_path: Path) -> 
     files.paths.update(open_weights(folder).paths)
     with files:
         assert prove(wrapped, files, "policy").across_ranks == 0
+    adapter = open_weights(tmp_path / "adapter")
+    with adapter:
+        assert prove(wrapped, adapter, "adapter", adapter_only=True).parameters == len(adapter.paths)
+    with files, adapter:
         flip_last_bit(next(p for name, p in wrapped.named_parameters() if "lora_A" in name))
         with pytest.raises(WeightsDiffer, match="lora_A"):
             prove(wrapped, files, "policy")
+        with pytest.raises(WeightsDiffer, match=r"adapter: parameter .*lora_A"):
+            prove(wrapped, adapter, "adapter", adapter_only=True)
 
 
 def test_ranks_are_compared_without_a_file(folder: Path) -> None:

@@ -5,7 +5,7 @@ they would be partitioned), GRPOConfig before the policy (which must be).
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
 from grpo_api.plan import TrainingPlan
 
 from .checkpoints.identity import identity
-from .checkpoints.resume import choose
+from .checkpoints.resume import Beginning, begin
 from .checkpoints.seal import SealCheckpoints
 from .data.dataset import Prompts, load_prompts
 from .engine import ReferenceGRPOTrainer
@@ -43,8 +43,8 @@ class Run:
     trainer: ReferenceGRPOTrainer
     step_exchange: StepExchange
     rewards: RewardSet
-    checkpoint: Path | None
-    """The checkpoint to continue from."""
+    beginning: Beginning
+    """The checkpoint to continue, or the adapter that the policy began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     recorder.logged({"prompts_dropped": float(prompts.dropped)})
     run_identity = identity(plan, prompts.fingerprint)
     with recorder.part("verify"):
-        checkpoint = choose(plan, run_identity)
+        beginning = begin(plan, run_identity)
     observer, preemption = StepObserver(), Preemption.of(plan)
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer), KLGuard(plan.guard)]
-    parts = TrainerParts(loaded, config, prompts, rewards)
+    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards)
     recorder.stage("Proving")
     with recorder.part("trainer"):
         trainer = make_trainer(plan, parts, observer, callbacks)
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, step_exchange, rewards, checkpoint)
+    return Run(trainer, step_exchange, rewards, beginning)
 
 
 def device(plan: TrainingPlan) -> torch.device:

@@ -38,6 +38,7 @@ from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
 from .reference.callback import ReferenceCallback
 from .telemetry.observer import StepObserver
+from .weights.adapters import load_adapter
 from .weights.files import open_weights
 from .weights.models import LoadedModel, Source
 from .weights.proof import Proof, prove, prove_equal
@@ -80,6 +81,8 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             strategy.attach(self)
         if adapter:  # TRL has made it by now; nothing is wrapped for several ranks before train()
             self.prove("policy", self.model)
+        if loaded.adapter:  # after the proof whose fingerprint names the start: a resume finds a fresh adapter there
+            self._begin_with(loaded.adapter)
         self.add_callback(ReferenceCallback(self, strategy))
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
@@ -101,9 +104,15 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         with open_weights(self.source.folder) as files:
             self.proofs.append(prove(model, files, what))
 
+    def _begin_with(self, adapter: Path) -> None:
+        """Loads an exported adapter and proves it. Only the policy has it: the reference stays the bare base."""
+        load_adapter(self.model, adapter, self.source)
+        with open_weights(adapter) as files:
+            self.proofs.append(prove(self.model, files, "adapter", adapter_only=True))
+
     @property
     def start(self) -> str:
-        """Fingerprint of the weights that the run began with, adapter included."""
+        """Fingerprint of the weights before a step, with a fresh adapter: the same in every attempt."""
         return self.proofs[0].fingerprint
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

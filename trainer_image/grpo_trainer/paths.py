@@ -18,6 +18,8 @@ ATTEMPTS = f"{ATTEMPT_PREFIX}*"
 """Matches the folders of all attempts."""
 CHECKPOINTS = f"{CHECKPOINT_PREFIX}*"
 """Matches the checkpoints of an attempt."""
+EXPORT = "export"
+"""Folder of the finished model or adapter, published whole."""
 
 
 def run_folder(plan: TrainingPlan) -> Path | None:

@@ -3,12 +3,11 @@
 The parts meet here; each is a module of its own. Importing this module imports torch, TRL and all that they need.
 """
 
-from pathlib import Path
-
 from grpo_api.plan import TrainingPlan
 
 from .building import Run, build
 from .checkpoints.export import export_model
+from .checkpoints.resume import Beginning
 from .checkpoints.volume import read_manifest
 from .errors import Preempted
 from .gang import rendezvous
@@ -24,20 +23,27 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     built = build(plan, recorder, watchdog)
-    _announce_start(plan, recorder, built.checkpoint)
+    _announce_start(plan, recorder, built.beginning)
+    checkpoint = built.beginning.checkpoint
     try:
-        built.trainer.train(resume_from_checkpoint=str(built.checkpoint) if built.checkpoint else None)
+        built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         built.rewards.close()
     return _finish(plan, built, recorder)
 
 
-def _announce_start(plan: TrainingPlan, recorder: Recorder, checkpoint: Path | None) -> None:
+def _announce_start(plan: TrainingPlan, recorder: Recorder, beginning: Beginning) -> None:
     """Say in the log where this attempt begins."""
     if recorder.place.is_main:
+        checkpoint, adapter = beginning.checkpoint, beginning.adapter
         step = read_manifest(checkpoint).step if checkpoint else 0
         recorder.resumed(step)
-        log_line(attempt=plan.job.attempt, resumedFromStep=step, checkpoint=checkpoint and str(checkpoint))
+        log_line(
+            attempt=plan.job.attempt,
+            resumedFromStep=step,
+            checkpoint=checkpoint and str(checkpoint),
+            adapter=adapter and str(adapter),
+        )
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -15,11 +15,10 @@ from grpo_api.plan import TrainingPlan
 
 from ..files import sync_folder
 from ..gang import ranks
-from ..paths import attempt_name, run_folder
+from ..paths import EXPORT, attempt_name, run_folder
+from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from ..weights.models import Source
 from .volume import require_owner
-
-EXPORT = "export"
 
 
 def export_model(plan: TrainingPlan, source: Source, save: Callable[[str], None]) -> Path | None:
@@ -41,9 +40,18 @@ def _publish(plan: TrainingPlan, source: Source, temporary: Path, folder: Path) 
     require_owner(plan)
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
         _merge(source, temporary)
+    elif plan.execution.method == "LoRA":
+        _name_base(source, temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
     sync_folder(folder.parent)
+
+
+def _name_base(source: Source, folder: Path) -> None:
+    """Name the base by what the plan calls it and its commit; PEFT names the folder of its files on this node."""
+    config = PeftConfig.from_pretrained(folder)
+    config.base_model_name_or_path, config.revision = source.name, source.revision or None
+    config.save_pretrained(folder)
 
 
 def _merge(source: Source, folder: Path) -> None:
@@ -55,6 +63,6 @@ def _merge(source: Source, folder: Path) -> None:
     unset_hf_deepspeed_config()
     base = AutoModelForCausalLM.from_pretrained(source.folder, dtype=source.dtype)
     merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
+    for name in (ADAPTER_CONFIG, ADAPTER):
         (folder / name).unlink()
     merged.save_pretrained(folder)

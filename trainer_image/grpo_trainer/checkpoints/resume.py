@@ -1,19 +1,32 @@
 """Chooses the checkpoint that an attempt continues from, the same on all ranks, and checks it before it is loaded.
 
-A damaged checkpoint is passed over for the one before it; another run's is rejected.
+A damaged checkpoint is passed over for the one before it; another run's is rejected. Where spec.resumeFrom leads to no
+checkpoint but to an exported adapter, its weights are the start of a new run.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput
 from ..gang import ranks
-from ..paths import run_folder
+from ..paths import CHECKPOINTS, EXPORT, run_folder
+from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from .identity import require_continuable, require_same_run
 from .manifest import OWNER
 from .volume import checkpoints_of, claim, complete, damage, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What an attempt begins with; neither for a fresh start."""
+
+    checkpoint: Path | None = None
+    """The checkpoint to continue."""
+    adapter: Path | None = None
+    """The exported adapter whose weights a new run begins with, at step 0."""
 
 
 def claim_folder(plan: TrainingPlan) -> None:
@@ -38,13 +51,37 @@ def _require_visible(path: Path) -> None:
         )
 
 
-def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
-    """The newest undamaged complete checkpoint of any attempt; without any, that of spec.resumeFrom; None for a fresh
-    start.
+def begin(plan: TrainingPlan, identity: dict[str, str]) -> Beginning:
+    """What to continue; with nothing to continue, the exported adapter of spec.resumeFrom. A collective.
 
     Raises:
-        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged, or
-            spec.resumeFrom names none.
+        BadInput: as choose; or spec.resumeFrom leads to neither a checkpoint nor an adapter, or to an adapter although
+            all parameters are trained.
+    """
+    checkpoint = choose(plan, identity)
+    if checkpoint is not None or plan.resume_from is None:
+        return Beginning(checkpoint=checkpoint)
+    source = Path(plan.resume_from)
+    found = _listed(lambda: _adapters_of(source))
+    if not found:
+        raise BadInput(
+            f"spec.resumeFrom: {source} has no complete checkpoint and no exported adapter; name a run's folder, a "
+            "checkpoint's or an exported adapter's"
+        )
+    if plan.execution.method != "LoRA":
+        raise BadInput(
+            f"spec.resumeFrom: {found[0]} is an exported adapter, but this run trains all parameters (plan.method "
+            f"{plan.execution.method}). Set adapter.use: Always, or merge it and name the model in spec.model"
+        )
+    return Beginning(adapter=found[0])
+
+
+def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
+    """The newest undamaged complete checkpoint of any attempt; without any, that of spec.resumeFrom; None if there is
+    none either.
+
+    Raises:
+        BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
     own, source = run_folder(plan), plan.resume_from
     if own and (found := _listed(lambda: complete(own))):
@@ -52,9 +89,16 @@ def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
     if source is None:
         return None
     found = _listed(lambda: checkpoints_of(Path(source)))
-    if not found:
-        raise BadInput(f"spec.resumeFrom: {source} has no complete checkpoint; name a run's folder, or a checkpoint's")
-    return _newest(found, lambda one: require_continuable(one, read_manifest(one), identity))
+    return _newest(found, lambda one: require_continuable(one, read_manifest(one), identity)) if found else None
+
+
+def _adapters_of(folder: Path) -> list[Path]:
+    """The folder itself or its export, whichever is an adapter: one or none.
+
+    A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, and is none.
+    """
+    found = [one for one in (folder, folder / EXPORT) if (one / ADAPTER_CONFIG).is_file() and (one / ADAPTER).is_file()]
+    return [one for one in found if not one.match(CHECKPOINTS)][:1]
 
 
 def _listed(find: Callable[[], list[Path]]) -> list[Path]:

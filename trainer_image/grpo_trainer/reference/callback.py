@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from ..weights.files import WeightFiles, open_weights
+from ..weights.files import ADAPTER_CONFIG, WeightFiles, open_weights
 from ..weights.proof import prove, prove_equal
 from ..weights.states import check_states
 from .base import ReferenceStrategy
@@ -48,6 +48,6 @@ class ReferenceCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
 def resumed_weights(checkpoint: Path, base: Path) -> WeightFiles:
     """What the policy must hold after a resume: the checkpoint's weights, under an adapter the base's as before."""
     weights = open_weights(checkpoint)
-    if (checkpoint / "adapter_config.json").exists():
+    if (checkpoint / ADAPTER_CONFIG).exists():
         weights.paths.update(open_weights(base).paths)
     return weights

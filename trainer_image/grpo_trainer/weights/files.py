@@ -19,6 +19,7 @@ from ..errors import BadInput
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass

@@ -45,12 +45,17 @@ def keys_of(model: nn.Module, shapes: Shapes) -> dict[str, TensorKey]:
 
 def _key(aliases: list[str], shape: tuple[int, ...], shapes: Shapes) -> TensorKey:
     for alias in aliases:
-        for candidate in (alias, base_name(alias), alias.replace(f"{_ADAPTER}.", ".")):
-            if shapes.get(candidate) == shape:
+        for candidate in (alias, base_name(alias), adapter_key(alias)):
+            if candidate and shapes.get(candidate) == shape:
                 return TensorKey("direct", candidate)
-    if f"{_ADAPTER}." in aliases[0]:
+    if adapter_key(aliases[0]):
         return TensorKey("absent")
     return TensorKey("converted", base_name(aliases[0]))
+
+
+def adapter_key(name: str) -> str | None:
+    """The key that PEFT's files have for a parameter of the trained adapter; None for one of the base."""
+    return name.replace(f"{_ADAPTER}.", ".") if f"{_ADAPTER}." in name else None
 
 
 def base_name(name: str) -> str:

@@ -68,6 +68,8 @@ class LoadedModel:
     """Where both came from."""
     peft_config: PeftConfig | None = None
     """The adapter to train; absent if all parameters are trained."""
+    adapter: Path | None = None
+    """Folder of the exported adapter that it begins with; absent for a fresh one."""
 
 
 def load_policy(plan: TrainingPlan) -> LoadedModel:

@@ -8,7 +8,7 @@ overwrites what differs.
 
 A parameter whose key in the file has another name or form (transformers merges the experts of a mixture, for example)
 is gathered alone and compared in the file's form, converted by transformers itself. A fresh adapter is in no file: it
-must be the same on all ranks.
+must be the same on all ranks. One that was loaded is proven by its own file.
 """
 
 import time
@@ -28,7 +28,7 @@ from ..gang import ranks
 from . import partition
 from .files import WeightFiles
 from .fingerprint import combined, fingerprint, same_bits
-from .keys import TensorKey, keys_of
+from .keys import TensorKey, adapter_key, keys_of
 
 CHUNK = 1 << 24
 """Elements compared at a time: 64 MiB in float32 is all that the proof adds to the memory of a rank."""
@@ -80,18 +80,21 @@ class _Parameter:
     key: TensorKey
 
 
-def prove(model: nn.Module, files: WeightFiles, what: str) -> Proof:
-    """Compares every parameter with the checkpoint. A collective: all ranks must call it.
+def prove(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool = False) -> Proof:
+    """Compares every parameter with the checkpoint, or those of the adapter. A collective: all ranks must call it.
 
     Raises:
         WeightsDiffer: on any rank; every rank raises the same, naming the first parameter, the ranks and fingerprints.
     """
     start = time.perf_counter()
     keys = keys_of(model, files.shapes)
+    if adapter_only:
+        keys = {name: key for name, key in keys.items() if adapter_key(name)}
     _same_keys(keys, what)
     finding = _Finding()
-    for name, parameter in partition.parameters_by_name(model).items():
-        _compare(_Parameter(model, name, parameter, keys[name]), files, finding)
+    parameters = partition.parameters_by_name(model)
+    for name, key in keys.items():
+        _compare(_Parameter(model, name, parameters[name], key), files, finding)
     findings = ranks.gather(finding)
     _judge(findings, what)
     forms = Counter(key.form for key in keys.values())

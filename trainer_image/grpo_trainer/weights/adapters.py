@@ -1,0 +1,141 @@
+"""Begins with the weights of an exported adapter, once it is sure that they mean the same here.
+
+An adapter is a difference to one base, scaled by rank and alpha and placed in certain modules. PEFT loads what fits and
+is silent about the rest, so all of that is compared first, and the tensors by name and shape.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from re import fullmatch
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+
+from ..errors import BadInput
+from ..gang import ranks
+from . import partition
+from .files import ADAPTER, ADAPTER_CONFIG, open_weights
+from .fingerprint import same_bits
+from .keys import adapter_key, base_name
+from .models import Source
+
+_SPEC = {"r": "adapter.rank", "lora_alpha": "adapter.alpha"}
+"""PEFT's fields in the words of the spec."""
+
+_FREE = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "peft_version",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    }
+)
+"""PEFT's fields that don't change what the weights mean, or are compared otherwise: the base, and the modules."""
+
+
+def load_adapter(model: PeftModel, folder: Path, source: Source) -> None:
+    """Replace the model's fresh adapter by the exported one in `folder`. A collective, before the model is wrapped.
+
+    Each rank reads its own file; that all hold the same is for the proof to say. PEFT makes adapters outside of
+    ZeRO-3's zero.Init, so that until training begins they are whole on every rank.
+
+    Raises:
+        BadInput: it can't be read, or is one of another base, rank, alpha, other modules or shapes.
+    """
+    tensors = ranks.together(lambda: _fitting(model, folder, source))
+    set_peft_model_state_dict(model, tensors)
+
+
+def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.Tensor]:
+    """The adapter's tensors by PEFT's key."""
+    wanted = {
+        key: partition.shape(parameter)
+        for name, parameter in partition.parameters_by_name(model).items()
+        if (key := adapter_key(name))
+    }
+    saved = _config(folder)
+    with open_weights(folder) as files:
+        shapes = files.shapes
+    found = _without_base(folder, shapes, source)
+    differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config["default"])
+    differences += _module_differences(found, wanted)
+    # a wrong rank is in every shape: named once is enough
+    if problems := differences or _tensor_differences(found, wanted):
+        raise BadInput(
+            f"spec.resumeFrom: the adapter in {folder} can't be the start of this job: {'; '.join(problems)}. "
+            "Set these fields of the spec as they were there, or remove spec.resumeFrom"
+        )
+    tensors = load_peft_weights(str(folder), device="cpu")
+    return {key: tensors[key] for key in found}
+
+
+def _config(folder: Path) -> PeftConfig:
+    try:
+        return PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"spec.resumeFrom: {folder / ADAPTER_CONFIG} is no configuration of an adapter: {error!r}"
+        ) from error
+
+
+def _without_base(folder: Path, shapes: dict[str, tuple[int, ...]], source: Source) -> dict[str, tuple[int, ...]]:
+    """The shapes without copies of the base's own tensors, which PEFT saves along where the head has an adapter."""
+    with open_weights(folder) as files, open_weights(source.folder) as base:
+        copies = set()
+        for key in [key for key in shapes if base_name(key) in base.paths]:
+            size, dtype = torch.Size(shapes[key]).numel(), getattr(torch, source.dtype)
+            mine, theirs = files.read(key, 0, size).to(dtype), base.read(base_name(key), 0, size).to(dtype)
+            if mine.shape == theirs.shape and same_bits(mine, theirs):
+                copies.add(key)
+    return {key: shape for key, shape in shapes.items() if key not in copies}
+
+
+def _base_differences(saved: PeftConfig, source: Source) -> list[str]:
+    """What the adapter says of its base; a revision that is no commit says nothing that could be compared."""
+    name, revision = saved.base_model_name_or_path, saved.revision
+    problems = []
+    if name and name not in (source.name, str(source.folder)):
+        problems.append(_difference("model.name", name, source.name))
+    elif revision and source.revision and fullmatch("[0-9a-f]{40}", revision) and revision != source.revision:
+        problems.append(_difference("model.revision", revision, source.revision))
+    return problems
+
+
+def _config_differences(saved: PeftConfig, current: LoraConfig) -> list[str]:
+    if saved.peft_type != current.peft_type:
+        return [_difference("peft_type", saved.peft_type.value, current.peft_type.value)]
+    names = [field.name for field in fields(current) if field.name not in _FREE]
+    pairs = {name: (getattr(saved, name), getattr(current, name)) for name in names}
+    return [_difference(_SPEC.get(name, name), *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _module_differences(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> list[str]:
+    """Which kinds of modules have an adapter, as PEFT resolved the names to modules."""
+    theirs, ours = _kinds(found), _kinds(wanted)
+    return [_difference("adapter.targetModules", theirs, ours)] if theirs != ours else []
+
+
+def _kinds(keys: dict[str, tuple[int, ...]]) -> list[str]:
+    return sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})
+
+
+def _tensor_differences(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> list[str]:
+    """The first tensor that differs, and how many do."""
+    wrong = [key for key in sorted(found.keys() | wanted.keys()) if found.get(key) != wanted.get(key)]
+    if not wrong:
+        return []
+    first = _difference(wrong[0], found.get(wrong[0], "absent"), wanted.get(wrong[0], "absent"))
+    return [f"{len(wrong)} tensors of {ADAPTER}, the first is {first}"]
+
+
+def _difference(field: str, saved: Any, current: Any) -> str:
+    return f"{field}: adapter {saved}, now {current}"
