@@ -182,7 +182,7 @@ class TrainingPlan(Model):
     checkpoint_directory: str | None = None
     """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
     resume_from: str | None = None
-    """Folder of another run, a checkpoint or an exported adapter to begin with while this run has no checkpoint itself."""
+    """Folder of another run, a checkpoint or an exported adapter to begin with while this run has no checkpoint."""
     grace_period_seconds: Annotated[int, Field(ge=0)] = 60
     """Time between SIGTERM and SIGKILL."""
     execution: ExecutionPlan

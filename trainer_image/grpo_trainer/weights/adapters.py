@@ -62,10 +62,7 @@ def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.
         for name, parameter in partition.parameters_by_name(model).items()
         if (key := adapter_key(name))
     }
-    saved = _config(folder)
-    with open_weights(folder) as files:
-        shapes = files.shapes
-    found = _without_base(folder, shapes, source)
+    saved, found = _config(folder), _adapter_shapes(folder, source)
     differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config["default"])
     differences += _module_differences(found, wanted)
     # a wrong rank is in every shape: named once is enough
@@ -87,10 +84,10 @@ def _config(folder: Path) -> PeftConfig:
         ) from error
 
 
-def _without_base(folder: Path, shapes: dict[str, tuple[int, ...]], source: Source) -> dict[str, tuple[int, ...]]:
-    """The shapes without copies of the base's own tensors, which PEFT saves along where the head has an adapter."""
+def _adapter_shapes(folder: Path, source: Source) -> dict[str, tuple[int, ...]]:
+    """The file's tensors without copies of the base's own, which PEFT saves along where the head has an adapter."""
     with open_weights(folder) as files, open_weights(source.folder) as base:
-        copies = set()
+        shapes, copies = files.shapes, set()
         for key in [key for key in shapes if base_name(key) in base.paths]:
             size, dtype = torch.Size(shapes[key]).numel(), getattr(torch, source.dtype)
             mine, theirs = files.read(key, 0, size).to(dtype), base.read(base_name(key), 0, size).to(dtype)
