@@ -183,7 +183,9 @@ def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN)
     if seen.started:
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods"
-        if not troubled:
+        # a new operator process has not heard of rank 0 yet either
+        still_unknown = seen.pull is None and known is not None and known.reason == Reason.PROGRESS_UNKNOWN
+        if not troubled and not still_unknown:
             yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
     else:
         before = seen.job.condition(C.RUNNING)
