@@ -158,3 +158,11 @@ def test_a_strangers_pod_with_a_gangs_labels_takes_nothing_of_its_place() -> Non
     stranger = own_pod(admitted, 0, "node-1")
     del stranger["metadata"]["ownerReferences"]
     assert passed([admitted, waits], cluster(4, 0, pods=[stranger])) == {"b": (False, "WaitingForGPUs")}
+
+
+def test_a_strangers_pod_with_a_jobs_labels_makes_no_room_for_it() -> None:
+    waiting = job("a", gang(1, 4))
+    labels = {"grpo.dev/job-name": "a", "grpo.dev/job-uid": waiting.uid, "grpo.dev/attempt": "1"}
+    assert passed([waiting], cluster(4, pods=[own_pod(waiting, 4, "node-0")])) == {"a": (True, "Admitted")}
+    stranger = gpu_pod("stranger", 4, **labels)
+    assert passed([waiting], cluster(4, pods=[stranger])) == {"a": (False, "WaitingForGPUs")}

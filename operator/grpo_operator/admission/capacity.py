@@ -64,7 +64,9 @@ class Capacity:
             self._take(name, use)
         for pod in snapshot.gpu_pods:
             self._take(pod.node, pod.takes)
-            self._pods.setdefault(pod.grpojob_uid, []).append(pod)
+            # labels alone are a hint that anybody can set
+            if pod.controlled:
+                self._pods.setdefault(pod.grpojob_uid, []).append(pod)
         for claim in sorted(claims, key=lambda one: (-one.plan.gpus_per_node, -one.plan.nodes, one.job.uid)):
             self._reserve_missing(claim)
 
@@ -80,7 +82,7 @@ class Capacity:
         """Reserves nodes for the pods that an admitted gang still lacks."""
         job, plan = claim.job, claim.plan
         # pods that are bound take their node already; the gang's others will each go to a node without one of them
-        own = (pod for pod in self._pods.get(job.uid, ()) if pod.controlled and pod.attempt == str(claim.attempt))
+        own = (pod for pod in self._pods.get(job.uid, ()) if pod.attempt == str(claim.attempt))
         there = {pod.node for pod in own}
         if plan.nodes <= len(there):
             return
