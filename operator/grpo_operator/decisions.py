@@ -83,6 +83,9 @@ class Limits:
     settle: float = 2.5
     """Longest time from an end that may only be a symptom until its cause must be known (a kubelet tells of an end 1 to
     2 s late)."""
+    late_pods: float = 60.0
+    """Longest time from the end of a Job until its pods, which still seem to run, must be known (a watch that was cut
+    comes back after 45 s at the latest)."""
     restart_pause: float = 10.0
     """Pause before the second restart in a row; the first has none, and each further one doubles it."""
     longest_restart_pause: float = 300.0

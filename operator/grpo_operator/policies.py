@@ -138,9 +138,15 @@ def job_gone(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def job_ended(seen: Observation, limits: Limits) -> Decision | None:
-    """A Job that has ended while no pod tells why: its pods were deleted, or left no outcome."""
+    """A Job that has ended while no pod tells why: its pods were deleted, or left no outcome.
+
+    A pod fails before its Job does, so while pods of it still seem to run, they are only seen late: after an outage the
+    watch of Jobs may be back before that of pods.
+    """
     if seen.child is None or not seen.child.ended:
         return None
+    if seen.pods and seen.over_for < limits.late_pods:
+        return Decision(Action.WAIT, look_again=limits.late_pods - seen.over_for)
     message = f"Job {seen.child.name} ended ({seen.child.ended}) and no pod is left that says why"
     return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
 

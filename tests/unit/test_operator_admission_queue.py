@@ -3,11 +3,16 @@
 tests/integration/test_operator_gpus.py has the planner's choice as well.
 """
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_operator.admission.capacity import Capacity
 from grpo_operator.admission.kept import kept_plan
 from grpo_operator.admission.plans import Plans
+from tests.generated import cases
 from tests.unit.operator_world import active_status, at, condition, make_job
 from tests.unit.queue_world import GPUS, cluster, gang, gpu_pod, job, judged, own_pod, passed
 
@@ -166,3 +171,27 @@ def test_a_strangers_pod_with_a_jobs_labels_makes_no_room_for_it() -> None:
     assert passed([waiting], cluster(4, pods=[own_pod(waiting, 4, "node-0")])) == {"a": (True, "Admitted")}
     stranger = gpu_pod("stranger", 4, **labels)
     assert passed([waiting], cluster(4, pods=[stranger])) == {"a": (False, "WaitingForGPUs")}
+
+
+GANGS = {"wide": gang(3, 2), "pair": gang(2, 2), "one": gang(1, 1), "other": gang(1, 1)}
+
+
+@settings(max_examples=cases(200))
+@given(st.randoms(use_true_random=False))
+def test_however_the_scheduler_packs_gangs_their_gpus_are_promised_once(chance: random.Random) -> None:
+    active = {name: job(name, plan, active=True) for name, plan in GANGS.items()}
+    free, pods = dict.fromkeys(("node-0", "node-1", "node-2"), 4), []
+    coming = [(name, index) for name, plan in GANGS.items() for index in range(plan.nodes)]
+    chance.shuffle(coming)
+    on: dict[str, set[str]] = {name: set() for name in GANGS}
+    for name, index in coming[: chance.randint(0, len(coming))]:
+        size = GANGS[name].gpus_per_node
+        if room := [node for node in free if free[node] >= size and node not in on[name]]:
+            node = chance.choice(room)
+            on[name].add(node)
+            free[node] -= size
+            pods.append(own_pod(active[name], size, node))
+            pods[-1]["metadata"]["name"] += f"-{index}"
+    # twelve GPUs, all of them promised
+    found = judged([*active.values(), job("late", gang(1, 1))], cluster(4, 4, 4, pods=pods))
+    assert not found["uid-late"].admitted

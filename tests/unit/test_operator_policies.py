@@ -198,3 +198,14 @@ def test_limits_are_settings() -> None:
     seen = running(pod_that("Error"), make_pod(1), ago=3)
     assert judged(seen, LIMITS).action is Action.ADMIT
     assert judged(seen, Limits(settle=5)).action is Action.WAIT
+
+
+def test_a_job_that_has_ended_waits_for_pods_that_are_seen_late() -> None:
+    """As after an outage, when the watch of Jobs is back before that of pods."""
+    ended, job = make_child(ended="Failed", reason="BackoffLimitExceeded"), make_job(status=active_status())
+    late = make_seen(job, ended, make_pod(0), make_pod(1), ago=20)
+    assert (judged(late).action, judged(late).look_again) == (Action.WAIT, 40.0)
+    told = make_seen(job, ended, pod_that("OutOfMemory", code=40), make_pod(1), ago=20)
+    assert (judged(told).action, judged(told).reason, judged(told).counted) == (Action.ADMIT, "OutOfMemory", True)
+    assert judged(make_seen(job, ended, ago=0)).action is Action.ADMIT
+    assert judged(make_seen(job, ended, make_pod(0), make_pod(1), ago=61)).reason == "Preempted"

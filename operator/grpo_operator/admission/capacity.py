@@ -86,7 +86,7 @@ class Capacity:
         there = {pod.node for pod in own}
         if plan.nodes <= len(there):
             return
-        with self._without_own(job):
+        with self._without_own(job, but=str(claim.attempt)):
             placed = self._place(job, plan, plan.nodes - len(there), there, firm=True)
         self._reserved += [
             PodFacts(
@@ -113,9 +113,12 @@ class Capacity:
             return self.usable_by(job.spec, job.status.avoided_nodes)
 
     @contextmanager
-    def _without_own(self, job: GRPOJobRecord) -> Iterator[None]:
-        """As if the job's own pods had ended: its next attempt starts then, and must not wait for itself."""
-        own = self._pods.get(job.uid, ())
+    def _without_own(self, job: GRPOJobRecord, but: str = "") -> Iterator[None]:
+        """As if the job's own pods had ended: its next attempt starts then, and must not wait for itself.
+
+        `but`: an attempt whose pods stay.
+        """
+        own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt != but]
         for pod in own:
             self._take(pod.node, pod.takes, -1.0)
         try:
@@ -169,18 +172,39 @@ class Capacity:
         """
         if job.spec is None:
             return []
-        use, usable = pod_amounts(job.spec, plan), self.usable_by(job.spec, job.status.avoided_nodes)
-        nodes = (node for node in usable.nodes if matches(node, plan))
-        wide = [node for node in nodes if node.gpus_total >= plan.gpus_per_node and node.name not in avoid]
+        use = pod_amounts(job.spec, plan)
+        wide = [node for node in self._matching(job, plan) if node.gpus_total >= plan.gpus_per_node]
+        wide = [node for node in wide if node.name not in avoid]
         wide.sort(key=lambda node: (not _has_room(node, plan, use), -node.gpus_free, node.name))
-        chosen, others = wide[: max(0, pods)], wide[max(0, pods) :]
+        chosen = wide[: max(0, pods)]
         taken = [(node.name, use) for node in chosen]
+        for name, amounts in taken:
+            self._take(name, amounts)
         if firm:
             found = sum(min(plan.gpus_per_node, node.gpus_free) for node in chosen)
-            taken += _cover(plan, pods * plan.gpus_per_node - found, others)
+            taken += self._cover(job, plan, pods * plan.gpus_per_node - found)
+        return taken
+
+    def _cover(self, job: GRPOJobRecord, plan: ExecutionPlan, missing: int) -> list[tuple[str, Amounts]]:
+        """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes these as free.
+
+        However the scheduler has packed the gangs, what was promised is never more than there is.
+        """
+        taken: list[tuple[str, Amounts]] = []
+        for node in self._matching(job, plan):
+            part = min(missing, node.gpus_free)
+            if part > 0:
+                taken.append((node.name, {plan.gpu_resource: float(part)}))
+                missing -= part
         for name, amounts in taken:
             self._take(name, amounts)
         return taken
+
+    def _matching(self, job: GRPOJobRecord, plan: ExecutionPlan) -> list[Node]:
+        """The job's nodes that have the plan's GPUs, as they are now."""
+        if job.spec is None:
+            return []
+        return [node for node in self.usable_by(job.spec, job.status.avoided_nodes).nodes if matches(node, plan)]
 
     def fits(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """Whether a plan that is fixed already fits what is free; where that can't be seen, the scheduler decides."""
@@ -218,15 +242,6 @@ class Capacity:
             pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
             self._holders[key] = takers(pods, plan.gpu_resource)
         return {holder: count for holder, count in self._holders[key].items() if holder != str(job.key)}
-
-
-def _cover(plan: ExecutionPlan, missing: int, nodes: list[Node]) -> Iterator[tuple[str, Amounts]]:
-    """GPUs of other nodes for what pods that come lack on theirs, so that nobody takes it as free."""
-    for node in nodes:
-        part = min(missing, node.gpus_free)
-        if part > 0:
-            yield node.name, {plan.gpu_resource: float(part)}
-            missing -= part
 
 
 def matches(node: Node, plan: ExecutionPlan) -> bool:
