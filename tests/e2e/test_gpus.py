@@ -88,7 +88,7 @@ def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
     gangs.wait("two", "running", running)
     want(gangs, "eight", 8, nodes=2)
     job = gangs.wait("eight", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
-    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {NAMESPACE}/two"
+    message = f"needs 8 × {PRODUCT} on 2 nodes; 6 free, 2 held by {NAMESPACE}/two; 1st of 1 in the queue"
     assert condition(job, "Scheduled")["message"] == message
     assert gangs.list("jobs", "eight") == []
     finish(gangs, "two")
