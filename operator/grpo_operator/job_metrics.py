@@ -35,6 +35,7 @@ from grpo_api.status import ConditionType, GRPOJobStatus
 from .content import typed_status
 from .names import ObjectKey
 from .records import GRPOJobRecord
+from .slices import Slices
 
 SAID_BY_PHASE = {
     ConditionType.ADMITTED,
@@ -44,8 +45,6 @@ SAID_BY_PHASE = {
     ConditionType.SUSPENDED,
 }
 """Conditions without series: thousands of jobs would tell twice that they run."""
-SLICE = 0.01
-"""Longest time until others run, in seconds."""
 Sample = tuple[Metric, Sequence[str], float | str]
 Lines = dict[str, str]
 """Lines by family, each with its line break."""
@@ -88,16 +87,13 @@ class JobMetrics:
 
     async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_Kept]:
         """The lines of these jobs, those of no others are kept; made a slice at a time."""
-        clock = asyncio.get_running_loop().time
-        began, fresh = clock(), dict[ObjectKey, _Kept]()
+        slices, fresh = Slices(), dict[ObjectKey, _Kept]()
         for job in jobs:
             known = self._kept.get(job.key)
             if known is None or (known.uid, known.version) != (job.uid, job.version):
                 known = _Kept(job.uid, job.version, _lines(job))
             fresh[job.key] = known
-            if clock() - began > SLICE:
-                await asyncio.sleep(0)
-                began = clock()
+            await slices.pause()
         self._kept = fresh
         return list(fresh.values())
 

@@ -168,7 +168,8 @@ class Reconciler:
         if answer is None or answer.action is not Action.COMMIT:
             return (seen, answer) if answer else None
         try:
-            await self._write(seen, answer, build(seen, answer))
+            new = build(seen, answer)
+            await self._write(seen, answer, new, merge_patch(seen.job.raw_status, to_json(new)))
         except Denied:
             self._queue.denied(seen.job)
             raise
@@ -217,13 +218,12 @@ class Reconciler:
         left = pause - (seen.at - last) if last else 0.0
         if left > 0 and not URGENT & patch.keys() and (starting or "conditions" not in patch):
             return left
-        await self._write(seen, decision, new)
+        await self._write(seen, decision, new, patch)
         return None
 
-    async def _write(self, seen: Observation, decision: Decision, new: GRPOJobStatus) -> None:
-        """The one status write; the event follows it."""
+    async def _write(self, seen: Observation, decision: Decision, new: GRPOJobStatus, patch: Object) -> None:
+        """The one status write, of the patch that leads to the new status; the event follows it."""
         job = seen.job
-        patch = merge_patch(job.raw_status, to_json(new))
         log.debug("%s: %s writes %s", job.key, decision.action, ", ".join(patch))
         try:
             answer = await self._patch(job, patch)

@@ -50,11 +50,10 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     """A gang that can't be bound whole in time gives everything back."""
     if seen.bound or _ran(seen) or seen.job.queue_name:
         return None
-    begun = seconds(seen.job.status.attempt_start_time)
     spec, timeout = seen.job.spec, limits.scheduling
     if spec and seen.job.creates_pods:
         timeout = float(spec.placement.provisioning_timeout_seconds)
-    left = timeout - (seen.now - (begun if begun is not None else seen.now))
+    left = timeout - _admitted_for(seen)
     if left > 0:
         return Due(left)
     waiting = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "no node took them in time")
@@ -68,8 +67,7 @@ def kept_out(seen: Observation, limits: Limits, message: str, look_again: float)
 
     It holds its GPUs meanwhile; and the next attempt's Job has another name.
     """
-    begun = seconds(seen.job.status.attempt_start_time)
-    if begun is not None and seen.now - begun >= limits.scheduling:
+    if _admitted_for(seen) >= limits.scheduling:
         return Decision(
             Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {message}"
         )
@@ -108,6 +106,12 @@ def _kubelets_words(seen: Observation) -> str:
 def _stuck(waiting: str) -> bool:
     """A container that waits for more than its image's first pull and its sandbox."""
     return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
+
+
+def _admitted_for(seen: Observation) -> float:
+    """Seconds since the attempt was admitted; 0 while Kueue has not."""
+    begun = seconds(seen.job.status.attempt_start_time)
+    return seen.now - begun if begun is not None else 0.0
 
 
 def _ran(seen: Observation) -> bool:

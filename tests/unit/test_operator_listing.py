@@ -12,10 +12,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.cluster.api import SLICE, Object, Selection, each_listed
+from grpo_operator.cluster.api import Object, Selection, each_listed
 from grpo_operator.cluster.cache import Cache, Caches, Listing
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import PodRecord
+from grpo_operator.slices import SLICE
 from tests.generated import cases
 from tests.virtual_time import virtually
 

@@ -173,8 +173,7 @@ class Capacity:
         if job.spec is None:
             return []
         use = pod_amounts(job.spec, plan)
-        wide = [node for node in self._matching(job, plan) if node.gpus_total >= plan.gpus_per_node]
-        wide = [node for node in wide if node.name not in avoid]
+        wide = [node for node in self._wide(job, plan) if node.name not in avoid]
         wide.sort(key=lambda node: (not _has_room(node, plan, use), -node.gpus_free, node.name))
         chosen = wide[: max(0, pods)]
         taken = [(node.name, use) for node in chosen]
@@ -195,9 +194,8 @@ class Capacity:
             part = min(missing, node.gpus_free)
             if part > 0:
                 taken.append((node.name, {plan.gpu_resource: float(part)}))
+                self._take(*taken[-1])
                 missing -= part
-        for name, amounts in taken:
-            self._take(name, amounts)
         return taken
 
     def _matching(self, job: GRPOJobRecord, plan: ExecutionPlan) -> list[Node]:
@@ -205,6 +203,10 @@ class Capacity:
         if job.spec is None:
             return []
         return [node for node in self.usable_by(job.spec, job.status.avoided_nodes).nodes if matches(node, plan)]
+
+    def _wide(self, job: GRPOJobRecord, plan: ExecutionPlan) -> list[Node]:
+        """Those of them that are large enough for one of its pods, whatever runs there."""
+        return [node for node in self._matching(job, plan) if node.gpus_total >= plan.gpus_per_node]
 
     def fits(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """Whether a plan that is fixed already fits what is free; where that can't be seen, the scheduler decides."""
@@ -216,9 +218,7 @@ class Capacity:
 
     def possible(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """Whether a plan that is fixed already fits the nodes that there are, whatever runs on them."""
-        nodes = self.usable_by(job.spec, job.status.avoided_nodes).nodes if job.spec else ()
-        wide = sum(node.count for node in nodes if matches(node, plan) and node.gpus_total >= plan.gpus_per_node)
-        return wide >= plan.nodes
+        return sum(node.count for node in self._wide(job, plan)) >= plan.nodes
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`."""

@@ -53,6 +53,10 @@ class Verdict:
     avoids: bool = True
     """False: there are not enough nodes without those that the job should be kept away from."""
 
+    def placed(self, job: GRPOJobRecord) -> GRPOJobRecord:
+        """The job, kept away from nodes as the verdict was found."""
+        return job if self.avoids else job.avoiding(())
+
     @property
     def news(self) -> tuple[object, ...]:
         """What a job is told at once when it changes; the rest is only the sentence."""
@@ -160,7 +164,7 @@ class _Round:
             found[job.uid] = verdict = self._survived(job)
             if verdict.plan and not verdict.refused and not verdict.blocked:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
-                held = self._left.reserve(job if verdict.avoids else job.avoiding(()), verdict.plan)
+                held = self._left.reserve(verdict.placed(job), verdict.plan)
                 self._waited_for |= set() if verdict.admitted else held
                 self._grow(job, verdict.plan)
                 if verdict.admitted:
@@ -225,7 +229,7 @@ class _Round:
             return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
         if job.creates_pods:
             # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting for those
-            fits = self._waited_for.isdisjoint(node.name for node in self._left.inventory(job).nodes)
+            fits = self._waited_for.isdisjoint(node.name for node in inventory.nodes)
         if fits:
             return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         return self._wait(job, plan)

@@ -173,7 +173,7 @@ class AdmissionQueue:
         jobs = {job.uid: job for job in asked.jobs if job.uid in verdicts}
         for uid, verdict in verdicts.items():
             if verdict.admitted and verdict.plan:
-                self._assumptions.add(jobs[uid] if verdict.avoids else jobs[uid].avoiding(()), verdict.plan)
+                self._assumptions.add(verdict.placed(jobs[uid]), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
         others = found.unjudged | self._assumptions.claims().keys()
         self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
@@ -231,7 +231,7 @@ class AdmissionQueue:
         """At once and on the newest facts: GPUs that stand still for a pass are of no use to anybody."""
         verdict = restart(job, self._question(self._facts.take()))
         if verdict.admitted and verdict.plan:
-            self._assumptions.add(job if verdict.avoids else job.avoiding(()), verdict.plan)
+            self._assumptions.add(verdict.placed(job), verdict.plan)
             self._epoch += 1
         return verdict
 

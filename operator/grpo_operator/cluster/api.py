@@ -4,7 +4,6 @@ Everything that needs the cluster is written against the protocol, so that tests
 is the real one.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,12 +11,11 @@ from typing import Any, Protocol, TypeVar
 from grpo_api.contract import GROUP, PLURAL, VERSION
 
 from ..errors import Expired
+from ..slices import Slices
 
 Object = dict[str, Any]
 T = TypeVar("T")
 LIST_TRIES = 3
-SLICE = 0.01
-"""Longest time that reading a LIST takes before others run, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +132,11 @@ async def each_listed(
 
 async def _in_slices(items: list[Object], take: Callable[[Object], None]) -> None:
     """Lets everybody else run after each slice of time, and frees what was taken."""
-    clock = asyncio.get_running_loop().time
-    began = clock()
+    slices = Slices()
     items.reverse()
     while items:
         take(items.pop())
-        if clock() - began > SLICE:
-            await asyncio.sleep(0)
-            began = clock()
+        await slices.pause()
 
 
 async def listed(cluster: Cluster, selection: Selection, read: Callable[[Object], T | None]) -> tuple[list[T], int]:

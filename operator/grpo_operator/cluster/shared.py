@@ -36,7 +36,7 @@ class SharedObjects:
     """Sees to the objects that attempts share."""
 
     def __init__(self, cluster: Cluster, services: Cache[ServiceRecord], clock: Callable[[], float]) -> None:
-        """`services` mirrors the Services with our label; `clock` gives unix seconds."""
+        """`services` mirrors the Services with our label; `clock` gives monotonic seconds."""
         self._cluster = cluster
         self._services = services
         self._clock = clock

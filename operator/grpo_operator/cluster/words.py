@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from ..errors import ClusterError
 from ..names import ObjectKey
-from ..texts import cut
 from ..times import Observed
-from ..untyped import MAX_OBJECT, MAX_SENTENCE, Part
+from ..untyped import Part
 from .api import EVENTS, Cluster, Selection, listed
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,6 @@ def _said(item: object) -> tuple[int, str] | None:
     try:
         event = Part(item)
         version = event.part("metadata").digits("resourceVersion")
-        said = ": ".join(text for text in (event.text("reason"), event.text("message", MAX_OBJECT)) if text)
+        return version, event.sentence()
     except ValueError:
         return None
-    return version, cut(said, MAX_SENTENCE)
