@@ -46,7 +46,7 @@ def gangs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 def room(gangs: Jobs) -> Iterator[None]:
     """Leaves no job behind: the next test wants all GPUs."""
     yield
-    gangs.kubectl("delete", "grpojobs,pods", "--all", "--wait=true")
+    gangs.kubectl("delete", "grpojobs,jobs,pods", "--all", "--wait=true")
     gangs.kubectl("wait", "--for=delete", "pods", "--all", "--timeout", "120s")
 
 
@@ -97,19 +97,27 @@ def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
     assert finish(gangs, "eight")["status"]["attempt"] == 1
 
 
+STRANGER: Object = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "a-1"},
+    "spec": {
+        "suspend": True,
+        "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "none", "image": "none"}]}},
+    },
+}
+
+
 def test_two_gangs_of_three_never_deadlock_whoever_dies_or_grabs_between(gangs: Jobs) -> None:
-    """A quota keeps the first gang's Job from being made: what an operator sees that died between commit and start."""
-    quota: Object = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
-    quota["spec"] = {"hard": {"count/jobs.batch": "0"}}
-    gangs.kubectl("create", "--filename", "-", stdin=json.dumps(quota))
-    gangs.kubectl("wait", "--for=jsonpath={.status.used}", "resourcequota/none", "--timeout", "60s")
+    """A stranger's Job of its name keeps out the first gang's: what an operator sees that died before the start."""
+    gangs.kubectl("create", "--filename", "-", stdin=json.dumps(STRANGER))
     for name in "ab":
         want(gangs, name, 3, **ON_ONE_NODE)
-    gangs.wait("a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "FailedCreate")
+    gangs.wait("a", "committed", lambda job: condition(job, "Scheduled").get("reason") == "NameTaken")
     gangs.wait("b", "waiting", lambda job: condition(job, "Scheduled").get("reason") == "WaitingForGPUs")
-    gangs.access.kubectl("delete", "pod", "--namespace", stack.SYSTEM_NAMESPACE, "--all", "--now")
     foreign_pod(gangs, 2)
-    gangs.kubectl("delete", "resourcequota", "none")
+    gangs.access.kubectl("delete", "pod", "--namespace", stack.SYSTEM_NAMESPACE, "--all", "--now")
+    gangs.kubectl("delete", "job", "a-1")
     job = gangs.wait("a", "released", lambda job: condition(job, "Admitted").get("reason") == "SchedulingTimeout")
     assert attempt(job) == 1
     assert gangs.list("jobs", "b") == []
