@@ -51,7 +51,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     assert attn_mask is not None, "a GRPO batch is padded, so every call has a mask"
     bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
     pad = -bias.shape[-1] % 8
-    return EfficientAttention.apply(query, key, value, F.pad(bias, (0, pad)) if pad else bias)  # type: ignore[no-any-return]
+    return EfficientAttention.apply(query, key, value, F.pad(bias, (0, pad)) if pad else bias)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
