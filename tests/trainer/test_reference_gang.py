@@ -13,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_api.causes import PERMANENT
 from grpo_trainer import overflow
+from grpo_trainer.errors import DriftedApart, classify
 from harness.ranks import reference_facts, runs, step_facts
 from harness.ranks.gang import run_gang
 from harness.ranks.gang_facts import PARALLELISMS
@@ -132,11 +134,12 @@ def test_right_weights_are_accepted(gang: list[dict[str, Any]], parallelism: str
 
 
 @pytest.mark.parametrize("parallelism", ["DDP", "ZeRO-2"])
-def test_ranks_that_drifted_apart_write_no_checkpoint(gang: list[dict[str, Any]], parallelism: str) -> None:
+def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(gang: list[dict[str, Any]], parallelism: str) -> None:
     first, second = (facts["drift"][parallelism] for facts in gang)
     assert first["error"] == second["error"]
-    assert first["error"].startswith("WeightsDiffer: policy: parameter model.layers.1.mlp.down_proj.weight differs")
+    assert first["error"].startswith("DriftedApart: policy: parameter model.layers.1.mlp.down_proj.weight differs")
     assert first["written"] == []
+    assert classify(DriftedApart(""))[0] not in PERMANENT
 
 
 def test_zero3_s_savers_are_in_force_where_asked(gang: list[dict[str, Any]]) -> None:

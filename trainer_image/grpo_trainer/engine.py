@@ -188,7 +188,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         """Saves the reference first: once TRL's part is written, the checkpoint looks complete.
 
         Raises:
-            WeightsDiffer: the ranks have drifted apart; such a checkpoint is worth nothing and isn't written.
+            DriftedApart: such a checkpoint is worth nothing and isn't written.
         """
         prove_equal(self.model, "policy")
         self.strategy.save(self, checkpoint_folder(Path(self.args.output_dir), self.state.global_step))

@@ -6,6 +6,8 @@
     ├── RewardError         a reward function failed
     ├── RendezvousTimeout   the peers did not come
     ├── DivergedKL          guard.maxKL was exceeded
+    ├── Transient           nothing is wrong with the job: the machine or something outside failed, and may not again
+    │   └── DriftedApart    ranks that began with the same weights hold different ones
     └── Preempted           SIGTERM
 
 Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
@@ -58,6 +60,14 @@ class DivergedKL(TrainingError):
     """The KL stayed above guard.maxKL."""
 
     result = Result.DIVERGED_KL
+
+
+class Transient(TrainingError):
+    """The machine or something outside failed, and may not do so again: the gang restarts from its last checkpoint."""
+
+
+class DriftedApart(Transient):
+    """Ranks that were proven to begin with the same weights hold different ones."""
 
 
 class Preempted(TrainingError):

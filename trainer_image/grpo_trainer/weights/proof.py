@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 
-from ..errors import WeightsDiffer
+from ..errors import DriftedApart, WeightsDiffer
 from ..gang import ranks
 from . import partition
 from .files import WeightFiles
@@ -116,13 +116,19 @@ def prove_equal(model: nn.Module, what: str) -> None:
     Under ZeRO-3 every element lives on one rank only, so there is nothing that could differ.
 
     Raises:
-        WeightsDiffer: names the first parameter and the ranks.
+        DriftedApart: names the first parameter and the ranks. They began with the same weights (`prove`), so that their
+            last checkpoint is good and deserves another try.
     """
     finding = _Finding()
     for name, parameter in partition.parameters_by_name(model).items():
         if not partition.is_partitioned(parameter):
             finding.whole[name] = fingerprint(parameter)
-    _judge(ranks.gather(finding), what)
+    difference = _between_ranks(ranks.gather(finding))
+    if difference:
+        raise DriftedApart(
+            f"{what}: {difference}. They were the same at the start: the memory or the network of one has failed. "
+            "If it comes again, keep the job off that node"
+        )
 
 
 def _same_keys(keys: dict[str, TensorKey], what: str) -> None:
@@ -201,11 +207,17 @@ def _judge(findings: list[_Finding], what: str) -> None:
             f"{what}: parameter {first.different} on {ranks.named(wrong)} is not the checkpoint's: it has fingerprint "
             f"{first.held[first.different]}, the file {first.expected}. Compare the model's files on the nodes"
         )
+    if difference := _between_ranks(findings):
+        raise WeightsDiffer(f"{what}: {difference}. The ranks read different files, or initialised at random")
+
+
+def _between_ranks(findings: list[_Finding]) -> str:
+    """The first parameter that not all ranks hold alike, in words; empty if there is none."""
     for name, value in findings[0].whole.items():
         others = [number for number, finding in enumerate(findings) if finding.whole.get(name) != value]
         if others:
-            raise WeightsDiffer(
-                f"{what}: parameter {name} differs between ranks: rank 0 has fingerprint {value}, "
-                f"{ranks.named(others)} {findings[others[0]].whole.get(name)}. The ranks read different "
-                "files, initialised at random, or have drifted apart"
+            return (
+                f"parameter {name} differs between ranks: rank 0 has fingerprint {value}, "
+                f"{ranks.named(others)} {findings[others[0]].whole.get(name)}"
             )
+    return ""
