@@ -81,12 +81,24 @@ def open_weights(folder: Path) -> WeightFiles:
 
 def _listed(folder: Path) -> list[Path]:
     """The weight files that a folder should have; a whole file comes before an index, as in from_pretrained."""
-    whole, index, adapter = folder / WHOLE, folder / INDEX, folder / ADAPTER
-    files = [whole] if whole.exists() else []
-    if not files and index.exists():
-        names = json.loads(index.read_text())["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
+    whole, adapter = folder / WHOLE, folder / ADAPTER
+    files = [whole] if whole.exists() else [folder / name for name in shards(folder)]
     return files + ([adapter] if adapter.exists() else [])
+
+
+def shards(folder: Path) -> list[str]:
+    """Names of the files that the folder's index says the weights are in, sorted; empty without an index.
+
+    Raises:
+        BadInput: the index is damaged.
+    """
+    index = folder / INDEX
+    if not index.exists():
+        return []
+    try:
+        return sorted(set(map(os.fspath, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{index} is no index of weights ({error!r}); copy the model again") from error
 
 
 def _keys(path: Path) -> list[str]:

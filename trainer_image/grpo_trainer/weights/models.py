@@ -9,6 +9,7 @@ partitions (transformers/integrations/deepspeed.py). Interface: `load_policy(pla
 """
 
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -32,11 +33,12 @@ from grpo_api.training import AdapterSpec
 
 from ..errors import BadInput, TrainingError, WeightsDiffer
 from ..gang import ranks
-from .files import open_weights
+from .files import ADAPTER, WHOLE, open_weights, shards
 from .proof import prove
 
-MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-"""What is fetched of a hub repository: weights, configuration, tokenizer and remote code; no pickles."""
+MODEL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", WHOLE, ADAPTER]
+"""What is fetched of a hub repository: configuration, tokenizer, remote code and weights; and the shards of an index.
+No pickles, and none of the copies in other formats that lie beside (`consolidated.safetensors`, `onnx/`)."""
 
 Dtype = Literal["bfloat16", "float32"]
 M = TypeVar("M", bound=nn.Module)
@@ -188,13 +190,21 @@ def _folder(name: str, revision: str | None, field: str) -> tuple[Path, str]:
     if Path(name).is_absolute():
         raise BadInput(f"{field}.name: folder {name} does not exist in the pod; mount it with {field}.volume")
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+        folder = _download(name, revision)
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
         raise BadInput(
             f"{field}.name: {name} (revision {revision or 'default'}) can't be fetched: {error}. Check the name, the "
             "revision, spec.model.tokenSecretRef for a gated model, and the pods' way to the hub"
         ) from error
     return folder, folder.name
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """The repository's snapshot with the one set of weights that `open_weights` reads."""
+    folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+    if not (folder / WHOLE).exists() and (listed := shards(folder)):
+        snapshot_download(name, revision=folder.name, allow_patterns=[escape(shard) for shard in listed])
+    return folder
 
 
 def _checked(source: Source) -> Source:
