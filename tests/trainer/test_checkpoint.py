@@ -12,6 +12,7 @@ import pytest
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import RewardSpec
+from grpo_trainer.checkpoints.hashing import cut, damage, digests, records
 from grpo_trainer.checkpoints.identity import identity, require_same_run
 from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
 from grpo_trainer.checkpoints.resume import begin, choose
@@ -19,10 +20,8 @@ from grpo_trainer.checkpoints.volume import (
     claim,
     commit,
     complete,
-    damage,
     list_files,
     read_manifest,
-    record,
     rotate,
 )
 from grpo_trainer.errors import BadInput, Preempted
@@ -42,7 +41,8 @@ def save(plan: TrainingPlan, step: int, run: dict[str, str] | None = None, weigh
     (folder / "global_step").mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "global_step" / "rank_0.pt").write_bytes(bytes([step]) * 50)
-    files = record(folder, list_files(folder))
+    sizes = list_files(folder)
+    files = records(sizes, digests(folder, cut(sizes)))
     commit(plan, folder, Manifest(attempt=plan.job.attempt, step=step, identity=run or {}, files=files))
     return folder
 

@@ -1,9 +1,9 @@
 """What is written beside checkpoints to say whose they are and that they are whole."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from grpo_api.base import Model
 
@@ -20,13 +20,40 @@ class Owner(Model):
     """The newest attempt that claimed the folder; it alone may commit and delete."""
 
 
+Algorithm = Literal["xxh3_128", "sha256"]
+"""Hashes that a checkpoint's files may be recorded with."""
+
+
 class FileRecord(Model):
     """One file of a complete checkpoint."""
 
     bytes: Annotated[int, Field(ge=0)]
     """Its size."""
-    sha256: str
-    """Its hash, in hex."""
+    algorithm: Algorithm
+    """What it was hashed with."""
+    chunk_bytes: Annotated[int, Field(ge=1)]
+    """Its bytes under one hash; the last hash is of what remains."""
+    hashes: Annotated[list[str], Field(min_length=1)]
+    """The hash of each chunk, in order, in hex; an empty file has one, of nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_one(cls, data: Any) -> Any:
+        """Manifests were first written with one sha256 of the whole file: one chunk of its size."""
+        if not isinstance(data, dict) or "sha256" not in data:
+            return data
+        size = data.get("bytes")
+        whole = size if isinstance(size, int) and size > 0 else 1
+        return {"bytes": size, "algorithm": "sha256", "chunkBytes": whole, "hashes": [data["sha256"]]}
+
+    @model_validator(mode="after")
+    def _one_hash_per_chunk(self) -> Self:
+        chunks = max(1, -(-self.bytes // self.chunk_bytes))
+        if len(self.hashes) != chunks:
+            raise ValueError(
+                f"{self.bytes} bytes in chunks of {self.chunk_bytes} have {chunks} hashes, not {len(self.hashes)}"
+            )
+        return self
 
 
 class Manifest(Model):

@@ -14,9 +14,10 @@ from ..errors import BadInput
 from ..gang import ranks
 from ..paths import CHECKPOINTS, EXPORT, run_folder
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
+from .hashing import damage
 from .identity import require_continuable, require_same_run
 from .manifest import OWNER
-from .volume import checkpoints_of, claim, complete, damage, read_manifest
+from .volume import checkpoints_of, claim, complete, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,9 @@ def _newest(found: list[Path], require: Callable[[Path], None]) -> Path:
 
 
 def _damage_anywhere(checkpoint: Path) -> list[str]:
-    """Problems of a checkpoint's files, each rank checking its share."""
-
+    """Problems of a checkpoint's files, each rank checking its share, each problem once."""
     try:
-        files = read_manifest(checkpoint).files
+        own = damage(checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size())
     except BadInput as error:
-        share = [str(error)]
-    else:
-        names = sorted(files)[ranks.rank() :: ranks.world_size()]
-        share = damage(checkpoint, {name: files[name] for name in names})
-    return [problem for part in ranks.gather(share) for problem in part]
+        own = [str(error)]
+    return list(dict.fromkeys(problem for part in ranks.gather(own) for problem in part))

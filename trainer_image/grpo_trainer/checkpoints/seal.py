@@ -17,8 +17,9 @@ from ..gang import ranks
 from ..paths import checkpoint_folder
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
+from .hashing import cut, digests, records, share
 from .manifest import Manifest
-from .volume import commit, list_files, record, rotate
+from .volume import commit, list_files, rotate
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -51,10 +52,10 @@ def seal(plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, st
     """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0."""
     ranks.gather(None)  # a barrier: transformers returns on each rank when that rank's own files are written
     # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
-    names = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else [])[0]
-    share = record(checkpoint, names[ranks.rank() :: ranks.world_size()])
-    files = {name: entry for part in ranks.gather(share) for name, entry in part.items()}
-    manifest = Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=dict(sorted(files.items())))
+    sizes = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else {})[0]
+    own = digests(checkpoint, share(cut(sizes), ranks.rank(), ranks.world_size()))
+    hashes = [one for part in ranks.gather(own) for one in part]
+    manifest = Manifest(attempt=plan.job.attempt, step=step, identity=identity, files=records(sizes, hashes))
     ranks.on_main(lambda: _commit(plan, checkpoint, manifest))
 
 

@@ -7,10 +7,7 @@ folder: owner.json names the newest attempt that claimed it.
 Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
 """
 
-import hashlib
-import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,7 +17,7 @@ from grpo_api.plan import TrainingPlan
 from ..errors import BadInput, Preempted
 from ..files import write_atomically
 from ..paths import ATTEMPTS, CHECKPOINTS, attempt_name, number, run_folder
-from .manifest import MANIFEST, OWNER, FileRecord, Manifest, Owner
+from .manifest import MANIFEST, OWNER, Manifest, Owner
 
 
 def claim(plan: TrainingPlan) -> None:
@@ -92,37 +89,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise BadInput(f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
 
 
-def list_files(checkpoint: Path) -> list[str]:
-    """Paths of all files inside a checkpoint, sorted, without the manifest."""
-    files = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
-    return sorted(name for name in files if name != MANIFEST)
-
-
-def record(checkpoint: Path, names: Iterable[str]) -> dict[str, FileRecord]:
-    """Size and hash of the named files, each made durable (fsync) first."""
-    return {name: _record_one(checkpoint / name) for name in names}
-
-
-def _record_one(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        # a manifest that outlives a power cut must not vouch for bytes that were in the page cache only
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileRecord(bytes=file.tell(), sha256=digest)
-
-
-def damage(checkpoint: Path, files: dict[str, FileRecord]) -> list[str]:
-    """What is wrong with the files, as sentences; empty when all are as recorded."""
-    problems = []
-    for name, expected in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif path.stat().st_size != expected.bytes:
-            problems.append(f"{name} has {path.stat().st_size} bytes instead of {expected.bytes}")
-        elif _record_one(path) != expected:
-            problems.append(f"{name} differs from its recorded sha256")
-    return problems
+def list_files(checkpoint: Path) -> dict[str, int]:
+    """Size in bytes of every file inside a checkpoint by its path there, sorted, without the manifest."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
+    return {name: size for name, size in sizes.items() if name != MANIFEST}
 
 
 def commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:

@@ -1,0 +1,152 @@
+"""Hashes of a checkpoint's files, cut into parts, so that every rank hashes as many bytes as the others.
+
+The largest file of a checkpoint is often most of it (optimizer.pt): shares by file would leave one rank to hash it
+while all others wait. So every file is cut into chunks with a hash each, and a share is a run of chunks.
+
+XXH3-128 runs as fast as memory and finds every accident; nobody forges a checkpoint that lies beside its own hashes.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from grpo_api.quantity import MIB
+
+from .manifest import Algorithm, FileRecord
+
+CHUNK_BYTES = 64 * MIB
+"""Bytes of a file under one hash; the last chunk of a file is shorter."""
+READ_BYTES = 2 * MIB
+"""Bytes read at a time: few calls, and still in the processor's cache when they are hashed."""
+
+
+class _Hash(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+_NEW: dict[Algorithm, Callable[[], _Hash]] = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes `begin` to `end`, exclusive, of a file: what one hash is of."""
+
+    name: str
+    """The file's path inside the checkpoint."""
+    begin: int
+    end: int
+    algorithm: Algorithm = "xxh3_128"
+
+
+def cut(sizes: Mapping[str, int], chunk: int = CHUNK_BYTES) -> list[Part]:
+    """The parts of files of these sizes in bytes, in order; an empty file is one empty part."""
+    return [part for name, size in sizes.items() for part in _cut_one(name, size, chunk, "xxh3_128")]
+
+
+def recorded(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
+    """The parts that a manifest has hashes of, in order, each with its hash."""
+    return [
+        pair
+        for name, file in files.items()
+        for pair in zip(_cut_one(name, file.bytes, file.chunk_bytes, file.algorithm), file.hashes, strict=True)
+    ]
+
+
+def _cut_one(name: str, size: int, chunk: int, algorithm: Algorithm) -> list[Part]:
+    begins = range(0, max(size, 1), chunk)
+    return [Part(name, begin, min(begin + chunk, size), algorithm) for begin in begins]
+
+
+def share(parts: Sequence[Part], rank: int, world_size: int) -> list[Part]:
+    """This rank's run of the parts; those of all ranks, one after the other, are all parts.
+
+    A part belongs to the rank into whose equal range of all bytes its first byte falls. So no share differs from the
+    mean by more than the largest part.
+    """
+    total, before, own = sum(part.end - part.begin for part in parts), 0, []
+    for part in parts:
+        # empty files at the end begin where all bytes end
+        if min(before * world_size // max(total, 1), world_size - 1) == rank:
+            own.append(part)
+        before += part.end - part.begin
+    return own
+
+
+def digests(folder: Path, parts: Iterable[Part]) -> list[str]:
+    """The hash of each part, in hex, its file made durable (fsync) first.
+
+    Raises:
+        OSError: a file can't be read or made durable, or is shorter than the part says.
+    """
+    found, durable = [], set()
+    for part in parts:
+        if part.name not in durable:
+            _make_durable(folder / part.name)
+            durable.add(part.name)
+        found.append(_digest(folder, part))
+    return found
+
+
+def _make_durable(path: Path) -> None:
+    """A manifest that outlives a power cut must not vouch for bytes that were in the page cache only."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _digest(folder: Path, part: Part) -> str:
+    found, left = _NEW[part.algorithm](), part.end - part.begin
+    buffer = memoryview(bytearray(min(READ_BYTES, left)))
+    with (folder / part.name).open("rb", buffering=0) as file:
+        file.seek(part.begin)
+        while left:
+            count = file.readinto(buffer[:left])
+            if not count:
+                raise OSError(errno.EIO, f"ends {left} bytes before byte {part.end}", str(folder / part.name))
+            found.update(buffer[:count])
+            left -= count
+    return found.hexdigest()
+
+
+def records(sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_BYTES) -> dict[str, FileRecord]:
+    """A manifest's entries for files of these sizes and the hashes of all their parts, in order."""
+    left = iter(hashes)
+    counts = {name: len(_cut_one(name, size, chunk, "xxh3_128")) for name, size in sizes.items()}
+    return {
+        name: FileRecord(
+            bytes=sizes[name], algorithm="xxh3_128", chunk_bytes=chunk, hashes=[next(left) for _ in range(count)]
+        )
+        for name, count in counts.items()
+    }
+
+
+def damage(folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1) -> list[str]:
+    """What is wrong with this rank's share of a checkpoint's files, as sentences; empty when all is as recorded."""
+    expected = dict(recorded(files))
+    problems: dict[str, None] = {}  # a missing file is said once, however many parts it has
+    for part in share(list(expected), rank, world_size):
+        problem = _problem(folder, part, files[part.name].bytes, expected[part])
+        if problem:
+            problems[problem] = None
+    return list(problems)
+
+
+def _problem(folder: Path, part: Part, size: int, expected: str) -> str | None:
+    path = folder / part.name
+    if not path.is_file():
+        return f"{part.name} is missing"
+    try:
+        if path.stat().st_size != size:
+            return f"{part.name} has {path.stat().st_size} bytes instead of {size}"
+        if _digest(folder, part) != expected:
+            return f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} to {part.end}"
+    except OSError as error:
+        return f"{part.name} can't be read: {error.strerror}"
+    return None
