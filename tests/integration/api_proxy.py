@@ -6,11 +6,9 @@ passes through untouched, watches included.
 
 import asyncio
 import ssl
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +17,7 @@ from aiohttp import web
 
 from harness.cluster import Cluster
 from harness.controlplane import free_port
+from tests.integration.web_server import in_a_thread, listening
 
 Spoil = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 """An answer of its own to a request, or None to let it pass."""
@@ -46,16 +45,9 @@ class ApiProxy:
 
     @contextmanager
     def running(self) -> Iterator["ApiProxy"]:
-        """Serves in a thread of its own while the block runs."""
-        started: Future[Callable[[], object]] = Future()
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
-        thread.start()
-        stop = started.result(30)
-        try:
+        """Serves while the block runs."""
+        with in_a_thread(self._serving()):
             yield self
-        finally:
-            stop()
-            thread.join(30)
 
     def cut_watches(self) -> None:
         """Breaks the connections of all watches."""
@@ -65,25 +57,20 @@ class ApiProxy:
         for one in self._watches:
             hang_up(one)
 
-    async def _serve(self, started: "Future[Callable[[], object]]") -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
 
-            async def handle(request: web.Request) -> web.StreamResponse:
+            async def answer(request: web.Request) -> web.StreamResponse:
                 self.seen[_name(request)] += 1
-                answer = await self.spoil(request) if self.spoil else None
-                return answer or await self._pass(session, request)
+                spoiled = await self.spoil(request) if self.spoil else None
+                return spoiled or await self._pass(session, request)
 
-            pages = web.Application(client_max_size=0)
-            pages.router.add_route("*", "/{path:.*}", handle)
-            runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", self._port).start()
-            self._cut = lambda: loop.call_soon_threadsafe(self._hang_up_watches)
-            started.set_result(lambda: loop.call_soon_threadsafe(stop.set))
-            await stop.wait()
-            await runner.cleanup()
+            async with listening(["127.0.0.1"], self._port, answer):
+                self._cut = lambda: loop.call_soon_threadsafe(self._hang_up_watches)
+                yield
 
     async def _pass(self, session: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
         headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}

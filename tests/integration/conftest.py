@@ -7,6 +7,8 @@ import pytest
 from harness.cluster import Cluster
 from harness.fixtures import AnyCluster, api_level, serve_grpojobs
 from harness.programs.processes import ClusterError
+from tests.integration.gpu_bench import NODES, GpuBench
+from tests.integration.operator_bench import Bench, OperatorThread, operating
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,26 @@ def grpo_cluster(crd_cluster: AnyCluster) -> Cluster:
         raise ClusterError("the operator's integration tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG")
     crd_cluster.add_kwok_nodes(0, 8)
     return crd_cluster
+
+
+@pytest.fixture
+def bench(grpo_cluster: Cluster) -> Bench:
+    """A namespace of the test's own."""
+    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
+
+
+@pytest.fixture
+def gpu_bench(grpo_cluster: Cluster) -> Iterator[GpuBench]:
+    """One with two nodes of four fake H100 each."""
+    one = GpuBench(grpo_cluster, grpo_cluster.control_plane.client())
+    names = [one.add_node(number) for number in range(2)]
+    yield one
+    for name in names:
+        one.client.request("DELETE", f"{NODES}/{name}")
+
+
+@pytest.fixture
+def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
+    """The operator, for that namespace only."""
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
+        yield one

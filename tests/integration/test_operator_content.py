@@ -22,11 +22,6 @@ from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, OperatorThre
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
 def unreadable(operator: OperatorThread, resource: str) -> int:
     """What the metric says of a kind."""
     pattern = rf'grpo_operator_unreadable_objects{{resource="{resource}"}} ([0-9.]+)'

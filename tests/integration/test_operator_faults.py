@@ -24,11 +24,6 @@ from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Swallo
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
 def test_an_operator_that_dies_between_commit_and_start_starts_once(
     bench: Bench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

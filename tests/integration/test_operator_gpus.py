@@ -3,81 +3,17 @@
 Each test has nodes of its own, which its jobs select by a label, so that tests don't disturb each other.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from grpo_operator.decisions import Limits
 from harness.cluster import Cluster
-from tests.integration.operator_bench import JOBS, PODS, Bench, OperatorThread, Swallowed, operating, outcome
-
-PRODUCT = "NVIDIA-H100-80GB-HBM3"
-NODES = "/api/v1/nodes"
-
-
-class GpuBench(Bench):
-    """A namespace with two nodes of four fake H100 each, by default."""
-
-    def add_node(self, number: int, gpus: int = 4, **labels: str) -> str:
-        """A Ready node that only this bench's pods select."""
-        name = f"{self.namespace}-{number}"
-        offers = {"cpu": "64", "memory": "1Ti", "pods": "110", "nvidia.com/gpu": str(gpus)}
-        known = {"product": PRODUCT, "memory": "81559", "count": str(gpus), "compute.major": "9", "compute.minor": "0"}
-        metadata = {
-            "name": name,
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {"kubernetes.io/hostname": name, "bench": self.namespace}
-            | {f"nvidia.com/gpu.{key}": value for key, value in (known | labels).items() if value},
-        }
-        self.client.request(
-            "POST", NODES, {"metadata": metadata, "status": {"capacity": offers, "allocatable": offers}}
-        )
-
-        def ready() -> bool:
-            found = self.client.get(f"{NODES}/{name}")
-            conditions = found["status"].get("conditions", [])
-            # the node controller takes its taint away a moment after the node is Ready
-            untainted = not found["spec"].get("taints")
-            return untainted and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-        self.wait("the node", ready)
-        return name
-
-    def want(self, name: str, gpus: int, nodes: int = 1, **spec: Any) -> None:
-        """Submits a job that needs exactly so many GPUs."""
-        placement = {
-            "gpus": {"min": gpus, "max": gpus},
-            "nodes": nodes,
-            "nodeSelector": {"bench": self.namespace},
-            **spec.pop("placement", {}),
-        }
-        model = {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}
-        training = {"promptsPerStep": 8, "numGenerations": 6}
-        self.submit(name, model=model, placement=placement, training=training, **spec)
-
-    def foreign_pod(self, name: str, gpus: int) -> None:
-        """A pod of somebody else on this bench's nodes."""
-        resources = {"limits": {"nvidia.com/gpu": str(gpus)}}
-        spec = {"nodeSelector": {"bench": self.namespace}, "containers": [{"name": "c", "image": "x"}]}
-        spec["containers"][0]["resources"] = resources  # type: ignore[index]
-        self.post(PODS, {"metadata": {"name": name}, "spec": spec})
-        self.wait("the foreign pod", lambda: self.get(PODS, name)["spec"].get("nodeName"))
+from tests.integration.gpu_bench import PRODUCT, GpuBench
+from tests.integration.operator_bench import JOBS, PODS, OperatorThread, Swallowed, operating, outcome
 
 
 @pytest.fixture
-def bench(grpo_cluster: Cluster) -> Iterator[GpuBench]:
-    one = GpuBench(grpo_cluster, grpo_cluster.control_plane.client())
-    names = [one.add_node(number) for number in range(2)]
-    yield one
-    for name in names:
-        one.client.request("DELETE", f"{NODES}/{name}")
-
-
-@pytest.fixture
-def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
-        yield one
+def bench(gpu_bench: GpuBench) -> GpuBench:
+    return gpu_bench
 
 
 def test_a_gang_waits_for_its_gpus_and_starts_when_they_are_freed(bench: GpuBench, operator: OperatorThread) -> None:

@@ -3,13 +3,10 @@
 kwok plays the kubelet; everything else is real. The end-to-end tests do the same with real training.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from grpo_operator.names import RENDEZVOUS_SERVICE
 from harness.cluster import Cluster
-from harness.fixtures import AnyCluster
 from tests.integration.operator_bench import (
     GRPOJOBS,
     JOBS,
@@ -24,17 +21,6 @@ from tests.integration.operator_bench import (
 SERVICES = "/api/v1/namespaces/{}/services"
 EVENTS = "/api/v1/namespaces/{}/events"
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
-
-
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
-@pytest.fixture
-def operator(grpo_cluster: AnyCluster, bench: Bench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
-        yield one
 
 
 def test_a_job_runs_and_succeeds_by_rank_0s_outcome(bench: Bench, operator: OperatorThread) -> None:

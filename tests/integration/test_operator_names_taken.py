@@ -3,7 +3,6 @@
 Deletion, ownership and what a Service's spec lets one change are the API server's own.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,17 +22,6 @@ STRANGER: dict[str, Any] = {
     "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
 }
 CLAIM_SPEC = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-
-
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
-@pytest.fixture
-def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
-        yield one
 
 
 def template(retain: bool) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The admission queue on a real API server: who can't start holds nobody up, and waiting costs nothing."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from harness.cluster import Cluster
-from tests.integration.operator_bench import PODS, OperatorThread, operating, outcome, quiet_for
-from tests.integration.test_operator_gpus import GpuBench
+from tests.integration.gpu_bench import GpuBench
+from tests.integration.operator_bench import PODS, OperatorThread, outcome, quiet_for
 
 QUOTAS = "/api/v1/namespaces/{}/resourcequotas"
 ACCOUNTS = "/api/v1/namespaces/{}/serviceaccounts"
@@ -16,18 +14,8 @@ PLACES = ("1st", "2nd", "3rd", "4th", "5th", "6th")
 
 
 @pytest.fixture
-def bench(grpo_cluster: Cluster) -> Iterator[GpuBench]:
-    one = GpuBench(grpo_cluster, grpo_cluster.control_plane.client())
-    names = [one.add_node(number) for number in range(2)]
-    yield one
-    for name in names:
-        one.client.request("DELETE", f"/api/v1/nodes/{name}")
-
-
-@pytest.fixture
-def operator(grpo_cluster: Cluster, bench: GpuBench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
-        yield one
+def bench(gpu_bench: GpuBench) -> GpuBench:
+    return gpu_bench
 
 
 def places(bench: GpuBench, jobs: int) -> set[str]:

@@ -17,11 +17,6 @@ from tests.integration.operator_bench import Bench, operating, quiet_for
 
 
 @pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
-@pytest.fixture
 def proxy(grpo_cluster: Cluster, tmp_path: Path) -> Iterator[ApiProxy]:
     with ApiProxy(grpo_cluster, tmp_path).running() as one:
         yield one

@@ -19,11 +19,6 @@ SOON = Limits(pods=0.5, words=0.5, release_pause=1, silence=1, restart_pause=1)
 CREATING = {"metadata": {"annotations": {"kwok.test/creating": "true"}}}
 
 
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
 def test_a_gang_whose_pods_a_quota_refuses_gives_its_place_back_until_they_are_allowed(
     bench: Bench, grpo_cluster: Cluster
 ) -> None:

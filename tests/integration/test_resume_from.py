@@ -4,27 +4,14 @@ What the trainer makes of them is in tests/trainer/test_resume.py.
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from harness.client import ApiStatusError
-from harness.cluster import Cluster
-from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, operating, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, outcome
 
 KEPT: dict[str, Any] = {"volumeClaimTemplate": {"size": "1Gi"}}
-
-
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
-@pytest.fixture
-def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
-        yield one
 
 
 def template(bench: Bench, job: str) -> Any:

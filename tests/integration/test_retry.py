@@ -1,6 +1,5 @@
 """A failed job is mended and tried again, on the real API server: spec.retry with whatever else is changed with it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,17 +9,6 @@ from harness.cluster import Cluster
 from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, operating, outcome
 
 EVENTS = "/api/v1/namespaces/{}/events"
-
-
-@pytest.fixture
-def bench(grpo_cluster: Cluster) -> Bench:
-    return Bench(grpo_cluster, grpo_cluster.control_plane.client())
-
-
-@pytest.fixture
-def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
-        yield one
 
 
 def change(bench: Bench, **spec: Any) -> None:

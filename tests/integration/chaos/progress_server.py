@@ -3,16 +3,14 @@
 Each address of the loopback network can be some pod's; what is asked there answers as a fault has chosen.
 """
 
-import asyncio
 import random
-import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 
 from aiohttp import web
 
 from grpo_api.contract import PROGRESS_PORT
+from tests.integration.web_server import in_a_thread, listening
 
 ADDRESSES = 16
 Say = Callable[[], Awaitable[web.StreamResponse]]
@@ -28,32 +26,13 @@ class ProgressServer:
 
     @contextmanager
     def running(self) -> Iterator["ProgressServer"]:
-        """Serves in a thread of its own while the block runs."""
-        started: Future[Callable[[], object]] = Future()
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
-        thread.start()
-        stop = started.result(30)
-        try:
-            yield self
-        finally:
-            stop()
-            thread.join(30)
-
-    async def _serve(self, started: "Future[Callable[[], object]]") -> None:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            say = self.says.get(str(request.url.host))
-            return await say() if say else web.Response(status=404)
-
-        pages = web.Application()
-        pages.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
+        """Serves while the block runs."""
         # of this process alone: others on this machine may do the same
         network = f"127.{random.randint(16, 250)}.{random.randint(0, 250)}"
         self.addresses = tuple(f"{network}.{number}" for number in range(1, ADDRESSES + 1))
-        for address in self.addresses:
-            await web.TCPSite(runner, address, PROGRESS_PORT).start()
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        started.set_result(lambda: loop.call_soon_threadsafe(stop.set))
-        await stop.wait()
-        await runner.cleanup()
+        with in_a_thread(listening(self.addresses, PROGRESS_PORT, self._answer)):
+            yield self
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        say = self.says.get(str(request.url.host))
+        return await say() if say else web.Response(status=404)
