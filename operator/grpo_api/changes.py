@@ -31,7 +31,8 @@ WHILE_STOPPED = (
     "rewards",
 )
 """Fields of the spec that may change while no gang runs. Of placement not the accelerator: CPUs and GPUs compute
-differently. Of rewards only how a service is reached (HTTPReward.REACHED_BY)."""
+differently. Of rewards only how a service is reached (HTTPReward.REACHED_BY) and how much of it may fail
+(RewardSpec.JUDGED_BY)."""
 
 STARTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
 """CEL: an attempt has been committed. The API server restores the status before it judges a change of the spec, so
@@ -91,7 +92,7 @@ def _same_fields(model: type[Model], path: str, left_out: Iterable[str]) -> str:
 def _same_meaning() -> str:
     """CEL: the rewards score as they did. Lists have no index in CEL's macros, so the positions are spelled out."""
     one, service = "spec.rewards[i]", "spec.rewards[i].http"
-    kinds = _same_fields(RewardSpec, one, ("http",))
+    kinds = _same_fields(RewardSpec, one, ("http", *RewardSpec.JUDGED_BY))
     http = _same_fields(HTTPReward, service, HTTPReward.REACHED_BY)
     return (
         "self.spec.rewards == oldSelf.spec.rewards || (self.spec.rewards.size() == oldSelf.spec.rewards.size() && "

@@ -14,6 +14,9 @@ from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 BatchTimeout = Annotated[int, Field(ge=1, le=86400)]
 MAX_REWARDS = 32
+JUDGED_GENERATIONS = 10
+"""Generations, the last ones, that maxFailureShare is a share of: one that is lost whole, as by a restart of a service,
+is within the default."""
 REWARD_KINDS = ("format", "accuracy", "python", "http", "model")
 
 
@@ -87,17 +90,12 @@ class HTTPReward(Model):
     timeout_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Time for one try of one request. Unset: 30 s."""
     batch_timeout_seconds: BatchTimeout = 300
-    """Time for all requests of one process and generation, further tries included; past it the rest gets no reward and
-    is counted. Unset: 300 s."""
-    retries: Annotated[int, Field(ge=0, le=20)] = 3
-    """Further tries of a failed request, with growing, jittered pauses. Unset: 3."""
+    """Time for all requests of one process and generation. A request that fails is tried again, with growing pauses,
+    until this is over; then its completions get no reward and are counted. Unset: 300 s."""
     max_concurrency: Annotated[int, Field(ge=1, le=1024)] = 8
     """Requests of one process at a time. Unset: 8."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
     """Completions per request. Unset: 32."""
-    max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of a generation's completions, of all processes, that may get no reward because requests failed; beyond it
-    the run fails. 1: never. Unset: 0.1."""
 
 
 class ModelReward(Model):
@@ -121,11 +119,17 @@ class RewardSpec(Model):
     """One reward: exactly one kind, and its weight in the sum."""
 
     RULES = (exactly_one(*REWARD_KINDS),)
+    JUDGED_BY: ClassVar[tuple[str, ...]] = ("maxFailureShare",)
+    """Fields, as users write them, that decide when a run ends and not what it computes: it may go on with others."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-zA-Z_][-a-zA-Z0-9_]*$")] | None = None
     """Name in metrics. Unset: the kind, numbered where a kind occurs twice."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum of rewards. Unset: 1."""
+    max_failure_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the completions of the last ten generations, of all processes, that may get no reward because scoring
+    them failed or took too long; beyond it the attempt ends with RewardError. A completion on which the reward itself
+    has no opinion is not counted. 1: never. Unset: 0.1."""
     format: FormatReward | None = None
     """A regular expression over the completion."""
     accuracy: AccuracyReward | None = None

@@ -38,7 +38,6 @@ TRAINED: list[tuple[str, object]] = [
     ("rewards.0.name", "other"),
     ("rewards.0.accuracy.timeoutSeconds", 7),
     ("rewards.1.http.batchSize", 7),
-    ("rewards.1.http.maxFailureShare", 1),
     ("rewards.2.python.function", "a:c"),
     ("rewards.2.python.configMap", {"name": "c"}),
 ]
@@ -67,6 +66,8 @@ STOPPED: list[tuple[str, object]] = [
     ("rewards.1.http.timeoutSeconds", 7),
     ("rewards.1.http.batchTimeoutSeconds", 7),
     ("rewards.1.http.tokenSecretRef", REMOVE),
+    ("rewards.0.maxFailureShare", 1),
+    ("rewards.1.maxFailureShare", 1),
 ]
 """Changes of how it runs."""
 ANY_TIME: list[tuple[str, object]] = [

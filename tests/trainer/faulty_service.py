@@ -6,14 +6,17 @@ The `http` reward meets real sockets: refused connections, half answers, silence
 import http.server
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 Body = dict[str, Any]
-Script = Callable[[int, Body], tuple[int, bytes] | None]
-"""From the request's number (from 1) and body to status and answer; None: say nothing until the service ends."""
+Answer = tuple[int, bytes] | tuple[int, bytes, dict[str, str]] | bytes | None
+"""Status, body and headers; bytes: these instead of HTTP; None: say nothing until the service ends."""
+Script = Callable[[int, Body], Answer]
+"""From the request's number (from 1) and body to the answer."""
 
 
 @dataclass(kw_only=True)
@@ -35,8 +38,8 @@ def lengths(body: Body) -> tuple[int, bytes]:
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[Service]:
-    """A service that answers by the script."""
+def serving(script: Script, port: int = 0) -> Iterator[Service]:
+    """A service that answers by the script; on any free port if none is given."""
     service = Service(url="")
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,18 +56,24 @@ def serving(script: Script) -> Iterator[Service]:
                 service.at_once -= 1
             if answer is None:
                 service.ended.wait()
-                return
-            self.send_response(answer[0])
-            self.send_header("Location", "/elsewhere")
+            elif isinstance(answer, bytes):
+                self.wfile.write(answer)
+            else:
+                self._say(*answer)
+
+        def _say(self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+            self.send_response(status)
+            for name, value in ({"Location": "/elsewhere"} | dict(headers)).items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(answer[1])
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the tests read what was seen from the Service."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
     service.url = f"http://127.0.0.1:{server.server_port}/score"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield service

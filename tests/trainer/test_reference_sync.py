@@ -15,6 +15,7 @@ from grpo_api.rewards import ModelReward
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
 from grpo_trainer.reference import store
+from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.reward_model import reward_model
 from grpo_trainer.weights import partition, sync
 from grpo_trainer.weights.models import load_policy
@@ -132,7 +133,7 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     reward = demo_model.save_reward_model(tmp_path / "reward")
     job = runs.plan(model, training={"maxSteps": 1})
     config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
-    judge = reward_model("judge", ModelReward(name=str(reward), dtype="float32"), "cpu")
+    judge = reward_model("judge", ModelReward(name=str(reward), dtype="float32"), RewardCounters(), "cpu")
     rewards = [runs.digits, judge]
     trainer = runs.trainer(job, config, load_policy(job), rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
     trainer.train()

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from grpo_api.rewards import HTTPReward
-from grpo_trainer.errors import RewardError
+from grpo_trainer.errors import BadInput, RewardError
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.base import RewardCounters
-from grpo_trainer.rewards.failure_limits import FailureLimits
+from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.http_service import HTTPFunction
 from tests.trainer.faulty_service import Body, Service, lengths, serving
 
@@ -29,7 +29,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def http_function(service: Service, token: str | None = None, **fields: Any) -> tuple[HTTPFunction, RewardCounters]:
     counters = RewardCounters()
-    spec = HTTPReward.model_validate({"url": service.url, "timeoutSeconds": 30, "retries": 2, **fields})
+    spec = HTTPReward.model_validate({"url": service.url, "timeoutSeconds": 30, **fields})
     return HTTPFunction("judge", spec, counters, token), counters
 
 
@@ -41,10 +41,10 @@ async def score(function: HTTPFunction, texts: list[str] = TEXTS) -> list[float 
     )
 
 
-def judge(counters: RewardCounters, share: float) -> None:
-    """What the end of step 5 does with the counters of one process."""
-    totals = {"judge": (counters.failures + counters.timeouts, counters.asked)}
-    FailureLimits({"judge": counters}, {"judge": share}).judge(5, totals)
+def judge(counters: RewardCounters, share: float, asked: int = len(TEXTS)) -> None:
+    """What the end of a run of one generation does with the counters of one process."""
+    scored = Scored(asked, {"judge": counters.failures + counters.timeouts})
+    FailureLimits({"judge": counters}, {"judge": share}).judge(5, scored, last=True)
 
 
 async def test_batches_go_out_with_prompts_and_columns_and_come_back_in_order() -> None:
@@ -99,7 +99,7 @@ async def test_a_fault_that_passes_costs_another_try_and_nothing_else(fault: tup
 
 async def test_a_service_may_have_no_reward_for_a_completion() -> None:
     with serving(lambda *_: (200, b'{"rewards": [1, null]}')) as service:
-        function, counters = http_function(service, maxFailureShare=0)
+        function, counters = http_function(service)
         assert await score(function, ["a", "bb"]) == [1.0, None]
     assert counters == RewardCounters()
 
@@ -109,25 +109,17 @@ async def test_a_lasting_fault_costs_only_its_own_completions_within_the_share()
         return (500, b"oops") if "ccc" in body["completions"] else lengths(body)
 
     with serving(script) as service:
-        function, counters = http_function(service, batchSize=2)
+        function, counters = http_function(service, batchSize=2, maxConcurrency=1, batchTimeoutSeconds=2)
         assert await score(function) == [1.0, 2.0, None, None, 5.0]
-        assert sum("ccc" in body["completions"] for body in service.bodies) == 3
-        assert counters == RewardCounters(timeouts=0, failures=2)
+        assert sum("ccc" in body["completions"] for body in service.bodies) > 3
+        assert counters == RewardCounters(timeouts=2, failures=0)
     judge(counters, 0.4)
     with pytest.raises(
-        RewardError, match=r"'judge', step 5: 2 of 5 completions .*got no reward .*40%.*39%.*HTTP 500: b'oops'"
+        RewardError,
+        match=r"'judge', step 5: 2 of the 5 completions .*got no reward: 40.0%, more than its maxFailureShare, 39.0%.*"
+        r"no answer within batchTimeoutSeconds = 2; the last try: HTTP 500: b'oops'",
     ):
         judge(counters, 0.39)
-
-
-def test_the_share_is_of_all_ranks_and_of_the_last_generation() -> None:
-    counters = {"judge": RewardCounters(last_problem="HTTP 500"), "format": RewardCounters()}
-    limits = FailureLimits(counters, {"judge": 0.2})
-    format_totals = (7.0, 0.0)
-    for step, failed, asked in ((1, 2, 10), (2, 2, 10), (3, 4, 20)):
-        limits.judge(step, {"judge": (failed, asked), "format": format_totals})
-    with pytest.raises(RewardError, match=r"step 4: 3 of 10 completions of all ranks .*30%.*20%.*HTTP 500"):
-        limits.judge(4, {"judge": (7, 30), "format": format_totals})
 
 
 async def test_silence_ends_with_the_request_s_time() -> None:
@@ -143,7 +135,7 @@ async def test_all_tries_together_end_with_the_batch_s_time() -> None:
         function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=2)
         assert await score(function) == [None, 2.0, 3.0, 4.0, 5.0]
     assert counters == RewardCounters(timeouts=1, failures=0)
-    assert "within 2 s" in counters.last_problem
+    assert counters.last_problem.endswith("/score: no answer within batchTimeoutSeconds = 2")
     assert function.longest_seconds == 2
 
 
@@ -157,17 +149,25 @@ async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
     assert len(service.bodies) == 1
 
 
-async def test_a_service_that_is_not_there() -> None:
+async def test_a_service_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         absent = Service(url=f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
-        function, counters = http_function(absent)
+        function, counters = http_function(absent, batchTimeoutSeconds=1)
         assert await score(function) == [None] * 5
-    assert counters == RewardCounters(failures=5)
+    assert counters == RewardCounters(timeouts=5)
     judge(counters, 1)
-    with pytest.raises(RewardError, match=r"5 of 5 completions.*ClientConnectorError") as caught:
+    with pytest.raises(RewardError, match=r"5 of the 5 completions.*ClientConnectorError") as caught:
         judge(counters, 0.99)
-    assert "secret" not in str(caught.value)
+    told = capsys.readouterr().out
+    assert told.count("reward 'judge' tries again until batchTimeoutSeconds = 1 are over: http://127.0.0.1") == 1
+    assert "secret" not in str(caught.value) + told
+
+
+@pytest.mark.parametrize("url", ["http://:80/", "http://judge:99999/", "http://[::1/"])
+def test_a_url_that_leads_nowhere_is_bad_input(url: str) -> None:
+    with pytest.raises(BadInput, match=r"reward 'judge': http\.url is not the address of a service"):
+        http_function(Service(url=url))
 
 
 async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

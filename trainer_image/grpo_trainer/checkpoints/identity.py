@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.rewards import HTTPReward
+from grpo_api.rewards import HTTPReward, RewardSpec
 
 from ..errors import BadInput
 from .manifest import Manifest, identity_text
@@ -46,9 +46,10 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
 
 
 def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
-    """A reward without what only says how its service is reached, which may change between attempts."""
+    """A reward without what may change between attempts: how its service is reached, and how much of it may fail."""
     http = {name: value for name, value in (reward.get("http") or {}).items() if name not in HTTPReward.REACHED_BY}
-    return {**reward, "http": http or None}
+    kept = {name: value for name, value in reward.items() if name not in RewardSpec.JUDGED_BY}
+    return {**kept, "http": http or None}
 
 
 MAY_DIFFER = ("training.maxSteps", "training.numTrainEpochs")

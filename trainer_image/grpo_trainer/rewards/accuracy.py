@@ -58,7 +58,7 @@ class AccuracyFunction:
             return 0.0
         same = self._same(given, expected, deadline)
         if same is None:
-            self._counters.timeouts += 1
+            self._counters.timed_out(1, f"math-verify: {deadline.missed(self._spec)}")
             return None
         return self._spec.score if same else 0.0
 

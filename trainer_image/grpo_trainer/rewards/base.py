@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_api.rewards import AccuracyReward, FormatReward
 from grpo_trainer.errors import RewardError
 
 Message = dict[str, Any]
@@ -24,11 +25,19 @@ class RewardCounters:
     timeouts: int = 0
     """Completions that got no reward because their time was up."""
     failures: int = 0
-    """Completions that got no reward because the reward's service failed."""
-    asked: int = field(default=0, compare=False)
-    """Completions that a service was asked to score."""
+    """Completions that got no reward because scoring them failed."""
     last_problem: str = field(default="", compare=False)
-    """Why it did not, the last time."""
+    """Why the last of them got none."""
+
+    def timed_out(self, completions: int, problem: str) -> None:
+        """So many completions got no reward because their time was up."""
+        self.timeouts += completions
+        self.last_problem = problem
+
+    def failed(self, completions: int, problem: str) -> None:
+        """So many completions got no reward because scoring them failed."""
+        self.failures += completions
+        self.last_problem = problem
 
 
 class Deadline:
@@ -41,6 +50,12 @@ class Deadline:
     def left(self) -> float:
         """Seconds left; 0 or less when the budget is spent."""
         return self._end - time.monotonic()
+
+    def missed(self, spec: FormatReward | AccuracyReward) -> str:
+        """Which of a reward's two budgets a completion exceeded, in words."""
+        if self.left() <= 0:
+            return f"the batch took longer than batchTimeoutSeconds = {spec.batch_timeout_seconds}"
+        return f"a completion took longer than timeoutSeconds = {spec.timeout_seconds}"
 
 
 def completion_text(completion: Completion) -> str:

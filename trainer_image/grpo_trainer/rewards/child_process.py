@@ -52,10 +52,10 @@ class FunctionProcess:
 
         Raises:
             TimeoutError: no answer within `seconds`; the process was ended and a new one is starting.
-            FunctionFailed: the function raised, or its process ended.
+            FunctionFailed: the function raised, or its process ended or could not be started again.
         """
         if self._starting:
-            self._finish_start()
+            self._start_again()
         try:
             self._connection.send(arguments)
             answer = self._receive(seconds)
@@ -106,6 +106,13 @@ class FunctionProcess:
             raise BadInput(f"{self._function} can't be imported: {problem}")
         self._starting = False
         return bool(answer["async"])
+
+    def _start_again(self) -> None:
+        """Waits for the process that follows one that was ended. The function was imported before: it is there."""
+        try:
+            self._finish_start()
+        except BadInput as error:
+            raise FunctionFailed(f"its process could not be started again: {error}") from error
 
     def _status(self) -> int:
         """How the process ended, after its end of the socket closed."""

@@ -1,42 +1,65 @@
-"""Ends a run when a reward's service failed for more of a generation's completions than declared.
+"""Ends a run when a reward failed for a larger share of the completions than declared.
 
-The share is one of all ranks: judged by each for itself, one lost request of a rank with few completions would end a
-run that scored nearly all. Every rank judges the same sums, which the step's exchange brings, so all end together.
+Judged are the last ten generations of all ranks together. By a rank or a generation alone, one time-out of a function,
+which costs its whole batch, would end a run that scored nearly all. Every rank judges the same sums, which the step's
+exchange brings, so all end together.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from grpo_api.rewards import JUDGED_GENERATIONS
 
 from ..gang import ranks
 from .base import RewardCounters, reward_error
 
-Totals = Mapping[str, tuple[float, float]]
-"""Completions without a reward because of failures, and completions asked for; all ranks, since the start, by name."""
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What became of the completions of all ranks since the start."""
+
+    completions: float
+    """Those that were put to the rewards."""
+    missing: Mapping[str, float]
+    """Those of them that got no reward because of failures and time-outs, by reward."""
 
 
 @dataclass(slots=True)
 class FailureLimits:
-    """Compares what was added since the last step with the declared shares."""
+    """Compares what was added in the last generations with the declared shares."""
 
     counters: dict[str, RewardCounters]
     """Of this process; they know the last failure's words."""
     shares: dict[str, float]
-    """maxFailureShare of every reward that has one, by name."""
-    _before: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """maxFailureShare by reward."""
+    _sums: deque[Scored] = field(default_factory=lambda: deque([Scored(0.0, {})], JUDGED_GENERATIONS + 1))
+    """After each of the last generations, and before them."""
 
-    def judge(self, step: int, totals: Totals) -> None:
-        """A collective where a share is exceeded.
+    def judge(self, step: int, scored: Scored, *, last: bool) -> None:
+        """To be called after every step, with `last` after the run's. A collective where a share is exceeded.
+
+        A run that has made fewer than ten generations is judged as if those to come lost nothing, until it has made its
+        last: so a failure at its beginning may pass, and a reward that never answers ends it after the second.
 
         Raises:
-            RewardError: it is; on all ranks alike.
+            RewardError: a share is exceeded; on all ranks alike.
         """
+        if scored.completions > self._sums[-1].completions:
+            self._sums.append(scored)
+        before, generations = self._sums[0], len(self._sums) - 1
+        asked = scored.completions - before.completions
+        judged = asked if last or not generations else asked / generations * JUDGED_GENERATIONS
         for name, limit in self.shares.items():
-            before, self._before[name] = self._before.get(name, (0.0, 0.0)), totals[name]
-            missing, asked = (now - then for now, then in zip(totals[name], before, strict=True))
-            if asked and missing / asked > limit:
-                words = next(filter(None, ranks.gather(self.counters[name].last_problem)), "")
-                problem = (
-                    f"{missing:.0f} of {asked:.0f} completions of all ranks got no reward "
-                    f"({missing / asked:.0%}, maxFailureShare is {limit:.0%}); the last failure: {words}"
+            missing = scored.missing[name] - before.missing.get(name, 0.0)
+            if judged and missing / judged > limit:
+                of = "" if judged == asked else f" of {JUDGED_GENERATIONS} generations"
+                share = f"{missing / judged:.1%}{of}, more than its maxFailureShare, {limit:.1%}"
+                self._end(
+                    name, step, f"{missing:.0f} of the {asked:.0f} completions of {generations} generations", share
                 )
-                raise reward_error(name, step, problem)
+
+    def _end(self, name: str, step: int, lost: str, share: str) -> None:
+        """Raise the error, in the words of a rank that met a failure. A collective."""
+        words = next(filter(None, ranks.gather(self.counters[name].last_problem)), "unknown")
+        raise reward_error(name, step, f"{lost}, all ranks together, got no reward: {share}. The last failure: {words}")

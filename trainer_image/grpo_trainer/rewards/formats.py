@@ -49,6 +49,6 @@ class FormatFunction:
         try:
             matched = self._pattern.fullmatch(text, timeout=seconds, concurrent=True)
         except TimeoutError:
-            self._counters.timeouts += 1
+            self._counters.timed_out(1, deadline.missed(self._spec))
             return None
         return self._spec.score if matched else 0.0

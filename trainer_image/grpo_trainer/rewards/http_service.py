@@ -1,14 +1,16 @@
 """The `http` reward: POSTs batches of completions to a service and takes its numbers.
 
-A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are tried again, then
-their completions get no reward and are counted; only a larger share than declared ends the run. TRL awaits it together
+A service fails, hangs and lies, and a run of days must outlive its bad minutes: failed requests are tried again until
+the batch's time is up, then their completions get no reward and are counted (failure_limits.py). TRL awaits it together
 with the other async rewards.
 """
 
 import asyncio
 import json
 import random
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -16,11 +18,14 @@ from yarl import URL
 
 from grpo_api.rewards import HTTPReward
 
-from ..errors import RewardError
+from ..errors import BadInput, RewardError
 from .base import Completion, RewardCounters, Scores, checked_scores, current_step
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE = 5.0
+"""Seconds; by so much at most a service's return is noticed late."""
+_LONGEST_ASKED = 60.0
+"""Seconds of Retry-After that are believed."""
 _LONGEST_ANSWER = 16 << 20
 _PERMANENT_STATUSES = frozenset(range(300, 500)) - {408, 425, 429}
 """Statuses that another try won't change; 408, 425 and 429 ask for one."""
@@ -29,8 +34,12 @@ _HOOKS = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 Body = dict[str, Any]
 
 
-class _Failed(Exception):
-    """A request that may succeed when tried again."""
+class _Passing(Exception):
+    """A failure that another try may not meet; `retry_after` is the pause in seconds that the service asks for."""
+
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
 
 
 class _Permanent(Exception):
@@ -41,12 +50,21 @@ class HTTPFunction:
     """Async callable with TRL's reward signature; None for completions whose request failed."""
 
     def __init__(self, name: str, spec: HTTPReward, counters: RewardCounters, token: str | None) -> None:
-        """Keeps the settings; connections are made per call, on the loop of the caller."""
+        """Keeps the settings; connections are made per call, on the loop of the caller.
+
+        Raises:
+            BadInput: the URL has no host, or a port that can't be.
+        """
         self.__name__ = name
         self._spec = spec
         self._counters = counters
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._shown = str(URL(spec.url).with_user(None).with_query(None))
+        try:
+            self._shown = str(URL(spec.url).with_user(None).with_query(None))
+        except ValueError as error:
+            raise BadInput(f"reward {name!r}: http.url is not the address of a service: {error}; correct it") from error
+        self._last_try = ""
+        """Why the last try of this batch failed; empty if none did."""
         # a generator of its own: drawing from the global one would change the training's random numbers
         self._random = random.Random()
 
@@ -57,6 +75,7 @@ class HTTPFunction:
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Scores:
         """One score per completion; failures are counted, and judged over all ranks by failure_limits.py."""
+        self._last_try = ""
         step = current_step(columns)
         rows = {name: values for name, values in columns.items() if name not in _HOOKS}
         everything = {"prompts": prompts, "completions": completions, "columns": rows}
@@ -70,45 +89,53 @@ class HTTPFunction:
             await asyncio.gather(*late, return_exceptions=True)
         parts = [task.result() if task in done else None for task in tasks]
         sizes = [len(chunk["completions"]) for chunk in chunks]
-        self._count(tasks, late, parts, sizes)
+        missing = sum(size for part, size in zip(parts, sizes, strict=True) if part is None)
+        self._count(missing, sum(size for task, size in zip(tasks, sizes, strict=True) if task in late))
         return [score for part, size in zip(parts, sizes, strict=True) for score in part or [None] * size]
 
-    def _count(
-        self,
-        tasks: list[asyncio.Task[Scores | None]],
-        late: set[asyncio.Task[Scores | None]],
-        parts: list[Scores | None],
-        sizes: list[int],
-    ) -> None:
-        """Counts completions with and without a score."""
-        timeouts = sum(size for task, size in zip(tasks, sizes, strict=True) if task in late)
-        missing = sum(size for part, size in zip(parts, sizes, strict=True) if part is None)
-        self._counters.timeouts += timeouts
-        self._counters.failures += missing - timeouts
-        self._counters.asked += sum(sizes)
+    def _count(self, missing: int, late: int) -> None:
+        """Count the completions without a score, of which those that are late could still have got one."""
+        if missing > late:
+            self._counters.failed(missing - late, f"{self._shown}: {self._last_try}")
         if late:
-            self._failed(f"no answer for the batch within {self._spec.batch_timeout_seconds} s")
-
-    def _failed(self, problem: str) -> None:
-        self._counters.last_problem = f"{self._shown}: {problem}"
+            limit = f"batchTimeoutSeconds = {self._spec.batch_timeout_seconds}"
+            last = f"; the last try: {self._last_try}" if self._last_try else ""
+            self._counters.timed_out(late, f"{self._shown}: no answer within {limit}{last}")
 
     async def _chunk(
         self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, chunk: Body, step: int
     ) -> Scores | None:
-        """The scores of one request, tried again as often as declared; None when all tries failed."""
-        async with gate:
-            for attempt in range(self._spec.retries + 1):
-                if attempt:
-                    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))
-                    await asyncio.sleep(self._random.uniform(0, longest))
-                try:
+        """The scores of one request, tried again until they come; None where another try would not help.
+
+        It waits outside the gate, so that others get their turn.
+        """
+        failures = 0
+        while True:
+            try:
+                async with gate:
                     return await self._post(session, chunk, step)
-                except _Failed as error:
-                    self._failed(str(error))
-                except _Permanent as error:
-                    self._failed(str(error))
-                    return None
-        return None
+            except _Permanent as error:
+                self._last_try = str(error)
+                return None
+            except _Passing as error:
+                self._tell(str(error))
+                await asyncio.sleep(error.retry_after + self._pause(failures))
+                failures += 1
+
+    def _tell(self, problem: str) -> None:
+        """Remember why a try failed, and say so in the log once per batch: a run that waits must not look stuck."""
+        if not self._last_try:
+            limit = f"until batchTimeoutSeconds = {self._spec.batch_timeout_seconds} are over"
+            print(f"reward {self.__name__!r} tries again {limit}: {self._shown}: {problem}", flush=True)
+        self._last_try = problem
+
+    def _pause(self, failures: int) -> float:
+        """Seconds before the next try: doubled with every failure, up to the longest, of which half is left to chance.
+
+        The ranks of a gang thus don't come back to a service that has just recovered all at once.
+        """
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 30))
+        return self._random.uniform(longest / 2, longest)
 
     async def _post(self, session: aiohttp.ClientSession, chunk: Body, step: int) -> Scores:
         timeout = aiohttp.ClientTimeout(total=self._spec.timeout_seconds)
@@ -121,22 +148,22 @@ class HTTPFunction:
             ) as response:
                 answer = await _read(response)
         except TimeoutError as error:
-            raise _Failed(f"no answer within {self._spec.timeout_seconds} s") from error
+            raise _Passing(f"no answer within {self._spec.timeout_seconds} s") from error
         except aiohttp.ClientError as error:
-            raise _Failed(f"{type(error).__name__}: {error}") from error
+            raise _Passing(f"{type(error).__name__}: {error}") from error
         return self._scores(answer, len(chunk["completions"]), step)
 
     def _scores(self, answer: bytes, expected: int, step: int) -> Scores:
         try:
             rewards = json.loads(answer)["rewards"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise _Failed(f'the answer is not {{"rewards": [...]}}: {answer[:80]!r}') from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise _Passing(f'the answer is not {{"rewards": [...]}}: {answer[:80]!r}') from error
         if not isinstance(rewards, list):
-            raise _Failed(f"the answer's rewards are {rewards!r:.80}, no list")
+            raise _Passing(f"the answer's rewards are {rewards!r:.80}, no list")
         try:
             return checked_scores(rewards, name=self.__name__, step=step, expected=expected)
         except RewardError as error:
-            raise _Failed(str(error)) from error
+            raise _Passing(str(error)) from error
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -148,8 +175,23 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     if response.status in _PERMANENT_STATUSES:
         raise _Permanent(f"HTTP {response.status}: {body[:200]!r}")
     if response.status != 200:
-        raise _Failed(f"HTTP {response.status}: {body[:200]!r}")
+        raise _Passing(f"HTTP {response.status}: {body[:200]!r}", _retry_after(response.headers))
     return body
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a Retry-After header asks for (RFC 9110, section 10.2.3), within reason; 0 for none or nonsense.
+
+    A date is compared with the answer's own Date: nobody knows how far off the service's clock is.
+    """
+    asked = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", asked):
+        return min(float(asked), _LONGEST_ASKED)
+    try:
+        seconds = (parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))).total_seconds()
+    except (ValueError, TypeError, OverflowError):  # no dates, or one with a time zone and one without
+        return 0.0
+    return min(max(seconds, 0.0), _LONGEST_ASKED)
 
 
 def _chunks(everything: Body, size: int) -> Iterable[Body]:

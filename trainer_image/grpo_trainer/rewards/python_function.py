@@ -53,7 +53,8 @@ class PythonFunction:
         try:
             return self._process.call(sendable(arguments), self._spec.timeout_seconds)
         except TimeoutError:
-            self._counters.timeouts += len(arguments["completions"])
+            problem = f"{self._spec.function} did not return within timeoutSeconds = {self._spec.timeout_seconds}"
+            self._counters.timed_out(len(arguments["completions"]), problem)
             return None
         except FunctionFailed as failure:
             problem = f"{self._spec.function} failed: {failure}"

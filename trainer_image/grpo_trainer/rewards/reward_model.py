@@ -17,12 +17,15 @@ from grpo_api.rewards import ModelReward
 
 from ..errors import TrainingError
 from ..weights.models import LoadedModel, load_reward_model
+from .base import RewardCounters
 
 
 class RewardModel(nn.Module):
     """Scores tokenized conversations; TRL reads `config._name_or_path` for the metric's name and `.logits[:, 0]`."""
 
-    def __init__(self, name: str, loaded: LoadedModel, batch_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self, name: str, loaded: LoadedModel, batch_size: int, counters: RewardCounters, device: torch.device | str
+    ) -> None:
         """Moves the frozen model to the device."""
         super().__init__()
         self.__name__ = name
@@ -30,6 +33,7 @@ class RewardModel(nn.Module):
         self.model: nn.Module = loaded.model.to(device)
         self.config = SimpleNamespace(_name_or_path=name)
         self._batch_size = batch_size
+        self._counters = counters
         self.eval()
 
     @property
@@ -38,14 +42,20 @@ class RewardModel(nn.Module):
         return self.loaded.tokenizer
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> Any:
-        """`.logits` of shape (completions, 1) in float32, from token ids and mask of shape (completions, tokens)."""
+        """`.logits` of shape (completions, 1) in float32, from token ids and mask of shape (completions, tokens).
+
+        What is no finite number becomes NaN, which is TRL's word for no reward, and is counted.
+        """
         size = self._batch_size
         batches = zip(torch.split(input_ids, size), torch.split(attention_mask, size), strict=True)
-        logits = [self.model(input_ids=ids, attention_mask=mask).logits.float() for ids, mask in batches]
-        return SimpleNamespace(logits=torch.cat(logits))
+        logits = torch.cat([self.model(input_ids=ids, attention_mask=mask).logits.float() for ids, mask in batches])
+        broken = logits[~logits.isfinite()]
+        if len(broken):
+            self._counters.failed(len(broken), f"a logit of {self.loaded.source.name} is {broken[-1].item()}")
+        return SimpleNamespace(logits=logits.where(logits.isfinite(), torch.nan))
 
 
-def reward_model(name: str, spec: ModelReward, device: torch.device | str) -> RewardModel:
+def reward_model(name: str, spec: ModelReward, counters: RewardCounters, device: torch.device | str) -> RewardModel:
     """The reward model of a spec on a device. A collective: all ranks must call it.
 
     Raises:
@@ -54,4 +64,4 @@ def reward_model(name: str, spec: ModelReward, device: torch.device | str) -> Re
     """
     if is_deepspeed_zero3_enabled():
         raise TrainingError("build the rewards before GRPOConfig: under its ZeRO-3 config models load partitioned")
-    return RewardModel(name, load_reward_model(spec), spec.batch_size, device)
+    return RewardModel(name, load_reward_model(spec), spec.batch_size, counters, device)

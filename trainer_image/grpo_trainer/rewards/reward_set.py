@@ -68,9 +68,9 @@ class RewardSet:
 
     @property
     def failure_limits(self) -> FailureLimits:
-        """Ends the run where a service fails too often."""
+        """Ends the run where a reward fails too often."""
         named = zip(self.names, self.specs, strict=True)
-        return FailureLimits(self.counters, {name: spec.http.max_failure_share for name, spec in named if spec.http})
+        return FailureLimits(self.counters, {name: spec.max_failure_share for name, spec in named})
 
     def check(self, rows: datasets.Dataset) -> None:
         """Whether the dataset has what the rewards need, before anything is trained.
@@ -152,4 +152,4 @@ def _build(
     assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model
 
-    return reward_model(name, reward.model, device)
+    return reward_model(name, reward.model, counters, device)

@@ -24,11 +24,13 @@ class StepObserver:
         self.clock = PhaseClock(time.perf_counter)
         self.samples: list[dict[str, str | float]] = []
         """The last generation's samples: prompt, completion and one number per reward function."""
+        self.scored = 0
+        """Completions of this process that were put to the reward functions since it started."""
 
     def completed(
         self, prompts: Sequence[Any], completions: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]
     ) -> None:
-        """Keep the first completions of a generation, of different prompts where there are any.
+        """Count the completions of a generation, and keep a few, of different prompts where there are any.
 
         Args:
             prompts: texts or chats of this process.
@@ -36,6 +38,7 @@ class StepObserver:
             rewards: shape (completions, reward functions), NaN where a function gave none.
             names: of the reward functions.
         """
+        self.scored += len(completions)
         chosen = spread(len(completions), SAMPLES)
         scores = rewards[chosen].tolist() if chosen else []
         self.samples = [

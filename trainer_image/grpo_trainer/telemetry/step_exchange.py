@@ -16,7 +16,7 @@ from grpo_api.report import STEP_PHASES
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
-from ..rewards.failure_limits import FailureLimits
+from ..rewards.failure_limits import FailureLimits, Scored
 from .host_memory import resident_bytes
 from .observer import StepObserver
 from .phases import MEMORY, device_bytes
@@ -28,6 +28,7 @@ FIELDS = (
     "step_seconds",
     *(f"seconds/{name}" for name in STEP_PHASES),
     *(f"memory/{name}" for name in SIZES),
+    "scored",
 )
 """Columns of the exchanged rows; the counters of the reward functions follow."""
 OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference", "forward")]
@@ -47,6 +48,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
     ) -> None:
         self._recorder = recorder
         self._watchdog = watchdog
+        self._observer = observer
         self._clock = observer.clock
         self._preemption = preemption
         self._failure_limits = failure_limits
@@ -72,7 +74,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """Exchange, publish, and stop if any rank was told to.
 
         Raises:
-            RewardError: a reward's service failed for too many completions of all ranks.
+            RewardError: a reward failed for too many completions of all ranks.
         """
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
@@ -81,8 +83,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
         counted = self._counted(rows)
         self._publish(rows, worst, counted)
-        without = {name: (failed + late, asked) for name, (failed, late, asked) in counted.items()}
-        self._failure_limits.judge(state.global_step, without)
+        scored = Scored(rows[:, FIELDS.index("scored")].sum().item(), {name: sum(two) for name, two in counted.items()})
+        self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
         if worst["sigterm"] >= 0:
             self._stop(state.global_step, worst, control)
 
@@ -91,20 +93,21 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         phases = self._clock.take()
         row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in STEP_PHASES)]
         row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
-        return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts, c.asked)]
+        row.append(float(self._observer.scored))
+        return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts)]
 
     def _publish(self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
         values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in STEP_PHASES}
         own = rows[:, OWN_WORK].sum(dim=1)
         values["straggler_ratio"] = (own.max() / own.mean().clamp_min(1e-9)).item()
-        for name, (failures, timeouts, _) in counted.items():
+        for name, (failures, timeouts) in counted.items():
             values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
         self._recorder.logged(values)
         self._recorder.memory({name: int(worst[f"memory/{name}"]) for name in SIZES if worst[f"memory/{name}"]})
 
     def _counted(self, rows: torch.Tensor) -> dict[str, list[float]]:
-        """Failures, time-outs and completions asked for of all ranks since the start, by reward."""
-        sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 3).tolist()
+        """Failures and time-outs of all ranks since the start, by reward."""
+        sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 2).tolist()
         return dict(zip(self._counters, sums, strict=True))
 
     def _stop(self, step: int, worst: dict[str, float], control: TrainerControl) -> None:

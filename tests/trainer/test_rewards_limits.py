@@ -1,0 +1,217 @@
+"""maxFailureShare, the limit of every kind of reward: what passes, what ends a run, and in whose words.
+
+A reward that never answers trains nothing, at full price.
+"""
+
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Result
+from grpo_api.rewards import JUDGED_GENERATIONS, RewardSpec
+from grpo_trainer.errors import RewardError
+from grpo_trainer.rewards import build_rewards
+from grpo_trainer.rewards.base import RewardCounters, Scores
+from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
+from grpo_trainer.rewards.reward_model import RewardModel
+from harness.ranks import demo_model
+from harness.ranks.pods import Gang
+from tests.generated import cases
+from tests.trainer.test_worker import make_plan
+
+
+def ended_after(lost: list[int], limit: float, size: int = 8, steps: int | None = None) -> int | None:
+    """The generation after which a run ends in which each lost so many of its `size` completions; None: never."""
+    limits = FailureLimits({"judge": RewardCounters(last_problem="HTTP 500")}, {"judge": limit})
+    total = steps or len(lost)
+    for step in range(1, len(lost) + 1):
+        try:
+            limits.judge(step, Scored(size * step, {"judge": sum(lost[:step])}), last=step == total)
+        except RewardError:
+            return step
+    return None
+
+
+def test_one_generation_may_be_lost_whole_and_a_second_one_soon_after_may_not() -> None:
+    assert ended_after([8, 8], 0.1, steps=100) == 2
+    assert ended_after([0, 8] + [0] * 9 + [8], 0.1, steps=100) is None
+    assert ended_after([0, 8] + [0] * 8 + [8], 0.1, steps=100) == 11
+    assert ended_after([1], 0.0, steps=100) == 1
+    assert ended_after([8] * 30, 1.0) is None
+
+
+def test_a_run_shorter_than_the_window_is_judged_whole_at_its_end() -> None:
+    assert ended_after([8], 0.1) == 1
+    assert ended_after([8, 0, 0], 0.1) == 3
+    assert ended_after([8, 0, 0], 0.4) is None
+    assert ended_after([1, 0, 0], 0.1) is None
+
+
+@settings(max_examples=cases(200))
+@given(
+    lost=st.lists(st.lists(st.integers(0, 8), min_size=3, max_size=3), min_size=1, max_size=40),
+    limit=st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5, 1.0]) | st.floats(0, 1),
+    steps_per_generation=st.integers(1, 3),
+)
+@example(lost=[[8, 8, 8]], limit=0.1, steps_per_generation=1)
+def test_the_share_is_that_of_the_last_generations_of_all_ranks(
+    lost: list[list[int]], limit: float, steps_per_generation: int
+) -> None:
+    """Three ranks, which see the same sums: each ends, or goes on, by itself, as the definition says."""
+    counters = {"judge": RewardCounters(last_problem="HTTP 500"), "format": RewardCounters()}
+    ranks = [FailureLimits(counters, {"judge": limit, "format": 0.0}) for _ in lost[0]]
+    steps = len(lost) * steps_per_generation
+    for step in range(1, steps + 1):
+        made = lost[: (step - 1) // steps_per_generation + 1]
+        missing = sum(map(sum, made))
+        window = made[-JUDGED_GENERATIONS:]
+        judged = len(window) if step == steps else JUDGED_GENERATIONS
+        exceeded = sum(map(sum, window)) / (judged * 8 * len(ranks)) > limit
+        for rank in ranks:
+            scored = Scored(len(made) * 8 * len(ranks), {"judge": missing, "format": 0})
+            if exceeded:
+                with pytest.raises(RewardError, match=rf"reward 'judge', step {step}: .*The last failure: HTTP 500"):
+                    rank.judge(step, scored, last=step == steps)
+            else:
+                rank.judge(step, scored, last=step == steps)
+        if exceeded:
+            return
+
+
+MODULE = """
+import time
+
+def hangs(completions, **kwargs):
+    time.sleep(600)
+
+def opinionless(completions, **kwargs):
+    return [None] * len(completions)
+"""
+LETTERS = "a" * 60 + "b"
+TOWER = "9^{9^{9^{9}}}"
+
+
+def broken(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
+    """A reward of each kind that never scores, and what its error must say."""
+    function = {"configMap": {"name": "mine"}, "timeoutSeconds": 1}
+    return {
+        "format": (
+            {"format": {"pattern": r"(a|aa)+", "batchTimeoutSeconds": 1}},
+            "a completion took longer than|batch",
+        ),
+        "accuracy": (
+            {"accuracy": {"compare": "Math", "extract": "None", "timeoutSeconds": 1}},
+            "math-verify: a completion took longer than timeoutSeconds = 1",
+        ),
+        "python": (
+            {"python": {"function": "mine:hangs", **function}},
+            "mine:hangs did not return within timeoutSeconds = 1",
+        ),
+        "http": (
+            {"http": {"url": "http://127.0.0.1:9/", "batchTimeoutSeconds": 1}},
+            "http://127.0.0.1:9/: no answer within batchTimeoutSeconds = 1; the last try: ClientConnectorError",
+        ),
+        "model": ({"model": {"name": str(folder / "judge")}}, r"a logit of .*judge is nan"),
+    }
+
+
+def scores_of(function: Any, completion: str) -> Scores:
+    """One completion's score, as TRL asks for it."""
+    if isinstance(function, RewardModel):
+        logits = function(**function.tokenizer([completion], return_tensors="pt")).logits[:, 0]
+        return [None if logit.isnan() else logit.item() for logit in logits]
+    arguments = {"prompts": ["p"], "completions": [completion], "completion_ids": [[1]], "answer": ["1"]}
+    if inspect.iscoroutinefunction(type(function).__call__):
+        return asyncio.run(function(**arguments))
+    scores: Scores = function(**arguments)
+    return scores
+
+
+@pytest.mark.parametrize("kind", ["format", "accuracy", "python", "http", "model"])
+def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "mine.py").write_text(MODULE)
+    if kind == "model":
+        demo_model.save_reward_model(tmp_path / "judge")
+    spec, words = broken(tmp_path)[kind]
+    rewards = build_rewards([RewardSpec.model_validate({"name": "mine", **spec})], root=tmp_path)
+    try:
+        (function,) = rewards.functions
+        if isinstance(function, RewardModel):
+            function.model.get_parameter("score.weight").data.fill_(torch.nan)
+        assert scores_of(function, LETTERS if kind == "format" else TOWER) == [None]
+    finally:
+        rewards.close()
+    counters = rewards.counters["mine"]
+    lost = counters.failures + counters.timeouts
+    assert lost == 1
+    with pytest.raises(RewardError, match=rf"reward 'mine', step 1: 1 of the 1 completions .*100.0%.*10.0%.*{words}"):
+        rewards.failure_limits.judge(1, Scored(1, {"mine": lost}), last=True)
+
+
+def test_no_opinion_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "mine.py").write_text(MODULE)
+    spec = {"python": {"function": "mine:opinionless", "configMap": {"name": "mine"}}}
+    rewards = build_rewards([RewardSpec.model_validate(spec)], root=tmp_path)
+    try:
+        assert scores_of(rewards.functions[0], "a") == [None]
+    finally:
+        rewards.close()
+    assert rewards.counters["python"] == RewardCounters()
+
+
+def test_a_function_that_can_t_be_started_again_is_no_bad_input(tmp_path: Path) -> None:
+    """It was imported when the run began: what keeps it away now may pass, and a restart may help."""
+    (tmp_path / "0").mkdir()
+    module = tmp_path / "0" / "mine.py"
+    module.write_text(MODULE)
+    spec = {"python": {"function": "mine:hangs", "configMap": {"name": "mine"}, "timeoutSeconds": 1}}
+    rewards = build_rewards([RewardSpec.model_validate(spec)], root=tmp_path)
+    try:
+        module.unlink()
+        assert scores_of(rewards.functions[0], "a") == [None]
+        with pytest.raises(
+            RewardError, match=r"mine:hangs failed: its process could not be started again: .*No module"
+        ):
+            scores_of(rewards.functions[0], "a")
+    finally:
+        rewards.close()
+
+
+def late_plan(folder: Path, model: Path) -> TrainingPlan:
+    """Two pods, a generation per step, and a function beside the `format` reward that comes too late where told."""
+    plan = make_plan(folder, model)
+    late = {"name": "late", "python": {"function": "tests.trainer.late_reward:score", "timeoutSeconds": 1}}
+    execution = plan.execution.model_copy(update={"gradient_accumulation": 2, "steps_per_generation": 2})
+    return plan.model_copy(
+        update={
+            "rewards": [*plan.rewards, RewardSpec.model_validate(late)],
+            "execution": execution,
+            "checkpoint_directory": None,
+        }
+    )
+
+
+def test_a_gang_outlives_late_batches_until_they_are_too_many(tmp_path: Path) -> None:
+    """Three times half a generation, each on one rank only, and all ranks end alike."""
+    (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "say {number % 10}"}}\n' for number in range(64)))
+    model = demo_model.save_policy(tmp_path / "model")
+    with Gang(late_plan(tmp_path, model), tmp_path, tmp_path / "pods") as gang:
+        codes, outcomes, steps = gang.wait(), [gang.outcome(0), gang.outcome(1)], gang.steps()
+    assert codes == [45, 45]
+    for outcome in outcomes:
+        assert (outcome.result, outcome.step) == (Result.REWARD_ERROR, 7)
+        assert (
+            "reward 'late', step 7: 24 of the 112 completions of 7 generations, all ranks together, got no reward: "
+            "15.0% of 10 generations, more than its maxFailureShare, 10.0%"
+        ) in outcome.message
+        assert "did not return within timeoutSeconds = 1" in outcome.message
+    assert max(steps) == 6, "the step that is judged is not told as finished well"
