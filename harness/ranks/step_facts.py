@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from grpo_trainer import overflow
 from grpo_trainer.engine import ReferenceGRPOTrainer
-from grpo_trainer.errors import DivergedKL
+from grpo_trainer.errors import Diverged
 from grpo_trainer.gang import ranks
 
 from . import demo_model, runs
@@ -32,7 +32,7 @@ def overflowed(folder: Path, parallelisms: list[str]) -> dict[str, dict[str, Any
         facts[parallelism] = {"rows": _poisoned(model, parallelism, -math.log(0.5) + 120.0)}
         try:
             _poisoned(model, parallelism, math.nan)
-        except DivergedKL as error:
+        except Diverged as error:
             facts[parallelism]["ended"] = str(error)
         runs.reset()
     return facts

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from .report import Result
 
-PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED_KL})
+PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED, Result.DIVERGED_KL})
 """Results that the same input would give again: no restart."""
 
 

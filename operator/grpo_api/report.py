@@ -38,6 +38,7 @@ class Result(StrEnum):
     SUCCEEDED = "Succeeded"
     OUT_OF_MEMORY = "OutOfMemory"
     HANG = "Hang"
+    DIVERGED = "Diverged"
     DIVERGED_KL = "DivergedKL"
     BAD_INPUT = "BadInput"
     WEIGHTS_DIFFER = "WeightsDiffer"
@@ -57,6 +58,7 @@ EXIT_CODES = {
     Result.WEIGHTS_DIFFER: 44,
     Result.REWARD_ERROR: 45,
     Result.RENDEZVOUS_TIMEOUT: 46,
+    Result.DIVERGED: 47,
     Result.PREEMPTED: 143,
 }
 """Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's or the shell's."""

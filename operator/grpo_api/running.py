@@ -13,6 +13,7 @@ from .references import VolumeClaim
 FailedResult = Literal[
     "OutOfMemory",
     "Hang",
+    "Diverged",
     "DivergedKL",
     "BadInput",
     "WeightsDiffer",

@@ -20,6 +20,7 @@ SOURCE = inspect.getsource(GRPOTrainer)
 PRIVATE = {
     "_get_per_token_logps_and_entropies",
     "_compute_loss",
+    "_get_grad_norm",
     "_save_checkpoint",
     "_metrics",
     "_generate_single_turn",
@@ -74,6 +75,12 @@ def test_the_loss_reads_the_reference_from_its_inputs_and_logs_the_kl_over_all_r
 
 def test_metrics_are_lists_by_mode() -> None:
     assert 'self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}' in SOURCE
+
+
+def test_the_gradients_norm_is_known_before_the_optimizer_steps() -> None:
+    assert parameters(GRPOTrainer._get_grad_norm) == ["self", "model", "grad_norm"]
+    loop = inspect.getsource(GRPOTrainer._run_epoch)
+    assert loop.index("self._get_grad_norm(model, grad_norm=grad_norm)") < loop.index("self.optimizer.step()")
 
 
 def test_checkpoints_are_saved_by_one_method() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from grpo_trainer import overflow
-from grpo_trainer.errors import DivergedKL
+from grpo_trainer.errors import Diverged
 from harness.ranks import runs, step_facts
 from tests.trainer import kl
 
@@ -92,5 +92,5 @@ def test_limiting_keeps_bits_within_and_makes_the_rest_finite(dtype: torch.dtype
 def test_a_policy_that_is_not_finite_ends_the_run() -> None:
     policy, reference = torch.tensor([[math.nan]]), torch.tensor([[-1.0]])
     assert not torch.isfinite(kl.k3(policy, overflow.limited(policy, reference))).all()
-    with pytest.raises(DivergedKL, match="step 7"):
+    with pytest.raises(Diverged, match="step 7"):
         overflow.require_finite(math.nan, 7)

@@ -18,8 +18,9 @@ from grpo_trainer import overflow
 from grpo_trainer.errors import DriftedApart, classify
 from harness.ranks import reference_facts, runs, step_facts
 from harness.ranks.gang import run_gang
-from harness.ranks.gang_facts import PARALLELISMS
+from harness.ranks.gang_facts import PARALLELISMS, STRIKES
 from tests.trainer import kl
+from tests.trainer.strikes import stopped_in_time
 
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]
@@ -140,6 +141,14 @@ def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(gang: list[dic
     assert first["error"].startswith("DriftedApart: policy: parameter model.layers.1.mlp.down_proj.weight differs")
     assert first["written"] == []
     assert classify(DriftedApart(""))[0] not in PERMANENT
+
+
+@pytest.mark.parametrize("number", range(len(STRIKES)), ids=lambda number: " ".join(map(str, STRIKES[number].values())))
+def test_a_rank_that_is_not_finite_stops_all_before_anything_is_sealed(gang: list[dict[str, Any]], number: int) -> None:
+    first, second = (facts["divergence"][number] for facts in gang)
+    assert first["ended"] == second["ended"]
+    for facts in (first, second):
+        stopped_in_time(facts)
 
 
 def test_zero3_s_savers_are_in_force_where_asked(gang: list[dict[str, Any]]) -> None:

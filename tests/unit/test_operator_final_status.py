@@ -96,7 +96,7 @@ def test_a_pod_that_is_gone_is_told_so_once() -> None:
     step=st.integers(0, MAX_COUNT),
     total=st.integers(0, MAX_COUNT),
     metrics=st.dictionaries(st.sampled_from(OUTCOME_KEYS), st.floats(allow_nan=False, allow_infinity=False)),
-    result=st.sampled_from(["Succeeded", "BadInput", "DivergedKL", "WeightsDiffer"]),
+    result=st.sampled_from(["Succeeded", "BadInput", "Diverged", "DivergedKL", "WeightsDiffer"]),
 )
 def test_any_last_words_make_a_status(step: int, total: int, metrics: dict[str, float], result: str) -> None:
     told = said(result, step=step, total_steps=total, metrics=metrics)

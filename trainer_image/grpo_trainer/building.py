@@ -22,7 +22,7 @@ from .data.dataset import Prompts, load_prompts
 from .engine import ReferenceGRPOTrainer
 from .errors import BadInput
 from .gang import rendezvous
-from .guard import KLGuard
+from .guard import KLGuard, LossGuard
 from .process.preemption import Preemption
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
@@ -42,6 +42,7 @@ class Run:
 
     trainer: ReferenceGRPOTrainer
     step_exchange: StepExchange
+    seal: SealCheckpoints
     rewards: RewardSet
     beginning: Beginning
     """The checkpoint to continue, or the adapter that the policy began with."""
@@ -81,13 +82,14 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     observer, preemption = StepObserver(), Preemption.of(plan)
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption)
-    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer), KLGuard(plan.guard)]
+    callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]
+    callbacks += [LossGuard(), KLGuard(plan.guard)]
     parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards)
     recorder.stage("Proving")
     with recorder.part("trainer"):
         trainer = make_trainer(plan, parts, observer, callbacks)
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, step_exchange, rewards, beginning)
+    return Run(trainer, step_exchange, seal, rewards, beginning)
 
 
 def device(plan: TrainingPlan) -> torch.device:

@@ -1,12 +1,13 @@
-"""TRL's GRPOTrainer with a reference of our choice, proven weights, a KL that can't poison the run, exact references.
+"""TRL's GRPOTrainer with a reference of our choice, proven weights, exact references, no poisoned checkpoint.
 
-TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are eight, TRL is
+TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are nine, TRL is
 pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
 
 - `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
   put in their place while the constructor runs;
 - `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
 - `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
+- `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite;
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved;
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
 - `_calculate_rewards` is what is timed as rewards, and where samples are taken.
@@ -33,11 +34,13 @@ from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from . import overflow
+from . import divergence, overflow
+from .errors import Diverged
 from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
 from .reference.callback import ReferenceCallback
 from .telemetry.observer import StepObserver
+from .weights import finite
 from .weights.adapters import load_adapter
 from .weights.files import open_weights
 from .weights.models import LoadedModel, Source
@@ -128,6 +131,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         """
         size = self.generation_sub_batch or len(prompt_ids)
         parts = [prompt_ids[start : start + size] for start in range(0, len(prompt_ids), size)]
+        self.require_finite()  # a rank that samples from NaN raises an error of its own
         with self.observer.clock.phase("generate"):
             done = [super(ReferenceGRPOTrainer, self)._generate_single_turn(part, *args, **kwargs) for part in parts]
         return [completion for completions, _ in done for completion in completions], None
@@ -167,7 +171,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
                 del values[before.get(key, 0) :]
             inputs, limited_tokens = self._limited(model, inputs)
             loss = super()._compute_loss(model, inputs)
-            overflow.require_finite(metrics["kl"][-1], self.state.global_step)
+            overflow.require_finite(metrics["kl"][-1], self.state.global_step + 1)
         metrics[overflow.METRIC].append(limited_tokens)
         return loss
 
@@ -184,13 +188,38 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             count = self.accelerator.reduce(local.float(), reduction="sum").item()
             return inputs | {"ref_per_token_logps": overflow.limited(policy, reference)}, count
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
+        """TRL's norm, which is the same on all ranks. ZeRO has made its step by now, unless the norm is not finite.
+
+        Raises:
+            Diverged: it is not finite.
+        """
+        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
+        divergence.require_finite("the gradient norm", norm, self.state.global_step + 1, self._metrics["train"])
+        return norm
+
+    def require_finite(self, optimizer: Any = None) -> None:
+        """Makes sure that the policy, and the optimizer where one is given, hold finite numbers only. A collective.
+
+        Raises:
+            Diverged: on any rank.
+            DriftedApart: of weights that all ranks hold whole, only some are not finite.
+        """
+        try:
+            finite.require_finite(self.model, optimizer, self.state.global_step)
+        except Diverged:
+            prove_equal(self.model, "policy")
+            raise
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Saves the reference first: once TRL's part is written, the checkpoint looks complete.
 
         Raises:
             DriftedApart: such a checkpoint is worth nothing and isn't written.
+            Diverged: the weights or the optimizer's state are not finite; the same.
         """
         prove_equal(self.model, "policy")
+        self.require_finite(self.optimizer)
         self.strategy.save(self, checkpoint_folder(Path(self.args.output_dir), self.state.global_step))
         super()._save_checkpoint(model, trial)
 

@@ -5,7 +5,8 @@
     ├── WeightsDiffer       ranks or restarts don't have the weights that they should
     ├── RewardError         a reward function failed
     ├── RendezvousTimeout   the peers did not come
-    ├── DivergedKL          guard.maxKL was exceeded
+    ├── Diverged            the loss, the gradient or the weights are not finite
+    │   └── DivergedKL      guard.maxKL was exceeded
     ├── Transient           nothing is wrong with the job: the machine or something outside failed, and may not again
     │   └── DriftedApart    ranks that began with the same weights hold different ones
     └── Preempted           SIGTERM
@@ -56,7 +57,13 @@ class RendezvousTimeout(TrainingError):
     result = Result.RENDEZVOUS_TIMEOUT
 
 
-class DivergedKL(TrainingError):
+class Diverged(TrainingError):
+    """A number that training goes on from is not finite."""
+
+    result = Result.DIVERGED
+
+
+class DivergedKL(Diverged):
     """The KL stayed above guard.maxKL."""
 
     result = Result.DIVERGED_KL

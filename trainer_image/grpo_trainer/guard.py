@@ -1,4 +1,4 @@
-"""Stops a run whose KL diverges: spec.guard.maxKL.
+"""Stops a run that diverges: at a loss that is not finite, or a KL beyond spec.guard.maxKL.
 
 A policy that has run away from its reference trains on without an error, and the GPUs work for a model that nobody
 wants.
@@ -10,7 +10,30 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_api.running import GuardSpec
 
+from .divergence import require_finite
 from .errors import DivergedKL
+
+
+class LossGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Ends the run at a loss that is not finite although its gradient was: before the step can be saved."""
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Judge the step's loss, of which TRL logs the same mean on every rank.
+
+        Raises:
+            Diverged: it is not finite.
+        """
+        logs = logs or {}
+        if "loss" in logs:
+            numbers = {name: [value] for name, value in logs.items() if isinstance(value, float)}
+            require_finite("the loss", logs["loss"], state.global_step, numbers)
 
 
 class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

@@ -9,14 +9,14 @@ ranks and the loss is computed again; the tokens are counted. 20 is also verl's 
 5e8, far above any KL that leaves the model usable, far below overflow in bfloat16. With TRL's importance ratio the
 gradient of the term is the log-ratio itself (d/dx of k3 * exp(x - const) at ratio 1), so the step stays of normal size.
 Other micro-batches are not touched: a run without overflows trains on TRL's exact loss. If the loss is still not
-finite, the policy or the reference is broken, and the run ends as DivergedKL before the optimizer can spread it.
+finite, the policy or the reference is broken, and the run ends as Diverged before the optimizer can spread it.
 """
 
 import math
 
 import torch
 
-from .errors import DivergedKL
+from .errors import Diverged
 
 LOG_RATIO_LIMIT = 20.0
 METRIC = "kl_overflow_tokens"
@@ -42,11 +42,10 @@ def require_finite(kl: float, step: int) -> None:
     """Ends the run where limiting did not help.
 
     Raises:
-        DivergedKL: the KL is still not finite.
+        Diverged: the KL is still not finite.
     """
     if not math.isfinite(kl):
-        raise DivergedKL(
+        raise Diverged(
             f"the KL is {kl} at step {step} even with log-ratios limited to {LOG_RATIO_LIMIT:g}: log-probabilities of "
-            "the policy or the reference are not finite. Lower spec.training.learningRate or raise beta; the last "
-            "checkpoint is not affected"
+            "the policy or the reference are not finite. Lower training.learningRate or raise training.beta"
         )

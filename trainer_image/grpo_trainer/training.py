@@ -9,7 +9,7 @@ from .building import Run, build
 from .checkpoints.export import export_model
 from .checkpoints.resume import Beginning
 from .checkpoints.volume import read_manifest
-from .errors import Preempted
+from .errors import Diverged, Preempted
 from .gang import rendezvous
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
@@ -27,6 +27,9 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
     checkpoint = built.beginning.checkpoint
     try:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        built.trainer.require_finite()  # what the last step made is exported, whether a checkpoint has it or not
+    except Diverged as error:
+        raise type(error)(f"{error}. {_last_good(built)}") from error
     finally:
         built.rewards.close()
     return _finish(plan, built, recorder)
@@ -44,6 +47,12 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, beginning: Beginning
             checkpoint=checkpoint and str(checkpoint),
             adapter=adapter and str(adapter),
         )
+
+
+def _last_good(run: Run) -> str:
+    """The checkpoint that a run which has diverged can go back to, as a sentence."""
+    found = run.seal.last or run.beginning.checkpoint
+    return f"The last good checkpoint is {found}" if found else "No checkpoint was saved before"
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:

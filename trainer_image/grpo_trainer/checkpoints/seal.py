@@ -32,6 +32,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         self._identity = identity
         self._recorder = recorder
         self._preemption = preemption
+        self.last: Path | None = None
+        """The last checkpoint that this attempt sealed."""
 
     def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Seal `checkpoint-<step>` of this attempt.
@@ -44,6 +46,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         begin = time.perf_counter()
         checkpoint = checkpoint_folder(Path(args.output_dir), state.global_step)
         seal(self._plan, checkpoint, state.global_step, self._identity)
+        self.last = checkpoint
         self._preemption.save_seconds = time.perf_counter() - begin
         self._recorder.stage("Training")
 

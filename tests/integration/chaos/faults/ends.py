@@ -14,7 +14,7 @@ from .base import Fault, name_of
 REPORTED = (
     Result.OUT_OF_MEMORY, Result.ERROR, Result.ERROR, Result.HANG, Result.REWARD_ERROR, Result.RENDEZVOUS_TIMEOUT,
 )  # fmt: skip
-PERMANENT = (Result.BAD_INPUT, Result.DIVERGED_KL, Result.WEIGHTS_DIFFER)
+PERMANENT = (Result.BAD_INPUT, Result.DIVERGED, Result.DIVERGED_KL, Result.WEIGHTS_DIFFER)
 SKEWS = (0.0, 0.0, 5.0, -5.0, 600.0, -600.0)
 """Seconds by which nodes' clocks are off."""
 

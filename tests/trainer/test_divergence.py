@@ -1,0 +1,41 @@
+"""No checkpoint is sealed after a number was not finite, wherever it strikes: which number, step, rank and beta."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.ranks.divergence_facts import MOMENTS, STEPS, Strike, struck
+from harness.ranks.step_facts import saved_model
+from tests.generated import cases
+from tests.trainer.strikes import stopped_in_time
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("divergence"))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_a_huge_reward_ends_the_run_and_what_was_saved_before_stays(tmp_path: Path, model: Path, beta: float) -> None:
+    facts = struck(tmp_path, model, Strike("reward", step=3, beta=beta))
+    stopped_in_time(facts)
+    assert facts["sealed"] == [2]
+    assert "the gradient norm is nan at step 3 (reward inf" in facts["ended"]
+
+
+STRIKES = st.builds(
+    Strike,
+    moment=st.sampled_from(MOMENTS),
+    step=st.integers(1, STEPS - 1),
+    beta=st.sampled_from([0.0, 0.04]),
+)
+
+
+@settings(max_examples=cases(6))
+@given(strike=STRIKES)
+def test_wherever_it_strikes_nothing_is_sealed_after_it(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, strike: Strike
+) -> None:
+    stopped_in_time(struck(tmp_path_factory.mktemp("struck"), model, strike))

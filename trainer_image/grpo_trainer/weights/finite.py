@@ -1,0 +1,71 @@
+"""Whether a policy and its optimizer hold finite numbers only: asked before they generate, are saved or exported.
+
+A NaN in a checkpoint can't be undone by any attempt that resumes from it. Each rank looks at what it holds, under
+ZeRO-3 its own partition, so that nothing is gathered; one exchange tells all of them.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Diverged
+from ..gang import ranks
+from . import partition
+
+
+def require_finite(model: nn.Module, optimizer: Any, step: int) -> None:
+    """Makes sure that all ranks hold finite numbers. A collective.
+
+    Args:
+        model: of which every parameter is looked at.
+        optimizer: whose state is, too; None to leave it out.
+        step: finished optimizer steps, for the message.
+
+    Raises:
+        Diverged: on every rank, naming the ranks and the first parameter or state that isn't finite.
+    """
+    found = ranks.gather(first_not_finite(model, optimizer))
+    wrong = [number for number, name in enumerate(found) if name]
+    if wrong:
+        raise Diverged(
+            f"{ranks.named(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
+            "model is written. Lower training.learningRate"
+        )
+
+
+def first_not_finite(model: nn.Module, optimizer: Any) -> str:
+    """Name of this rank's first parameter or optimizer state with an element that isn't finite; empty for none."""
+    names: list[str] = []
+    extremes: list[torch.Tensor] = []
+    for name, tensor in chain(_parameters(model), _states(model, optimizer)):
+        if tensor.is_floating_point() and tensor.numel():
+            names.append(name)
+            # one pass without a copy of the tensor; both extremes are NaN where any element is
+            extremes.append(torch.stack(torch.aminmax(tensor.detach())).double())
+    if not names:
+        return ""
+    # together, so that a GPU is waited for once
+    finite = torch.stack([pair.to(extremes[0].device) for pair in extremes]).isfinite().all(dim=1).tolist()
+    return next((name for name, fine in zip(names, finite, strict=True) if not fine), "")
+
+
+def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in partition.parameters_by_name(model).items():
+        with partition.held(parameter) as share:
+            yield f"parameter {name}", share.tensor
+
+
+def _states(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Moments and, under ZeRO, the float32 masters, through accelerate's and DeepSpeed's wrappers."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    known = {id(parameter) for parameter in model.parameters()}
+    for number, (parameter, state) in enumerate(optimizer.state.items() if optimizer is not None else ()):
+        if id(parameter) not in known:
+            yield f"master weight {number} of the optimizer", parameter
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                yield f"state {name} of weight {number} of the optimizer", value
