@@ -5,7 +5,7 @@ The typed way back of the contract between operator and pod: the trainer writes 
 
 from bisect import bisect_left
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ LOAD = "load"
 STEP_PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
 """The phases of a step, in its order; keys of `Progress.memory` and values of the metrics' label `step_phase`."""
 
+
+Stage = Literal["Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"]
+"""What an attempt does, in the order in which it does it; patience.py says for how long."""
 
 MAX_COUNT = 2**53 - 1
 """Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC 8259, section 6)."""
@@ -122,7 +125,10 @@ class Progress(Model):
     epoch: Annotated[float, Field(ge=0.0)] | None = None
     """Passes over the dataset."""
     stage: Annotated[str, Field(max_length=32)] = "Starting"
-    """Starting, Loading, Proving, Training, Saving, Exporting or Finished."""
+    """Starting, Connecting, Loading, Proving, Training, Saving, Exporting or Finished."""
+    events: Count = 0
+    """Signs of progress so far, of all ranks as far as rank 0 has heard of them: finished steps, changes of stage,
+    parts of long work. A number that stands still says more than a time on another's clock."""
     resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
     last_step_time: Seconds | None = None

@@ -229,7 +229,9 @@ class GuardSpec(Model):
     max_kl_steps: Annotated[int, Field(ge=1, le=10000)] = Field(default=5, alias="maxKLSteps")
     """Consecutive steps above maxKL. Unset: 5."""
     hang_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
-    """An attempt without a finished step for this long is ended as Hang and restarted. Unset: 1800 s."""
+    """An attempt without progress for this long is ended as Hang and restarted. While it trains, progress is a finished
+    step, which may always take three times the plan's estimate; before and after, it is bytes read or written. Unset:
+    1800 s."""
     rendezvous_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 600
     """Longest wait of a started pod for its peers. Unset: 600 s."""
 

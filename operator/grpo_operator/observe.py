@@ -28,7 +28,7 @@ class Pull:
     at: Observed
     """When it was pulled."""
     advanced_at: Observed
-    """When a pull first showed this step and stage."""
+    """When a pull first showed this step, this stage and so many events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,13 +162,17 @@ def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
     A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it stands still is
     measured by what it was seen to say, for its own clock may be off.
     """
-    allowed, pull = seen.job.hang_allowance, seen.pull
-    if allowed is None or pull is None or seen.silence:
+    pull = seen.pull
+    allowed = seen.job.hang_allowance(pull.progress.stage) if pull else None
+    if pull is None or allowed is None or seen.silence:
         return None
     age = pull.at - pull.advanced_at
     if age < allowed:
         return Due(allowed - (seen.at - pull.advanced_at)) if seen.at - pull.advanced_at < allowed else None
-    message = f"no step finished for {age:.0f} s after step {pull.progress.step}; the operator allows {allowed:.0f} s"
+    message = (
+        f"no progress for {age:.0f} s in stage {pull.progress.stage} after step {pull.progress.step}; the operator "
+        f"allows {allowed:.0f} s"
+    )
     return again(seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_api.contract import MANAGED_BY
 from grpo_api.job import GRPOJobSpec
+from grpo_api.patience import patience
 from grpo_api.running import RestartsSpec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
@@ -145,15 +146,16 @@ class GRPOJobRecord:
         """spec.restarts.startTimeoutSeconds."""
         return (self.spec.restarts if self.spec else RestartsSpec()).start_timeout_seconds
 
-    @property
-    def hang_allowance(self) -> float | None:
-        """Seconds without a step after which the operator ends an attempt: twice the trainer's own limit and its grace.
+    def hang_allowance(self, stage: str) -> float | None:
+        """Seconds without progress in a stage after which the operator ends an attempt: twice the trainer's own limit
+        and its grace; None without a plan.
 
         The trainer's watchdog is to act first; this is for a rank 0 whose watchdog can't.
         """
-        if self.spec is None:
+        if self.spec is None or self.status.plan is None:
             return None
-        return 2.0 * self.spec.guard.hang_timeout_seconds + self.spec.pod_template.spec.termination_grace_period_seconds
+        grace = self.spec.pod_template.spec.termination_grace_period_seconds
+        return 2.0 * patience(stage, self.spec.guard, self.status.plan) + grace
 
     @property
     def nodes(self) -> int:

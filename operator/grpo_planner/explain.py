@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from grpo_api.patience import STEP_ESTIMATES
 from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
 from .memory.device import checkpoint_bytes, whole_mib
@@ -76,6 +77,11 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         )
     if not pool.hardware.bfloat16:
         told.append(f"{pool.label} has no bfloat16: everything runs in float32")
+    if (longest := STEP_ESTIMATES * option.seconds) > demand.spec.guard.hang_timeout_seconds:
+        told.append(
+            f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only after {longest:.0f} s, "
+            f"not after spec.guard.hangTimeoutSeconds = {demand.spec.guard.hang_timeout_seconds}; raise that"
+        )
     return told
 
 

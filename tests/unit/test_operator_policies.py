@@ -132,14 +132,16 @@ def test_a_job_that_was_suspended_after_its_release_does_not_pause() -> None:
 @pytest.mark.parametrize(
     ("pull", "action"),
     [
-        (make_pull(still=4000), Action.ADMIT),
-        (make_pull(still=3000), Action.WAIT),
-        (make_pull(still=4000, attempt=7), Action.WAIT),
+        (make_pull(still=4000, stage="Training"), Action.ADMIT),
+        (make_pull(still=3000, stage="Training"), Action.WAIT),
+        (make_pull(still=4000, stage="Starting"), Action.WAIT),
+        (make_pull(still=4000, stage="Training", attempt=7), Action.WAIT),
         (None, Action.WAIT),
     ],
     ids=[
         "no step for twice the trainer's own limit and the grace is a hang",
         "up to there the trainer's own watchdog comes first",
+        "the wait for late peers has an end of its own",
         "another attempt's answer proves nothing",
         "no answer proves nothing",
     ],

@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from grpo_api.report import Progress
-from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch
+from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, pulled
 from grpo_operator.names import ObjectKey
+from grpo_operator.times import Observed
 from tests.unit.test_operator_client import Handler, serving
 
 ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
@@ -93,3 +94,16 @@ async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
     await asyncio.sleep(0.4)
     running.cancel()
     assert 2 <= trainer.asked <= 8
+
+
+@pytest.mark.parametrize(
+    ("stage", "advances"), [("Loading", True), ("Training", False)], ids=["a load that gets on", "training"]
+)
+def test_events_are_progress_except_while_it_trains(stage: str, advances: bool) -> None:
+    def answer(events: int) -> Progress:
+        return Progress(attempt=1, stage=stage, step=2, events=events)
+
+    first = pulled(None, answer(4), Observed(10.0))
+    same, later = pulled(first, answer(4), Observed(20.0)), pulled(first, answer(5), Observed(20.0))
+    assert same.advanced_at == Observed(10.0)
+    assert later.advanced_at == Observed(20.0 if advances else 10.0)

@@ -13,6 +13,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
+from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
 
 from .checkpoints.identity import identity
@@ -101,13 +102,13 @@ def require_patience(plan: TrainingPlan, longest_seconds: float) -> None:
     """A reward may not take longer than the watchdog waits.
 
     Raises:
-        BadInput: the rewards' declared time-outs exceed guard.hangTimeoutSeconds.
+        BadInput: the rewards' declared time-outs exceed its patience.
     """
-    limit = plan.guard.hang_timeout_seconds
+    limit = patience("Training", plan.guard, plan.execution)
     if longest_seconds >= limit:
         raise BadInput(
             f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "
-            f"for guard.hangTimeoutSeconds = {limit} is ended as a hang; raise that, or lower the time-outs"
+            f"for {limit:.0f} s is ended as a hang; raise guard.hangTimeoutSeconds, or lower the time-outs"
         )
 
 

@@ -16,6 +16,7 @@ from .checkpoints.resume import claim_folder
 from .gang import rendezvous
 from .gang.placement import Placement
 from .process.outcome import announce, finished_attempt, keep
+from .process.pulse import Pulse
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
 from .telemetry.server import serve
@@ -49,6 +50,7 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         libraries.add_done_callback(lambda _: recorder.reached("imports"))
         with recorder.part("rendezvous"):
             rendezvous.join(plan, place)
+        Pulse(recorder, rendezvous.store_client(plan)).start()
         libraries.result()
 
 

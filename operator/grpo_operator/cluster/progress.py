@@ -176,9 +176,16 @@ class ProgressPuller:
 
 
 def pulled(last: Pull | None, progress: Progress, at: Observed) -> Pull:
-    """A new answer after the last: it has advanced when its step or its stage has changed."""
-    same = last is not None and (last.progress.step, last.progress.stage) == (progress.step, progress.stage)
+    """A new answer after the last: it has advanced when its step, its stage or its number of events has changed.
+
+    While it trains, only a step counts: what else happens, happens within a step.
+    """
+    same = last is not None and _reached(last.progress) == _reached(progress)
     return Pull(progress, at, last.advanced_at if last and same else at)
+
+
+def _reached(progress: Progress) -> tuple[int, str, int]:
+    return progress.step, progress.stage, 0 if progress.stage == "Training" else progress.events
 
 
 def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT) -> Fetch:

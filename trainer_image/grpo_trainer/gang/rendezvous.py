@@ -17,8 +17,10 @@ from ..errors import RendezvousTimeout
 from .placement import Placement
 
 POLL_SECONDS = 0.2
-MARGIN_SECONDS = 300
-"""By how much a collective's time-out exceeds the watchdog's, so that a hang is named by the watchdog."""
+COLLECTIVE_TIMEOUT = timedelta(days=7)
+"""Longer than any rank may wait for a peer that makes progress: it is the watchdog that finds and names a hang."""
+CLIENT_SECONDS = 30.0
+"""Patience of a further connection to the store."""
 
 
 def join(plan: TrainingPlan, place: Placement) -> None:
@@ -30,7 +32,7 @@ def join(plan: TrainingPlan, place: Placement) -> None:
     deadline = time.monotonic() + plan.guard.rendezvous_timeout_seconds
     if not place.is_main:
         _await_main(plan, deadline)
-    store = _store(plan, place, deadline)
+    store = _store(plan, deadline, serves=place.is_main)
     store.set(_key(place.rank), "here")
     _await_all(store, place, deadline)
     gpu = plan.execution.accelerator == "GPU"
@@ -41,8 +43,13 @@ def join(plan: TrainingPlan, place: Placement) -> None:
         store=PrefixStore("group", store),
         rank=place.rank,
         world_size=place.world_size,
-        timeout=timedelta(seconds=plan.guard.hang_timeout_seconds + MARGIN_SECONDS),
+        timeout=COLLECTIVE_TIMEOUT,
     )
+
+
+def store_client(plan: TrainingPlan) -> Store:
+    """A connection of its own to rank 0's store: on a shared one whoever waits keeps all others waiting."""
+    return _store(plan, time.monotonic() + CLIENT_SECONDS, serves=False)
 
 
 def _await_main(plan: TrainingPlan, deadline: float) -> None:
@@ -63,11 +70,11 @@ def _await_main(plan: TrainingPlan, deadline: float) -> None:
             return
 
 
-def _store(plan: TrainingPlan, place: Placement, deadline: float) -> Store:
+def _store(plan: TrainingPlan, deadline: float, *, serves: bool) -> Store:
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     address, port = plan.rendezvous.address, plan.rendezvous.port
     try:
-        return TCPStore(address, port, None, place.is_main, timeout=left, wait_for_workers=False)
+        return TCPStore(address, port, None, serves, timeout=left, wait_for_workers=False)
     except dist.DistError as error:
         raise RendezvousTimeout(f"the store at {address}:{port} can't be opened: {error}") from error
 

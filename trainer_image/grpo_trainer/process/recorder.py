@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Progress
+from grpo_api.report import Outcome, Progress, Stage
 
 from ..gang.placement import Placement
 
@@ -27,13 +27,26 @@ class Recorder:
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._progress = Progress(attempt=plan.job.attempt)
         self._started = started
-        self._last_event = time.monotonic()
+        self._last_event = self._last_heard = time.monotonic()
+        self._own_events = 0
         self.place = place
 
     def _update(self, **changes: object) -> None:
         with self._lock:
+            self._own_events += 1
+            changes["events"] = self._progress.events + 1
             self._progress = self._progress.model_copy(update=changes)
             self._last_event = time.monotonic()
+
+    def event(self) -> None:
+        """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off the verdict Hang."""
+        self._update()
+
+    def heard(self, events: int) -> None:
+        """So many events of other ranks: who waits for a peer that works does not hang."""
+        with self._lock:
+            self._progress = self._progress.model_copy(update={"events": self._progress.events + events})
+            self._last_heard = time.monotonic()
 
     @property
     def progress(self) -> Progress:
@@ -48,16 +61,28 @@ class Recorder:
 
     @property
     def current_stage(self) -> str:
-        """Starting, Loading, Proving, Training, Saving, Exporting or Finished."""
+        """One of grpo_api.report.Stage."""
         return self.progress.stage
 
     @property
+    def own_events(self) -> int:
+        """Events of this rank so far."""
+        with self._lock:
+            return self._own_events
+
+    @property
     def seconds_since_event(self) -> float:
-        """Time since the last finished step or change of stage, in seconds."""
+        """Time since this rank's last finished step, change of stage or part of its work, in seconds."""
         with self._lock:
             return time.monotonic() - self._last_event
 
-    def stage(self, name: str) -> None:
+    @property
+    def seconds_since_any(self) -> float:
+        """The same of all ranks, as far as it was heard of them."""
+        with self._lock:
+            return time.monotonic() - max(self._last_event, self._last_heard)
+
+    def stage(self, name: Stage) -> None:
         """Enter a stage."""
         self._update(stage=name)
 

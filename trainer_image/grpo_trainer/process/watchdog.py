@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Result
 
@@ -62,24 +63,28 @@ class Watchdog:
 
     def verdict(self) -> Outcome | None:
         """How the run has to end now; None while it may go on."""
-        stage, step = self._recorder.current_stage, self._recorder.step
-        idle, limit = self._recorder.seconds_since_event, self._limit(stage)
+        recorder, stage = self._recorder, self._recorder.current_stage
+        idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any
+        limit = patience(stage, self._plan.guard, self._plan.execution)
         waited = self.seconds_since_sigterm
         if waited is not None and (stage not in ("Training", "Saving") or waited > self._patience()):
             return self._outcome(Result.PREEMPTED, f"SIGTERM during stage {stage}; the last periodic checkpoint stands")
         if idle > limit:
-            return self._outcome(
-                Result.HANG,
-                f"no step finished for {idle:.0f} s (guard.hangTimeoutSeconds = "
-                f"{self._plan.guard.hang_timeout_seconds}) in stage {stage} after step {step}; every thread's stack is "
-                f"in the log",
-            )
+            return self._outcome(*self._stuck(stage, idle, limit))
         return None
 
-    def _limit(self, stage: str) -> int:
-        """The hang time-out; while starting, the wait for late peers, which has its own end, comes on top."""
-        guard = self._plan.guard
-        return guard.hang_timeout_seconds + (guard.rendezvous_timeout_seconds if stage == "Starting" else 0)
+    def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
+        """The result and the sentence of a stage that took longer than its patience."""
+        if stage == "Connecting":
+            return Result.RENDEZVOUS_TIMEOUT, (
+                f"the process group and its first all-reduce did not come about in {limit:.0f} s, although every pod "
+                f"reached every other by TCP"
+            )
+        done = "step finished" if stage == "Training" else "progress"
+        return Result.HANG, (
+            f"no {done} for {idle:.0f} s in stage {stage} after step {self._recorder.step}; {limit:.0f} s are allowed "
+            f"(guard.hangTimeoutSeconds = {self._plan.guard.hang_timeout_seconds}). Every thread's stack is in the log"
+        )
 
     def _patience(self) -> float:
         return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)

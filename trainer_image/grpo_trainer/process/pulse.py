@@ -1,0 +1,82 @@
+"""Finds and shares the signs of progress of long work: a download, a load, an export.
+
+Libraries don't call back while they read weights or write a checkpoint, so the bytes that the kernel counts for this
+process are looked at. And most ranks wait while one works: each adds its events to one counter in the gang's store and
+hears from it how many the others had, so that nobody takes a peer that works for a hang.
+"""
+
+import resource
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from .recorder import Recorder
+
+PERIOD_SECONDS = 10.0
+LEAST_BYTES = 64 * 1024
+"""Bytes in a period that count as progress; what moves without work (a look, a log line) is far less."""
+COUNTERS = Path("/proc/self/io")
+COUNTER = "events"
+
+
+class Counters(Protocol):
+    """The part of a torch.distributed Store that is used."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a number and return it; waits no longer than the store's own time-out."""
+
+
+class Pulse:
+    """One rank's part in it."""
+
+    def __init__(self, recorder: Recorder, store: Counters) -> None:
+        """`store` must be used by nobody else: a client waits for its answers one by one."""
+        self._recorder = recorder
+        self._store: Counters | None = store
+        self._moved = moved_bytes()
+        self._told = self._others = 0
+
+    def start(self) -> None:
+        """Look and share every PERIOD_SECONDS."""
+        threading.Thread(target=self._beat_on, name="pulse", daemon=True).start()
+
+    def _beat_on(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(PERIOD_SECONDS):
+            self.beat()
+
+    def beat(self) -> None:
+        """Look once; while it trains only finished steps count, and all ranks finish theirs together."""
+        if self._recorder.current_stage == "Training":
+            return
+        moved = moved_bytes()
+        if moved - self._moved >= LEAST_BYTES:
+            self._recorder.event()
+        self._moved = moved
+        if self._store is not None:
+            self._share(self._store)
+
+    def _share(self, store: Counters) -> None:
+        own = self._recorder.own_events
+        try:
+            others = store.add(COUNTER, own - self._told) - own
+        except RuntimeError as error:  # torch's DistError; rank 0 is gone or can't be reached, which others find out
+            print(f"the progress of other ranks can't be heard any more: {error}", flush=True)
+            self._store = None
+            return
+        self._told = own
+        if others > self._others:
+            self._recorder.heard(others - self._others)
+        self._others = others
+
+
+def moved_bytes() -> int:
+    """Bytes that this process has read and written by system calls and, at least, by mapped files (proc_pid_io(5)).
+
+    Where the counters can't be read (a sandbox without /proc/self/io) only mapped files are seen.
+    """
+    mapped = resource.getrusage(resource.RUSAGE_SELF).ru_majflt * resource.getpagesize()
+    if not COUNTERS.is_file():
+        return mapped
+    counters = dict(line.split(": ") for line in COUNTERS.read_text(encoding="ascii").splitlines())
+    return mapped + int(counters["rchar"]) + int(counters["wchar"])
