@@ -1,7 +1,7 @@
 """What engine.py takes for granted about TRL's private names; fails when a new TRL changes any of it.
 
-Private names may change in any release. TRL is pinned, so this fails at the moment of an upgrade, not in production.
-One test per name of the list in engine.py.
+Private names may change in any release, transformers' `_run_epoch` with them. Both are pinned, so this fails at the
+moment of an upgrade, not in production. One test per name of the list in engine.py, or per group of them.
 """
 
 import inspect
@@ -10,8 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import trl
+from transformers import Trainer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
+from trl.trainer.utils import RepeatSampler
 
 import grpo_trainer as package
 from grpo_trainer import engine
@@ -25,6 +27,10 @@ PRIVATE = {
     "_metrics",
     "_generate_single_turn",
     "_calculate_rewards",
+    "_get_train_sampler",
+    "_run_epoch",
+    "_step",
+    "_buffered_inputs",
 }
 
 
@@ -99,6 +105,34 @@ def test_rewards_come_from_one_method_for_the_completions_of_all_ranks() -> None
     names = ["self", "inputs", "prompts", "completions", "completion_ids_list"]
     assert parameters(GRPOTrainer._calculate_rewards) == names
     assert "rewards_per_func = gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
+
+
+def test_the_order_of_the_prompts_is_one_permutation_per_pass_from_one_generator() -> None:
+    source = inspect.getsource(RepeatSampler)
+    assert source.count("self.generator") == 3
+    assert "self.generator.manual_seed(seed)" in inspect.getsource(RepeatSampler.__init__)
+    assert "torch.randperm(self.num_samples, generator=self.generator)" in inspect.getsource(RepeatSampler.__iter__)
+    assert "sampler_fn=self._get_train_sampler" in inspect.getsource(GRPOTrainer.get_train_dataloader)
+    assert "return RepeatSampler(" in inspect.getsource(GRPOTrainer._get_train_sampler)
+
+
+def test_a_pass_is_one_method_called_by_keywords() -> None:
+    loop, a_pass = inspect.getsource(Trainer._inner_training_loop), inspect.getsource(Trainer._run_epoch)
+    assert loop.count("self._run_epoch(") == 1
+    for name in ("epoch", "steps_in_epoch", "epochs_trained", "steps_trained_in_current_epoch"):
+        assert f"                {name}={name}," in loop
+    assert "for epoch in range(epochs_trained, num_train_epochs):" in loop
+    assert "max_steps" not in a_pass.partition("if step < 0:")[0]  # it would take a step more than all
+    assert a_pass.index("skip_first_batches(") < a_pass.index("epoch_iterator = iter(train_dataloader)")
+
+
+def test_a_generation_is_kept_in_memory_and_counted_in_micro_batches() -> None:
+    source = inspect.getsource(GRPOTrainer._prepare_inputs)
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in source
+    assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in source
+    assert "inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]" in source
+    assert SOURCE.count("self._step += 1") == SOURCE.count("self._step = 0") == 1
+    assert len(re.findall(r"self\._buffered_inputs = ", SOURCE)) == 2  # none, and a generation
 
 
 def test_engine_is_the_only_file_with_trls_private_names() -> None:

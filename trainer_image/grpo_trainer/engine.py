@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer with a reference of our choice, proven weights, exact references, no poisoned checkpoint.
 
-TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are nine, TRL is
-pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are thirteen, TRL
+is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
 
 - `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
   put in their place while the constructor runs;
@@ -10,7 +10,9 @@ pinned, and tests/trainer/test_engine_contract.py fails when one of them changes
 - `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite;
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved;
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
-- `_calculate_rewards` is what is timed as rewards, and where samples are taken.
+- `_calculate_rewards` is what is timed as rewards, and where samples are taken;
+- `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step` counts micro-batches
+  and `_buffered_inputs` is the generation that they are cut from: TRL's checkpoints know neither place.
 
     trainer = ReferenceGRPOTrainer(loaded=loaded, strategy=strategy_for(plan), args=config, reward_funcs=...,
                                    train_dataset=..., callbacks=...)
@@ -35,6 +37,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from . import divergence, overflow
+from .checkpoints import rollouts
+from .data.order import rewind
 from .errors import Diverged
 from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
@@ -112,6 +116,32 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         load_adapter(self.model, adapter, self.source)
         with open_weights(adapter) as files:
             self.proofs.append(prove(self.model, files, "adapter", adapter_only=True))
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        self._order = super()._get_train_sampler(*args, **kwargs)
+        return self._order
+
+    def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs: Any) -> None:
+        """One pass over the prompts, from its place in their order and in a generation; none after the last step.
+
+        transformers skips what a resumed run has had of this pass, but it knows nothing of the passes before, nor of a
+        generation that is half used; and it would take one step more than all.
+
+        Raises:
+            BadInput: that generation is not in the checkpoint.
+        """
+        if self.state.global_step >= self.state.max_steps:
+            return
+        begun = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
+        self._step = epoch * steps_in_epoch + begun
+        rewind(self._order, epoch)
+        if self.resumed_from and self._within_generation():
+            self._buffered_inputs = rollouts.load(self.resumed_from, self.accelerator.device)
+        super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)
+
+    def _within_generation(self) -> bool:
+        """Whether micro-batches are left of the last generation."""
+        return bool(self._step % (self.args.steps_per_generation * self.num_iterations))
 
     @property
     def start(self) -> str:
@@ -212,7 +242,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             raise
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Saves the reference first: once TRL's part is written, the checkpoint looks complete.
+        """Saves what is ours first: once TRL's part is written, the checkpoint looks complete.
 
         Raises:
             DriftedApart: such a checkpoint is worth nothing and isn't written.

@@ -1,0 +1,67 @@
+"""Resume at any step of any epoch: what follows is the undisturbed run's to the last digit, in all that TRL logs.
+
+Generated: how much data, how many passes, where checkpoints are and where the kill strikes, how a step is cut into
+micro-batches and generations, whether the reference moves. Trainers are built anew from the plan, in one process.
+"""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.contract import DATA_MOUNT_ENV
+from harness.ranks import demo_model
+from harness.ranks.resume_cases import Case, differences
+from tests.generated import cases
+
+MOST_STEPS = 9
+SYNCED = ("Clone", "Offload")
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Case:
+    """A run of one to three passes, whole or broken off, killed anywhere."""
+    ahead, accumulation, iterations = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    generations = draw(st.integers(1, 3))
+    steps = draw(st.integers(2, MOST_STEPS))
+    in_pass = -(-generations * ahead * iterations // accumulation)
+    length = {"steps": steps} if draw(st.booleans()) else {"epochs": steps / in_pass}
+    strategy = draw(st.sampled_from(["Clone", "Offload", "Adapter", "None"]))
+    return Case(
+        rows=generations * ahead + draw(st.integers(0, ahead - 1)),
+        save=draw(st.integers(1, steps)),
+        kill=draw(st.integers(1, steps)),
+        accumulation=accumulation,
+        ahead=ahead,
+        iterations=iterations,
+        shuffle=draw(st.sampled_from([True, True, False])),
+        sync=draw(st.integers(0, 3)) if strategy in SYNCED else 0,
+        strategy=strategy,
+        **length,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """With a model; and what is imported is put out of the garbage collector's way, as the worker does."""
+    folder = tmp_path_factory.mktemp("exact")
+    demo_model.save_policy(folder / "model")
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(DATA_MOUNT_ENV, str(folder))
+        yield folder
+    gc.unfreeze()
+
+
+@given(case=drawn())
+@settings(max_examples=cases(20))
+@example(case=Case(rows=8, epochs=3.0, save=3, kill=7, accumulation=2))  # the third pass, in the first one's order
+@example(case=Case(rows=8, steps=6, save=6, kill=6, accumulation=2))  # killed after its last step: took one more
+@example(case=Case(rows=9, epochs=3.0, save=4, kill=5, accumulation=2, ahead=3))  # a pass ends within a step
+@example(case=Case(rows=8, steps=9, save=5, kill=6, ahead=4, iterations=2, sync=2))  # amid a generation
+def test_a_resumed_run_is_the_undisturbed_one(folder: Path, case: Case) -> None:
+    assert differences(case, folder) == []
