@@ -108,8 +108,8 @@ def save_model(folder: Path) -> None:
     """A random model of about two million parameters: its steps are long enough for 1 % of them to be seen."""
     from transformers import Qwen2ForCausalLM, set_seed
 
+    from grpo_trainer.acceptance.tiny import tiny_tokenizer
     from harness.ranks import demo_model
-    from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
     settings = demo_model.config()
     settings.update({"hidden_size": 256, "intermediate_size": 1024})

@@ -101,8 +101,8 @@ def save_models(folder: Path, layers: int) -> None:
     """A small and a large random model; about 1 GB with 12 layers in float32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
+    from grpo_trainer.acceptance.tiny import tiny_tokenizer
     from harness.ranks import demo_model
-    from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
     demo_model.save_policy(folder / "small")
     set_seed(0)

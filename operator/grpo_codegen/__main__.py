@@ -1,4 +1,5 @@
-"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the generated pages.
+"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the generated pages, and the
+data of the trainer's acceptance run.
 
 What follows from grpo_api and grpo_planner then can't drift from them: `make codegen` writes, and `--check`, part of
 `make lint`, fails when a file is stale and writes nothing.
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import alerts, crd, dashboard, documents, planner
+from . import acceptance, alerts, crd, dashboard, documents, planner
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +22,8 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "docs/metrics.md": documents.metrics,
     "docs/planner-table.md": planner.table,
     "docs/plan-schema.json": planner.schema,
+    "trainer_image/grpo_trainer/acceptance/pins.json": acceptance.pins,
+    "trainer_image/grpo_trainer/acceptance/predictions.json": acceptance.predictions,
 }
 """Every generated file by its path in the repository, with the function that renders it."""
 

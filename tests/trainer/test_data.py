@@ -14,9 +14,9 @@ import pytest
 
 from grpo_api.dataset import DatasetSpec
 from grpo_api.training import TrainingSpec
+from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.errors import BadInput
-from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
 TRAINING = TrainingSpec(prompts_per_step=1, num_generations=2)
 GSM8K_ROWS = Path(__file__).parent / "data" / "gsm8k-format.jsonl"

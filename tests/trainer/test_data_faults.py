@@ -13,9 +13,9 @@ import pytest
 
 from grpo_api.dataset import DatasetSpec
 from grpo_api.training import TrainingSpec
+from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.errors import BadInput
-from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 CHAT = {"role": "user", "content": "hi"}

@@ -14,12 +14,12 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 
 from grpo_api.contract import reward_mount, reward_token_env
 from grpo_api.rewards import RewardSpec
+from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.errors import BadInput, TrainingError
 from grpo_trainer.rewards import RewardSet, build_rewards
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_model import RewardModel
 from harness.ranks import demo_model
-from harness.ranks.tiny_tokenizer import tiny_tokenizer
 
 ROWS = Dataset.from_list([{"prompt": "1+1=", "answer": "#### 2", "word": "two", "none": None}])
 

@@ -1,0 +1,39 @@
+"""Checks of an acceptance run that end badly, for the test of what is told of them."""
+
+import os
+import subprocess
+import sys
+import time
+
+from grpo_trainer.acceptance.findings import Context, Finding, judged
+
+CHILD = "child.pid"
+
+
+def passes(context: Context) -> list[Finding]:
+    """Says where it ran."""
+    return [
+        judged("passes", [], f"{context.device}, {context.world} ranks, GPUs {os.environ['CUDA_VISIBLE_DEVICES']!r}")
+    ]
+
+
+def aborts(_: Context) -> list[Finding]:
+    """Ends as a process does over a broken CUDA context."""
+    print("CUDA error: device-side assert triggered", flush=True)
+    os.abort()
+
+
+def hangs(context: Context) -> list[Finding]:
+    """Waits for ever, and so does what it has started."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (context.path / CHILD).write_text(str(child.pid))
+    time.sleep(600)
+    return []
+
+
+def one_rank_raises(context: Context) -> list[Finding]:
+    """The last rank raises while the others wait for it."""
+    if context.rank == context.world - 1:
+        raise RuntimeError("NCCL error")
+    time.sleep(600)
+    return []

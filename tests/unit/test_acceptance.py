@@ -1,0 +1,172 @@
+"""The acceptance run without a device: versions, the processes of checks, what is told of a bad end, the report.
+
+Here the checks are stand-ins that load no library; tests/trainer/test_acceptance.py runs the real ones.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.report import Outcome, Result
+from grpo_codegen.acceptance import CASES, ROOT, predictions
+from grpo_trainer.acceptance import __main__ as acceptance
+from grpo_trainer.acceptance import report, runner, versions
+from grpo_trainer.acceptance.catalogue import CHECKS, MEMORY_CASES, Check
+from grpo_trainer.acceptance.findings import Context, Finding, State, dumped, judged, loaded
+from grpo_trainer.acceptance.runner import Done, run_checks, why_not
+from tests import faulty_checks
+
+TEXT = st.text(max_size=40)
+FINDINGS = st.lists(
+    st.builds(
+        Finding,
+        TEXT,
+        st.sampled_from(State),
+        TEXT,
+        st.dictionaries(TEXT, st.floats(allow_nan=False) | TEXT, max_size=3),
+    ),
+    max_size=4,
+)
+WHERE = report.Surroundings("Python", "cpu", {"torch": "2.11.0"}, {"torch": ("2.11.0", "2.13.0")})
+
+
+def check(function: str, seconds: int = 60, **rest: Any) -> Check:
+    """A stand-in."""
+    return Check(function, "tests.faulty_checks", function, seconds, **rest)
+
+
+def test_what_differs_from_the_image_is_told_before_anything_is_imported() -> None:
+    image = {"torch": "2.13.0", "trl": "1.16.0", "no-such-package": "1.0"}
+    different = versions.differing({"torch": "2.13.0+cu130", "trl": "1.15.0", "no-such-package": "missing"}, image)
+    assert different == {"trl": ("1.15.0", "1.16.0"), "no-such-package": ("missing", "1.0")}
+    assert versions.sentence(different) == (
+        "other than the image: no-such-package missing (image 1.0), trl 1.15.0 (image 1.16.0)"
+    )
+    assert versions.sentence({}) == "every version is the image's"
+    code = "import sys, grpo_trainer.acceptance.__main__; print({'torch', 'pydantic', 'trl'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_every_package_of_the_trainer_is_among_the_versions() -> None:
+    pins = versions.pins()
+    assert {"torch", "triton", "transformers", "trl", "peft", "deepspeed", "bitsandbytes", "pydantic"} <= pins.keys()
+    here = versions.installed(pins)
+    assert versions.differing(here, pins) == {}, "the tests run on the image's versions"
+
+
+@given(FINDINGS)
+def test_findings_travel_between_processes_unchanged(findings: list[Finding]) -> None:
+    assert loaded(dumped(findings)) == findings
+
+
+@given(FINDINGS, st.floats(0, 1e6), st.text(max_size=200))
+def test_a_report_of_anything_is_a_table_with_a_row_per_finding(
+    findings: list[Finding], seconds: float, log: str
+) -> None:
+    result = json.loads(json.dumps(report.as_json(WHERE, [Done("one", findings, seconds, log)])))
+    rows = [line for line in report.page(result).split("\n") if line.startswith("|")]
+    assert len(rows) == 3 + 2 + len(findings)
+    assert all(row.count("|") == 4 for row in rows)
+
+
+def test_a_bad_end_spoils_no_other_check_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    checks = [
+        check("aborts"),
+        check("passes"),
+        check("hangs", seconds=3),
+        check("passes", on_cpu=True),
+        check("no_such_function"),
+        check("one_rank_raises", ranks=True),
+        check("passes", needs_gpu=True),
+    ]
+    done = list(run_checks(checks, Context("cpu", str(tmp_path), world=2), 120))
+    seen = [(one.findings[0].state, one.findings[0].message) for one in done]
+    assert seen == [
+        (State.FAILED, "ended with exit code -6; CUDA error: device-side assert triggered"),
+        (State.PASSED, "cpu, 1 ranks, GPUs '0'"),
+        (State.FAILED, "no answer within 3 s; "),
+        (State.PASSED, "cpu, 1 ranks, GPUs ''"),
+        (State.FAILED, "ended with exit code 1; AttributeError: module 'tests.faulty_checks' has no attribute "
+         "'no_such_function'"),
+        (State.FAILED, "ended with exit code 1; RuntimeError: NCCL error"),
+        (State.NOT_RUN, "needs a GPU"),
+    ]  # fmt: skip
+    child = Path("/proc") / (tmp_path / faulty_checks.CHILD).read_text()
+    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2], "what a check started is ended with it"
+
+
+def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    monkeypatch.setattr(runner, "LEAST_SECONDS", 1.0)
+    checks = [check("hangs"), check("passes")]
+    done = list(run_checks(checks, Context("cpu", str(tmp_path)), 1.5))
+    assert [one.findings[0].message for one in done] == ["time", "time"]
+    assert {one.findings[0].state for one in done} == {State.NOT_RUN}
+
+
+def test_a_check_runs_only_where_it_shows_something() -> None:
+    cpu, gpus = Context("cpu", "/nowhere"), Context("cuda", "/nowhere", world=8)
+    assert why_not(check("one", needs_gpu=True), cpu) == "needs a GPU"
+    assert why_not(check("all", ranks=True), replace(gpus, world=1)) == "one rank can't show it"
+    assert all(why_not(one, gpus) == "" for one in CHECKS)
+
+
+def test_names_of_checks_are_unique_and_all_memory_cases_are_among_them() -> None:
+    assert len({one.name for one in CHECKS}) == len(CHECKS)
+    assert [one.arguments[0] for one in CHECKS if one.module == ".memory"] == list(range(MEMORY_CASES))
+    assert len(json.loads(predictions())) == len(CASES) == MEMORY_CASES
+
+
+def test_the_page_of_gpus_explains_every_check() -> None:
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    explained = {name for row in rows for name in re.findall(r"`([-\w]+)`", row)}
+    assert {one.name for one in CHECKS if one.module != ".memory"} | {"memory-1", "memory-9"} == explained
+
+
+def test_the_page_shows_what_differs_what_failed_and_numbers() -> None:
+    finding = judged("step, float32", ["loss differs by 0.5"], "2 steps", {"loss": 0.5})
+    done = [Done("gpu", [judged("GPU", [], "1 × H100", {"product": "H100"})]), Done("step", [finding], 9.5)]
+    page = report.page(report.as_json(WHERE, done))
+    assert page.startswith("1 passed, 1 failed, 0 not run. Python, H100; versions that are not the image's:")
+    assert "| torch | 2.11.0 | 2.13.0 |" in page
+    assert "| step, float32 | failed | loss differs by 0.5; 2 steps; loss 0.5 |" in page
+
+
+def test_three_files_are_written(tmp_path: Path) -> None:
+    report.write(tmp_path / "out", WHERE, [Done("gpu", [judged("GPU", [], "1 × H100")], 1.0, "a line")])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["log.txt", "result.json", "result.md"]
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["summary"] == "1 passed, 0 failed, 0 not run"
+    assert "==== gpu, 1.0 s\na line" in (tmp_path / "out" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("wrong", "result"), [([], Result.SUCCEEDED), (["step: differs"], Result.ERROR)])
+def test_in_a_pod_it_ends_with_the_attempt_s_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: list[str], result: Result
+) -> None:
+    (tmp_path / "plan.json").write_text('{"job": {"attempt": 3}}')
+    monkeypatch.setenv(PLAN_ENV, str(tmp_path / "plan.json"))
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    acceptance.conclude("acceptance: 3 passed", wrong)
+    outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (outcome.result, outcome.attempt) == (result, 3)
+    assert outcome.message == "; ".join(["acceptance: 3 passed", *wrong])
+
+
+def test_outside_a_pod_there_is_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PLAN_ENV, raising=False)
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    acceptance.conclude("acceptance: 3 passed", [])
+    assert not (tmp_path / "end").exists()

@@ -1,0 +1,127 @@
+"""`python -m grpo_trainer.acceptance`: checks this machine's GPUs, prints what it finds, and writes it to files.
+
+It tells which versions differ from the image's before anything that may fail over them is imported. In a pod of a
+GRPOJob it ends with the Outcome that the operator waits for. Exit code 0: nothing failed; 1: something did; 2: there
+is no GPU. With --check it is the process of one check, which the run starts.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import report, versions
+from .catalogue import CHECKS, Check
+from .findings import Context, dumped
+from .report import Surroundings
+from .runner import Done, answer_file, run_checks
+
+BUDGET_SECONDS = 510.0
+"""For all checks: with start and end they stay within nine minutes."""
+NO_GPU = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the acceptance, or one check of it; returns the exit code."""
+    options = _options(arguments)
+    if options.check:
+        return work(Check(**json.loads(options.check)), Context(**json.loads(options.context)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    image = versions.pins()
+    here = versions.installed(image)
+    where = Surroundings(versions.machine(), options.device, here, versions.differing(here, image))
+    print(f"{where.machine}; {versions.sentence(where.different)}", flush=True)
+    world = options.ranks or (gpus() if options.device == "cuda" else 1)
+    if not world:
+        print("this machine has no GPU that torch can use; --device cpu runs what can be seen on a CPU", flush=True)
+        return NO_GPU
+    return accept(options, where, world)
+
+
+def accept(options: argparse.Namespace, where: Surroundings, world: int) -> int:
+    """All checks, told as they end; 1 if any failed."""
+    checks = [check for check in CHECKS if not options.only or check.name in options.only]
+    done: list[Done] = []
+    with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
+        for one in run_checks(checks, Context(options.device, folder, world=world), options.budget):
+            done.append(one)
+            for finding in one.findings:
+                print(f"{finding.state:8} {finding.what}: {finding.message} ({one.seconds} s)", flush=True)
+            report.write(options.output, where, done)
+    print(f"\n{report.page(report.as_json(where, done))}\nwritten to {options.output}", flush=True)
+    wrong = [f"{finding.what}: {finding.message}" for finding in report.failed(done)]
+    conclude(f"acceptance: {report.summary(done)}", wrong)
+    return int(bool(wrong))
+
+
+def conclude(summary: str, wrong: list[str]) -> None:
+    """In a pod of a GRPOJob: the Outcome of this attempt, in its termination message."""
+    from grpo_api.contract import PLAN_ENV
+
+    plan = Path(os.environ.get(PLAN_ENV, ""))
+    if not plan.is_file():
+        return
+    from grpo_api.report import Outcome, Result, with_message
+
+    from ..process.outcome import announce
+
+    attempt = json.loads(plan.read_text(encoding="utf-8"))["job"]["attempt"]
+    outcome = Outcome(result=Result.ERROR if wrong else Result.SUCCEEDED, attempt=attempt)
+    announce(with_message(outcome, "; ".join([summary, *wrong])))
+
+
+def work(check: Check, context: Context) -> int:
+    """In the process of a check: import, wait for the word, look, and leave what was found."""
+    function = getattr(importlib.import_module(check.module, __package__), check.function)
+    if not sys.stdin.readline():
+        return 0  # the run has ended before this check's turn
+    findings = function(context, *check.arguments)
+    if context.rank == 0:
+        unfinished = answer_file(check, context).with_suffix(".unfinished")
+        unfinished.write_text(dumped(findings), encoding="utf-8")
+        unfinished.rename(answer_file(check, context))
+    return 0
+
+
+def gpus() -> int:
+    """GPUs that torch can use; asked in a process of its own, since asking takes hold of them."""
+    code = "import torch; print(torch.cuda.device_count())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = asked.stdout.strip().rpartition("\n")[2]
+    if not last.isdecimal():
+        print(f"torch can't be asked for GPUs: {asked.stderr.strip()[-500:]}", flush=True)
+    return int(last) if last.isdecimal() else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = [check.name for check in CHECKS]
+    parser = argparse.ArgumentParser(prog="python -m grpo_trainer.acceptance", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what can be seen without a GPU")
+    parser.add_argument("--output", type=Path, default=Path("acceptance"), help="folder for the three files")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds for all checks")
+    parser.add_argument("--only", nargs="+", choices=names, help="some of the checks")
+    parser.add_argument("--ranks", type=int, default=0, help="processes of checks that take several; 0: one per GPU")
+    parser.add_argument("--check", help=argparse.SUPPRESS)
+    parser.add_argument("--context", default="{}", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    # past the interpreter's teardown, in which threads of collectives can abort after all is said
+    code = 1
+    try:
+        code = main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,41 @@
+"""The GPU itself: what it is, and whether this torch was built for its generation."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .findings import Context, Finding, judged
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def describe(_: Context) -> list[Finding]:
+    """This machine's first GPU; the number of all of them."""
+    properties = torch.cuda.get_device_properties(0)
+    capability, arches = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
+    problems = [] if covered(capability, arches) else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
+    driver = re.search(r"\d{3,}\.[\d.]+", DRIVER.read_text()) if DRIVER.exists() else None
+    numbers: dict[str, float | str] = {
+        "gpus": float(torch.cuda.device_count()),
+        "bytes": float(properties.total_memory),
+        "product": properties.name,
+        "driver": driver[0] if driver else "unknown",
+        "cuda": str(torch.version.cuda),
+    }
+    seen = f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"
+    return [judged("GPU", problems, f"{seen}; torch has {' '.join(arches)}", numbers)]
+
+
+def covered(capability: tuple[int, int], arches: Sequence[str]) -> bool:
+    """Whether there is machine code that a GPU of this compute capability runs: of its own major version and at most
+    its minor one (CUDA's binary compatibility), or intermediate code of an earlier version."""
+    for name in arches:
+        kind, _, digits = name.partition("_")
+        found = (int(digits.rstrip("af")[:-1]), int(digits.rstrip("af")[-1]))
+        if kind == "compute" and found <= capability:
+            return True
+        if kind == "sm" and found[0] == capability[0] and found[1] <= capability[1]:
+            return True
+    return False

@@ -1,0 +1,104 @@
+"""The plans that the checks train by: the tiny model on this machine's devices, in the words of the real contract.
+
+Whatever a check varies it names; everything else is the same in all of them.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import Qwen2Config
+
+from grpo_api.contract import DATA_MOUNT_ENV
+from grpo_api.plan import TrainingPlan
+
+from .findings import Context
+from .tiny import save_tiny, tiny_config
+
+COMPLETIONS = 8
+"""Completions of a step on each device: two groups of four."""
+LENGTH = 8
+"""Tokens of a completion."""
+FILE = "prompts.jsonl"
+Section = dict[str, Any] | None
+
+
+def make_plan(
+    context: Context,
+    strategy: str = "Clone",
+    zero: int = 0,
+    *,
+    model: Path | None = None,
+    training: Section = None,
+    execution: Section = None,
+    reference: Section = None,
+    folder: Path | None = None,
+    attempt: int = 1,
+) -> TrainingPlan:
+    """A plan for one pod with this context's processes; LoRA for strategy Adapter. `folder` takes checkpoints."""
+    settings = {
+        "strategy": strategy,
+        "method": "LoRA" if strategy == "Adapter" else "Full",
+        "zeroStage": zero,
+        "accelerator": "GPU" if context.gpu else "CPU",
+        "gpus": context.world if context.gpu else 0,
+        "processesPerNode": context.world,
+        "microBatch": COMPLETIONS,
+        "gradientAccumulation": 1,
+        "stepsPerGeneration": 1,
+        "dtype": "float32",
+        "saveEverySteps": 3,
+    }
+    return TrainingPlan.model_validate(
+        {
+            "job": {"namespace": "default", "name": "acceptance", "uid": "0", "attempt": attempt},
+            "rendezvous": {"address": "127.0.0.1", "port": context.port},
+            "model": {"name": str(model or tiny_model(context)), "parameters": "84K"},
+            "dataset": {"files": {"volume": {"claimName": "acceptance"}, "paths": [FILE]}},
+            "rewards": [{"format": {"pattern": "[^0-9]*[0-9].*"}}],
+            "training": {
+                "learningRate": 1e-3,
+                "lrSchedulerType": "constant",
+                "numGenerations": 4,
+                "promptsPerStep": 2 * context.world,
+                "maxSteps": 3,
+                "maxCompletionLength": LENGTH,
+            }
+            | ({"beta": 0.0} if strategy == "None" else {})
+            | (training or {}),
+            "reference": reference or {},
+            "adapter": {"rank": 4, "alpha": 8},
+            "checkpoint": {},
+            "guard": {"hangTimeoutSeconds": 300, "rendezvousTimeoutSeconds": 120},
+            "checkpointDirectory": str(folder) if folder else None,
+            "execution": settings | (execution or {}),
+        }
+    )
+
+
+def tiny_model(context: Context) -> Path:
+    """The folder of the tiny model, made where there is none yet."""
+    return _made(context, context.path / "model", tiny_config())
+
+
+def middling_model(context: Context) -> Path:
+    """The folder of a model whose passes over a few thousand tokens take gigabytes."""
+    return _made(context, context.path / "middling", tiny_config(hidden=512, layers=4))
+
+
+def _made(context: Context, folder: Path, config: Qwen2Config) -> Path:
+    """Made under another name first: a check that was ended in the middle leaves nothing that looks whole."""
+    if not folder.exists() and context.rank == 0:
+        unfinished = folder.with_suffix(".unfinished")
+        save_tiny(unfinished, config)
+        unfinished.rename(folder)
+    return folder
+
+
+def prompts(context: Context) -> None:
+    """Write the prompts, and let the trainer find them."""
+    rows = [{"prompt": f"say {number % 10}"} for number in range(64)]
+    if context.rank == 0:
+        (context.path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.environ[DATA_MOUNT_ENV] = context.folder

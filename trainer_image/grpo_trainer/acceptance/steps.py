@@ -1,0 +1,150 @@
+"""Single training steps: the GPU's against the CPU's, the KL before the first step, 8-bit AdamW.
+
+Both devices train on the same completions, which the CPU has drawn: their random numbers differ, and a step on other
+tokens is another step.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..engine import ReferenceGRPOTrainer
+from . import attempts
+from .attempts import Ran, Step
+from .findings import Context, Finding, judged
+from .plans import make_plan
+
+STEPS = 2
+LIMITS = {"float32": (1e-3, 1e-2), "bfloat16": (0.1, 0.5)}
+"""Largest relative error of a step's numbers, and of the weights' way in STEPS steps, by dtype. Adam's first steps go
+by the sign of a gradient, so that weights whose gradient is about zero may go either way."""
+EIGHT_BIT_LIMIT = 0.1
+"""Of the weights' way in a step with moments in 8 bits instead of 32."""
+KL_ZERO = (("Clone", "float32"), ("Clone", "bfloat16"), ("Offload", "bfloat16"), ("Adapter", "bfloat16"))
+"""Strategies and dtypes whose KL before the first step is looked at."""
+Tokens = list[list[int]]
+
+
+class Replay:
+    """Stands in for a trainer's generation: keeps what it draws, or gives what another one has drawn."""
+
+    def __init__(self, drawn: list[Tokens] | None = None) -> None:
+        self.drawn: list[Tokens] = [] if drawn is None else list(drawn)
+        self._given = drawn is not None
+
+    def install(self, trainer: ReferenceGRPOTrainer) -> None:
+        """Take the generation's place."""
+        generate = trainer._generate_single_turn
+
+        def turn(prompts: Tokens, *arguments: Any, **named: Any) -> tuple[Tokens, None]:
+            if self._given:
+                return self.drawn.pop(0), None
+            completions = generate(prompts, *arguments, **named)[0]
+            self.drawn.append([[int(token) for token in completion] for completion in completions])
+            return completions, None
+
+        setattr(trainer, "_generate_single_turn", turn)  # noqa: B010  # the engine's own method, on this trainer only
+
+
+def reference(context: Context) -> list[Finding]:
+    """On the CPU, draw completions and take the steps, for `compare` to read."""
+    replay = Replay()
+    attempts.run(context, _plan(context, "float32"), replay.install)
+    _write(context, "completions", replay.drawn)
+    for dtype in LIMITS:
+        steps, way = _taken(context, dtype, replay.drawn)
+        _write(context, dtype, {str(step): numbers for step, numbers in steps.items()})
+        torch.save(way, _file(context, f"{dtype}.pt"))
+    return [judged("step on the CPU", [], f"{STEPS} steps in {' and '.join(LIMITS)}, to compare with")]
+
+
+def compare(context: Context) -> list[Finding]:
+    """The same steps on the device."""
+    return [_compared(context, dtype) for dtype in LIMITS]
+
+
+def kl_zero(context: Context) -> list[Finding]:
+    """Before the first step policy and reference are the same weights: the KL is 0, not about 0."""
+    found = []
+    for strategy, dtype in KL_ZERO:
+        execution = {"dtype": dtype}
+        ran = attempts.run(context, make_plan(context, strategy, training={"maxSteps": 1}, execution=execution))
+        kl = ran.steps[1]["kl"]
+        problems = [] if kl == 0.0 else [f"the KL is {kl:.3g}"]
+        found.append(judged(f"KL of step 1, {strategy}, {dtype}", problems, f"KL {kl:g}", {"kl": kl}))
+    return found
+
+
+def eight_bit(context: Context) -> list[Finding]:
+    """One step with bitsandbytes' AdamW beside one with torch's."""
+    replay = Replay()
+    plain = _way(_one_step(context, "AdamW", replay))
+    ran = _one_step(context, "AdamW8bit", Replay(replay.drawn))
+    kinds = {str(state.dtype) for state in _moments(ran.trainer) if state.numel() >= 4096}
+    error = _apart(_way(ran), plain)
+    problems = [] if "torch.uint8" in kinds else [f"no moments in 8 bits, only {', '.join(sorted(kinds)) or 'none'}"]
+    problems += [] if error <= EIGHT_BIT_LIMIT else [f"the step differs by {error:.2g} of its length"]
+    return [judged("AdamW8bit", problems, f"moments in {', '.join(sorted(kinds))}", {"apart": error})]
+
+
+def _one_step(context: Context, optimizer: str, replay: Replay) -> Ran:
+    plan = make_plan(context, training={"maxSteps": 1}, execution={"optimizer": optimizer})
+    return attempts.run(context, plan, replay.install)
+
+
+def _moments(trainer: ReferenceGRPOTrainer) -> list[torch.Tensor]:
+    """The optimizer's tensors, through accelerate's wrapper."""
+    optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    return [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+
+
+def _compared(context: Context, dtype: str) -> Finding:
+    expected = {int(step): numbers for step, numbers in json.loads(_file(context, dtype).read_text()).items()}
+    steps, way = _taken(context, dtype, json.loads(_file(context, "completions").read_text()))
+    numbers: dict[str, float | str] = {
+        name: max(_relative(steps[step][name], expected[step][name]) for step in expected) for name in expected[1]
+    }
+    numbers["weights"] = _apart(way, torch.load(_file(context, f"{dtype}.pt")))
+    of_numbers, of_weights = LIMITS[dtype]
+    problems = [
+        f"{name} differs by {error:.2g}"
+        for name, error in numbers.items()
+        if not float(error) <= (of_weights if name == "weights" else of_numbers)
+    ]
+    return judged(f"step, {dtype}", problems, f"{STEPS} steps beside the CPU's, relative differences", numbers)
+
+
+def _plan(context: Context, dtype: str) -> Any:
+    return make_plan(context, training={"maxSteps": STEPS}, execution={"dtype": dtype})
+
+
+def _taken(context: Context, dtype: str, drawn: list[Tokens]) -> tuple[dict[int, Step], torch.Tensor]:
+    """The steps on given completions: their numbers, and the way that the weights went."""
+    ran = attempts.run(context, _plan(context, dtype), Replay(drawn).install)
+    return ran.steps, _way(ran)
+
+
+def _way(ran: Ran) -> torch.Tensor:
+    """Weights after the run less those before it, which the reference still has; one dimension, on the CPU."""
+    pairs = zip(ran.trainer.model.parameters(), ran.trainer.ref_model.parameters(), strict=True)
+    return torch.cat([(after.detach().float() - before.float()).flatten().cpu() for after, before in pairs])
+
+
+def _apart(way: torch.Tensor, expected: torch.Tensor) -> float:
+    """Distance between two ends, relative to the way."""
+    return float((way - expected).norm() / expected.norm())
+
+
+def _relative(value: float, expected: float) -> float:
+    """Relative difference; of numbers below a ten-thousandth the absolute one in these."""
+    return abs(value - expected) / max(abs(expected), 1e-4)
+
+
+def _file(context: Context, name: str) -> Path:
+    return context.path / f"step-{name}"
+
+
+def _write(context: Context, name: str, value: Any) -> None:
+    _file(context, name).write_text(json.dumps(value), encoding="utf-8")
