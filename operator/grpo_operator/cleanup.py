@@ -25,6 +25,7 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
 
     The Job controller itself ends the survivors of a Job with a failed pod, a second later, so those are left to it:
     a pod whose container has just ended is not Failed yet for a moment, and deleting it then would take its logs.
+    Nobody ends those of a Job that was deleted without its pods.
     """
     job = seen.job
     jobs = [child.name for child in seen.earlier_jobs if child.attempt < job.status.attempt - 1]
@@ -32,6 +33,7 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
         jobs.append(seen.child.name)
     done = job.is_true(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
     pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]
-    failing = {pod.attempt for pod in pods if pod.phase == "Failed" or (pod.termination and pod.termination.exit_code)}
+    ended = [pod for pod in pods if pod.phase == "Failed" or (pod.termination and pod.termination.exit_code)]
+    failing = {pod.attempt for pod in ended if pod.controller_uid}
     stop = {pod.attempt for pod in pods if pod.live} - failing
     return CleanUp(tuple(jobs), tuple(sorted(stop)))

@@ -59,7 +59,8 @@ class Observation:
     earlier_jobs: tuple[JobRecord, ...] = ()
     """This GRPOJob's Jobs of earlier attempts, oldest first."""
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
-    """Pods that carry an earlier attempt's labels."""
+    """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run and its Job doesn't
+    control them."""
     orphaned: bool = False
     """Whether pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
     pull: Pull | None = None
@@ -206,8 +207,8 @@ def observe(
     """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
 
     Labels are hints that anybody can set. A Job is this GRPOJob's if that is its controller; a pod of the current
-    attempt counts only if its controller is the attempt's Job. Pods of earlier attempts only have to end, so that for
-    them the labels do: somebody may have orphaned them.
+    attempt counts only if its controller is the attempt's Job. Pods of attempts that are not to run only have to end,
+    so that for them the labels do: somebody may have orphaned them, and the next attempt waits for what they hold.
     """
     attempt = job.status.attempt
     own_jobs = sorted((c for c in children if c.grpojob_uid == job.uid), key=lambda c: c.attempt)
@@ -218,7 +219,8 @@ def observe(
     of_attempt = [pod for pod in labelled if pod.attempt == attempt]
     child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
     own_pods = tuple(pod for pod in of_attempt if pod.controller_uid in controllers)
-    orphaned = any(pod.controller_uid and pod.controller_uid not in controllers for pod in of_attempt)
+    stray = [pod for pod in of_attempt if pod.controller_uid not in controllers]
+    orphaned = any(pod.controller_uid for pod in stray)
     if job.active:
         sighting = sightings.of(job.key, child, own_pods, at, expected=bool(expected) or orphaned)
     else:
@@ -232,5 +234,5 @@ def observe(
         sighting=sighting,
         orphaned=orphaned,
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
-        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt),
+        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or (pod in stray and not job.active)),
     )

@@ -232,6 +232,15 @@ def test_a_failed_attempt_that_waits_for_gpus_keeps_its_logs() -> None:
     assert cleared(make_seen(job, make_child(), make_pod(0, state=terminated(1)))) == CleanUp()
 
 
+@pytest.mark.parametrize("state", [None, terminated(1)])
+def test_a_gang_that_waits_is_not_kept_waiting_by_pods_that_its_deleted_job_left(state: dict[str, Any] | None) -> None:
+    """As after `kubectl delete job --cascade=orphan`: nobody else would ever end them."""
+    job = make_job(status=active_status(conditions=[condition("Admitted", "False", "WaitingForGPUs")]))
+    left = (make_pod(0, state=state, by=""), make_pod(1, by=""))
+    assert cleared(make_seen(job, *left)) == CleanUp(stop_attempts=(1,))
+    assert cleared(make_seen(make_job(status=active_status()), *left)) == CleanUp()
+
+
 def test_peers_of_a_rank_0_that_is_done_get_time_to_end() -> None:
     done = active_status(conditions=[condition("Succeeded", since=-10)])
     late = active_status(conditions=[condition("Succeeded", since=-31)])

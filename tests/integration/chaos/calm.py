@@ -169,7 +169,9 @@ def _left(world: World) -> Iterator[str]:
     yield from (f"GRPOJob {_name(one)}" for one in world.items(ALL_GRPOJOBS))
     for kind, path in (("Job", JOBS), ("pod", PODS)):
         for one in world.all_of(path):
-            if LABEL_JOB in one["metadata"].get("labels", {}):
+            # who deletes a Job without its pods keeps those that have ended: nobody else owns them
+            kept = kind == "pod" and not live(one) and not one["metadata"].get("ownerReferences")
+            if LABEL_JOB in one["metadata"].get("labels", {}) and not kept:
                 yield f"{kind} {_name(one)} {one['status'].get('phase', '')}"
     for one in world.all_of(CLAIMS):
         # one that is to be retained has no owner
