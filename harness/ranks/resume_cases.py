@@ -113,7 +113,7 @@ def train(case: Case, folder: Path, attempt: int) -> Story:
     job = plan(case, folder, attempt)
     recorder = Recorder(job, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
     claim_folder(job)
-    run = build(job, recorder, Watchdog(job, recorder, lambda _: None))
+    run = build(job, recorder, Watchdog(job, recorder, lambda *_: None))
     checkpoint = run.beginning.checkpoint
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     run.rewards.close()

@@ -5,9 +5,10 @@ often only a symptom. A pod's supervisor ranks the ends of its processes and the
 this one order.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 
-from .report import Result
+from .report import Outcome, Result, Standstill, with_message
 
 PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED, Result.DIVERGED_KL})
 """Results that the same input would give again: no restart."""
@@ -46,3 +47,25 @@ def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> T
         return Tier.PERMANENT
     found = _TIERS.get(result, Tier.ERROR)
     return Tier.DISRUPTION if disrupted and found is not Tier.SPECIFIC else found
+
+
+def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
+    """The hang as the end of the rank that all others waited for, as far as the outcomes tell.
+
+    All ranks of a gang run into the same time limit, and the first to say so is mostly one that waited. To blame is one
+    that was in no collective, of these the one that has been silent longest, and of equals one that could not say so.
+    """
+    stood = [(one, one.standstill) for one in outcomes if one.standstill]
+    if not stood:
+        return hang
+    one, still = min(stood, key=lambda pair: _suspicion(*pair))
+    where = f" in {still.frames[0]}" if still.frames else ""
+    own = next((frame for frame in still.frames[1:] if frame.startswith("grpo_trainer/")), "")
+    called = f", called from {own}" if own else ""
+    text = f"rank {one.rank} has been silent longest, for {still.silent_seconds:.0f} s{where}{called}; {hang.message}"
+    return with_message(hang.model_copy(update={"rank": one.rank, "step": one.step, "standstill": still}), text)
+
+
+def _suspicion(outcome: Outcome, still: Standstill) -> tuple[bool, float, bool, int]:
+    """Lowest for the rank that the others waited for."""
+    return still.waiting, -still.silent_seconds, outcome.result is Result.HANG, outcome.rank

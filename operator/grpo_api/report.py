@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Model
+from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
 
 MESSAGE_CHARACTERS = 3072
@@ -67,6 +67,24 @@ EXIT_CODES = {
 """Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's or the shell's."""
 
 
+MAX_FRAMES = 24
+FRAME_CHARACTERS = 160
+
+
+class Standstill(Model):
+    """Where a process stood that made no progress."""
+
+    silent_seconds: Seconds
+    """Time without a sign of life of this rank, by its own clock."""
+    waiting: bool = False
+    """Whether it waited for other ranks, in a collective: then the cause is another."""
+    frames: Annotated[
+        list[Annotated[str, Field(max_length=FRAME_CHARACTERS)]],
+        Field(max_length=MAX_FRAMES, json_schema_extra=ATOMIC_LIST),
+    ] = []
+    """Of its main thread's stack, innermost first; where there is no room, those of the trainer and TRL."""
+
+
 class Outcome(Model):
     """How a process ended: the termination message, and a durable file beside the checkpoints."""
 
@@ -87,6 +105,8 @@ class Outcome(Model):
     """Last value per metric, by the keys of grpo_api.metrics."""
     message: Annotated[str, Field(max_length=MESSAGE_CHARACTERS)] = ""
     """What happened and what to do, in a sentence."""
+    standstill: Standstill | None = None
+    """Where it stood, if it had made no progress for a while."""
 
 
 _ELLIPSIS = " […] "
@@ -109,8 +129,24 @@ def with_message(outcome: Outcome, message: str) -> Outcome:
     return cut(bisect_left(range(1, len(text) // 2 + 1), True, key=lambda kept: not _fits(cut(kept))))
 
 
+def with_standstill(outcome: Outcome, standstill: Standstill) -> Outcome:
+    """The outcome with as many frames as leave half of the room for its message, which is cut to the rest."""
+    frames = [frame.encode(errors="replace").decode() for frame in standstill.frames]
+    bare = outcome.model_copy(update={"message": ""})
+
+    def shown(count: int) -> Outcome:
+        return bare.model_copy(update={"standstill": standstill.model_copy(update={"frames": frames[:count]})})
+
+    most = bisect_left(range(1, len(frames) + 1), True, key=lambda count: _size(shown(count)) > TERMINATION_BYTES // 2)
+    return with_message(shown(most), outcome.message)
+
+
 def _fits(outcome: Outcome) -> bool:
-    return len(outcome.message) <= MESSAGE_CHARACTERS and len(outcome.model_dump_json().encode()) <= TERMINATION_BYTES
+    return len(outcome.message) <= MESSAGE_CHARACTERS and _size(outcome) <= TERMINATION_BYTES
+
+
+def _size(outcome: Outcome) -> int:
+    return len(outcome.model_dump_json().encode())
 
 
 class Progress(Model):

@@ -68,6 +68,8 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         yield "kept away from", ", ".join(status.avoided_nodes)
     if status.outcome:
         yield "outcome", f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}"
+        if status.outcome.standstill:
+            yield f"rank {status.outcome.rank} stood in", "\n".join(status.outcome.standstill.frames)
 
 
 def _attempts(job: GRPOJob) -> str:

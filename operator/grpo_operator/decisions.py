@@ -83,6 +83,9 @@ class Limits:
     settle: float = 2.5
     """Longest time from an end that may only be a symptom until its cause must be known (a kubelet tells of an end 1 to
     2 s late)."""
+    settle_hang: float = 15.0
+    """The same after a hang: all ranks run into the limit, and one whose watchdog can't is ended 11 s after the others
+    of its pod (process/supervisor.py)."""
     late_pods: float = 60.0
     """Longest time from the end of a Job until its pods, which still seem to run, must be known (a watch that was cut
     comes back after 45 s at the latest)."""

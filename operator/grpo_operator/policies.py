@@ -6,7 +6,7 @@ the order of CHECKS is the policy.
 
 from dataclasses import replace
 
-from grpo_api.causes import PERMANENT
+from grpo_api.causes import PERMANENT, named_hang
 from grpo_api.report import Outcome, Result
 from grpo_api.status import ConditionType
 
@@ -109,16 +109,25 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
         return None
     # Kueue takes a job back by suspending its Job, whose pods' deletion may be seen first
     settled = seen.settled and not (cause.disrupted and seen.job.queue_name)
-    if not settled and seen.over_for < limits.settle:
-        return Decision(Action.WAIT, look_again=limits.settle - seen.over_for)
+    longest = limits.settle_hang if cause.outcome.result is Result.HANG else limits.settle
+    if not settled and seen.over_for < longest:
+        return Decision(Action.WAIT, look_again=longest - seen.over_for)
+    outcome = _named(cause, seen)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
     if found := rule_for(seen.job, cause):
         path, rule = found
         if rule.action == "Fail":
-            message = f"{path} says Fail for this end: {cause.outcome.message}"
-            return Decision(Action.FAIL, cause.outcome.result, message, ended=cause.outcome)
+            message = f"{path} says Fail for this end: {outcome.message}"
+            return Decision(Action.FAIL, outcome.result, message, ended=outcome)
         counted = rule.action == "Restart"
-    return again(seen, limits, cause.outcome, counted=counted, node=_suspect(cause))
+    return again(seen, limits, outcome, counted=counted, node=_suspect(cause))
+
+
+def _named(cause: PodTermination, seen: Observation) -> Outcome:
+    """The cause's outcome; of a hang, with the rank that the others waited for and where that one stood."""
+    if cause.outcome.result is not Result.HANG:
+        return cause.outcome
+    return named_hang(cause.outcome, [end.outcome for end in seen.terminations if end.reported])
 
 
 def _suspect(cause: PodTermination) -> str:

@@ -151,7 +151,7 @@ def test_an_attempt_after_the_one_that_finished_only_says_so(tmp_path: Path) -> 
     first, second = (alone(tmp_path / "runs", attempt) for attempt in (1, 2))
     (tmp_path / "runs" / "attempt-1").mkdir(parents=True)
     end = Outcome(result=Result.SUCCEEDED, step=6, total_steps=6, attempt=1, message="trained 6 steps")
-    keep(first, end, Placement(0, 0, 1, 1))
+    keep(first, end)
     with Gang(second, tmp_path, tmp_path / "pod", traced=True) as gang:
         assert gang.wait() == [0]
         outcome = gang.outcome()
@@ -173,7 +173,7 @@ def test_sigterm_while_loading_ends_the_process_at_once(monkeypatch: pytest.Monk
     ends: list[Outcome] = []
     ended = threading.Event()
 
-    def end(outcome: Outcome) -> None:
+    def end(outcome: Outcome, _stacks: str) -> None:
         ends.append(outcome)
         ended.set()
         threading.Event().wait()  # os._exit doesn't return either

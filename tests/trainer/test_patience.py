@@ -50,7 +50,7 @@ def estimated(seconds: float | None) -> TrainingPlan:
 def watched(plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdog]:
     """A recorder and the watchdog on it."""
     known = Recorder(plan, Placement(rank, 0, 1, 2), time.time())
-    return known, Watchdog(plan, known, lambda _: None)
+    return known, Watchdog(plan, known, lambda *_: None)
 
 
 @pytest.mark.parametrize("stage", ["Loading", "Proving", "Exporting"])

@@ -114,9 +114,9 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     (tmp_path / "attempt-1").mkdir()
     assert finished_attempt(plan) is None
-    keep(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)), Placement(0, 0, 1, 1))
+    keep(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)))
     assert finished_attempt(plan) is None
-    keep(plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6)), Placement(0, 0, 1, 1))
+    keep(plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6)))
     found = finished_attempt(plan)
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
@@ -155,7 +155,7 @@ def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_watchdog_ends_a_run_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
     recorder.begin(3, 10)
-    watchdog = Watchdog(PLAN, recorder, lambda _: None)
+    watchdog = Watchdog(PLAN, recorder, lambda *_: None)
     assert watchdog.verdict() is None
     later = time.monotonic() + PLAN.guard.hang_timeout_seconds + 5
     monkeypatch.setattr(time, "monotonic", lambda: later)

@@ -56,8 +56,9 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
         traceback.print_exc()
         result, message = classify(error)
         outcome = make_outcome(place.rank, result, f"{recorder.current_stage}: {message}", recorder.progress)
-    keep(plan, outcome, place)
-    return announce(outcome)
+    code = announce(outcome)  # first: it is a local file, while the volume may be what failed
+    keep(plan, outcome)
+    return code
 
 
 def main() -> int:

@@ -81,6 +81,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     with recorder.part("verify"):
         beginning = begin(plan, run_identity)
     observer, preemption = StepObserver(), Preemption.of(plan)
+    observer.clock.entered = recorder.sign_of_life
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]

@@ -2,6 +2,7 @@
 
     <checkpoint_directory>/owner.json                             who may write (checkpoints/volume.py)
     <checkpoint_directory>/attempt-N/outcome-rank-R.json          how the attempt's processes ended
+    <checkpoint_directory>/attempt-N/stacks-rank-R.txt            what its threads did when it stood still
     <checkpoint_directory>/attempt-N/samples.jsonl                completions of its steps
     <checkpoint_directory>/attempt-N/checkpoint-S/manifest.json   written last: the checkpoint is complete
     <checkpoint_directory>/export                                 the finished model

@@ -5,17 +5,15 @@ what it pulls in take four times as long to load.
 """
 
 import gc
-import os
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome
 
 from .checkpoints.resume import claim_folder
 from .gang import rendezvous
 from .gang.placement import Placement
-from .process.outcome import announce, finished_attempt, keep
+from .process.outcome import end_now, finished_attempt
 from .process.pulse import Pulse
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
@@ -30,7 +28,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     """
     if place.is_main:
         serve(recorder)
-    watchdog = Watchdog(plan, recorder, lambda outcome: _end(plan, place, outcome))
+    watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks))
     watchdog.start()
     _join_and_import(plan, place, recorder)
     claim_folder(plan)
@@ -66,9 +64,3 @@ def _import_libraries(plan: TrainingPlan) -> None:
         gc.enable()
     gc.collect()
     gc.freeze()
-
-
-def _end(plan: TrainingPlan, place: Placement, outcome: Outcome) -> None:
-    """The watchdog's way out, past a main thread that may be stuck for good."""
-    keep(plan, outcome, place)
-    os._exit(announce(outcome))

@@ -70,7 +70,7 @@ def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTr
         rendezvous.join(plan, place)
     claim_folder(plan)
     recorder = Recorder(plan, place, time.time())
-    built = build(plan, recorder, Watchdog(plan, recorder, lambda _: None))
+    built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None))
     logs = Logs()
     built.trainer.add_callback(logs)
     prepare(built.trainer)

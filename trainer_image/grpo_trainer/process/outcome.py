@@ -5,6 +5,8 @@ An exit code alone is ambiguous, since a process can abort after success, and a 
 
 import math
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
@@ -13,10 +15,11 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Progress, Result, with_message
 
 from ..files import write_atomically
-from ..gang.placement import Placement
 from ..paths import ATTEMPTS, attempt_folder, run_folder
 
 _OUTCOME = "outcome-rank-{}.json"
+_STACKS = "stacks-rank-{}.txt"
+KEEP_SECONDS = 5.0
 
 
 def make_outcome(rank: int, result: Result, message: str, reached: Progress) -> Outcome:
@@ -51,11 +54,28 @@ def announce(outcome: Outcome) -> int:
     return EXIT_CODES[outcome.result]
 
 
-def keep(plan: TrainingPlan, outcome: Outcome, place: Placement) -> None:
-    """Write the durable outcome of this rank into the attempt's folder."""
+def keep(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
+    """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all its threads, of which
+    the outcome has room for a few frames."""
     folder = attempt_folder(plan)
     if folder is not None and folder.is_dir():
-        write_atomically(folder / _OUTCOME.format(place.rank), outcome.model_dump_json())
+        write_atomically(folder / _OUTCOME.format(outcome.rank), outcome.model_dump_json())
+        if stacks:
+            write_atomically(folder / _STACKS.format(outcome.rank), stacks)
+
+
+def keep_in_time(write: Callable[[], None]) -> None:
+    """Run what writes to the volume for no longer than KEEP_SECONDS: it may be what the process is stuck in."""
+    writing = threading.Thread(target=write, name="outcome", daemon=True)
+    writing.start()
+    writing.join(KEEP_SECONDS)
+
+
+def end_now(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
+    """The watchdog's way out, past a main thread that may be stuck for good; the kubelet's file comes first."""
+    code = announce(outcome)
+    keep_in_time(lambda: keep(plan, outcome, stacks))
+    os._exit(code)
 
 
 def finished_attempt(plan: TrainingPlan) -> Outcome | None:

@@ -28,6 +28,7 @@ class Recorder:
         self._progress = Progress(attempt=plan.job.attempt)
         self._started = started
         self._last_event = self._last_heard = time.monotonic()
+        self._last_sign = self._last_event
         self._own_events = 0
         self.place = place
 
@@ -36,7 +37,13 @@ class Recorder:
             self._own_events += 1
             changes["events"] = self._progress.events + 1
             self._progress = self._progress.model_copy(update=changes)
-            self._last_event = time.monotonic()
+            self._last_event = self._last_sign = time.monotonic()
+
+    def sign_of_life(self) -> None:
+        """This rank has come to another phase of its step: no progress yet, but it tells who stands still from who has
+        come as far as the others."""
+        with self._lock:
+            self._last_sign = time.monotonic()
 
     def event(self) -> None:
         """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off the verdict Hang."""
@@ -75,6 +82,12 @@ class Recorder:
         """Time since this rank's last finished step, change of stage or part of its work, in seconds."""
         with self._lock:
             return time.monotonic() - self._last_event
+
+    @property
+    def silent_seconds(self) -> float:
+        """Time since the last sign of life of this rank."""
+        with self._lock:
+            return time.monotonic() - self._last_sign
 
     @property
     def seconds_since_any(self) -> float:

@@ -18,27 +18,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from grpo_api.causes import tier
+from grpo_api.causes import Tier, named_hang, tier
 from grpo_api.contract import TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Progress, Result
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
-from .outcome import announce, make_outcome
+from .outcome import announce, keep, keep_in_time, make_outcome
+from .stacks import STACKS_ENV, WRITES_STACKS, read_stacks, stood_still
+from .watchdog import PEER_FAILED
 
-SURVIVOR_SECONDS = 10.0
-"""Time in which the others may notice a failed peer by themselves and say so; then they are ended."""
+PATIENCE_SECONDS = 10.0
+"""Time for the others after an end that tells of no fault of this pod's own, or that all of them run into."""
+SYMPTOM_SECONDS = 0.7
+"""Time for the others after an end that may be a symptom: the process that caused it ends at the same moment."""
+LAST_WORDS_SECONDS = 1.0
+"""Time from being told that a peer failed to SIGKILL."""
 CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 """cgroup v2 counters of this container; `oom_kill` counts its processes that the kernel ended (cgroup-v2.rst)."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One child process and the file in which it leaves its Outcome."""
+    """One child process and the files in which it leaves its Outcome and, asked for, its stacks."""
 
     rank: int
     process: subprocess.Popen[bytes]
     outcome_file: Path
+    stacks_file: Path
     descriptor: int = field(init=False)
     """A pidfd: readable once the process has ended, so that one selector waits for all of them, and with a time-out."""
 
@@ -52,6 +59,17 @@ class Worker:
         return Outcome.model_validate_json(self.outcome_file.read_text(encoding="utf-8"))
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of one process."""
+
+    outcome: Outcome
+    kept: bool
+    """Whether the process had the time to write it to the volume itself."""
+    stacks: str
+    """What it has written of its stacks."""
+
+
 def supervise(plan: TrainingPlan, place: Placement) -> int:
     """Run the pod's workers to their end; returns the exit code of the pod's Outcome."""
     kills_before = oom_kills()
@@ -59,15 +77,18 @@ def supervise(plan: TrainingPlan, place: Placement) -> int:
         workers = [_start(place, local, Path(folder)) for local in range(place.processes_per_node)]
         with _forwarded_sigterm(workers):
             ended = _wait(workers)
-        outcomes = [_outcome_of(worker, plan, oom_kills() > kills_before) for worker in ended]
-    return announce(root_cause(outcomes))
+        ends = _ends(ended, plan, oom_kills() > kills_before)
+    code = announce(root_cause([end.outcome for end in ends]))
+    keep_in_time(lambda: _keep(plan, [end for end in ends if not end.kept]))
+    return code
 
 
 def _start(place: Placement, local_rank: int, folder: Path) -> Worker:
     rank = place.node * place.processes_per_node + local_rank
-    file = folder / f"outcome-{local_rank}.json"
+    file, stacks = folder / f"outcome-{local_rank}.json", folder / f"stacks-{local_rank}.txt"
     environment = {**os.environ, LOCAL_RANK_ENV: str(local_rank), TERMINATION_LOG_ENV: str(file)}
-    return Worker(rank, subprocess.Popen([sys.executable, "-m", "grpo_trainer"], env=environment), file)
+    environment[STACKS_ENV] = str(stacks)
+    return Worker(rank, subprocess.Popen([sys.executable, "-m", "grpo_trainer"], env=environment), file, stacks)
 
 
 @contextmanager
@@ -88,39 +109,70 @@ def _forwarded_sigterm(workers: list[Worker]) -> Iterator[None]:
 
 
 def _wait(workers: list[Worker]) -> list[Worker]:
-    """The workers in the order in which they ended; after the first failure the others get SURVIVOR_SECONDS, then
-    SIGTERM, then as long again, then SIGKILL."""
+    """The workers in the order in which they ended; after a failure the others get a while, are told, and killed."""
     ended: list[Worker] = []
-    signals = iter((signal.SIGTERM, signal.SIGKILL))
-    deadline: float | None = None
+    actions = iter((_ask_for_last_words, _kill))
+    deadline = float("inf")
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.descriptor, selectors.EVENT_READ, worker)
+        told = False
         while len(ended) < len(workers):
-            for key, _ in selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+            for key, _ in selector.select(left):
                 selector.unregister(key.fileobj)
                 ended.append(key.data)
-            # no hurry after the first failure: a peer that finds out by itself says what it lost and how far it was and
-            # keeps its outcome; one that is stuck is told, and then made, to end
-            failed = any(worker.process.poll() not in (None, 0) for worker in ended)
-            if failed and deadline is None:
-                deadline = time.monotonic() + SURVIVOR_SECONDS
-            if deadline is not None and time.monotonic() >= deadline:
-                _signal_rest(workers, next(signals, signal.SIGKILL))
-                deadline = time.monotonic() + SURVIVOR_SECONDS
+                if key.data.process.wait() and not told:
+                    deadline = min(deadline, time.monotonic() + patience_after(key.data.outcome()))
+            if time.monotonic() >= deadline:
+                told, deadline = True, time.monotonic() + LAST_WORDS_SECONDS
+                next(actions, _kill)([worker for worker in workers if worker.process.poll() is None])
     return ended
 
 
-def _signal_rest(workers: list[Worker], number: signal.Signals) -> None:
+def patience_after(outcome: Outcome | None) -> float:
+    """Seconds that the others of a pod get to end by themselves, after a process ended badly with this outcome.
+
+    One that died without words, or whose words are no symptom, has told all that there is to tell: the gang can't go
+    on, and every second is one in which all its GPUs wait for the next attempt.
+    """
+    if outcome is None or tier(outcome.result) < Tier.HANG:
+        return 0.0
+    # all ranks reach the same limit within seconds; and what was told to stop is no fault, so there is no hurry
+    return PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
+
+
+def _ask_for_last_words(workers: list[Worker]) -> None:
+    """Have them write their stacks, which always works, then say how far they are and end, which needs the GIL."""
     for worker in workers:
-        if worker.process.poll() is None:
-            worker.process.send_signal(number)
+        if worker.stacks_file.exists():  # it listens; the signal's own effect is to end the process
+            worker.process.send_signal(WRITES_STACKS)
+            worker.process.send_signal(PEER_FAILED)
 
 
-def _outcome_of(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome:
-    said = worker.outcome()
-    if said is not None:
-        return said
+def _kill(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.process.kill()
+
+
+def _ends(workers: list[Worker], plan: TrainingPlan, oom_killed: bool) -> list[End]:
+    """What is known of each process's end, in the order in which they ended."""
+    said = {worker.rank: worker.outcome() for worker in workers}
+    silences = [one.standstill.silent_seconds for one in said.values() if one and one.standstill]
+    ends = []
+    for worker in workers:
+        outcome, stacks = said[worker.rank], read_stacks(worker.stacks_file)
+        if outcome is None:
+            outcome = _concluded(worker, plan, oom_killed)
+            if silences and stacks:  # amid a hang, a process that can't even say so has stood still at least as long
+                outcome = stood_still(outcome, max(silences), stacks)
+        kept = said[worker.rank] is not None and worker.process.wait() != -signal.SIGKILL
+        ends.append(End(outcome, kept, stacks))
+    return ends
+
+
+def _concluded(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome:
+    """The outcome of a process that left none, by how it ended."""
     code, unknown = worker.process.wait(), Progress(attempt=plan.job.attempt)
     # the counter is the container's: only together with this process's SIGKILL does it mean this process
     if code == -signal.SIGKILL and oom_killed:
@@ -128,6 +180,12 @@ def _outcome_of(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome
         return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown)
     end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return make_outcome(worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown)
+
+
+def _keep(plan: TrainingPlan, ends: list[End]) -> None:
+    """Write the durable outcomes of those who could not."""
+    for end in ends:
+        keep(plan, end.outcome, end.stacks)
 
 
 def oom_kills() -> int:
@@ -141,7 +199,9 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    Success stands only where all succeeded; of equals the first to end is blamed.
+    Success stands only where all succeeded; of equals the first to end is blamed, of hangs the one that the others
+    waited for.
     """
     failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
-    return min(failed or outcomes, key=lambda outcome: tier(outcome.result))
+    cause = min(failed or outcomes, key=lambda outcome: tier(outcome.result))
+    return named_hang(cause, outcomes) if cause.result is Result.HANG else cause

@@ -4,7 +4,6 @@ A stuck collective blocks the main thread in C++ for as long as its time-out, wh
 signal handler can reach it. So a daemon thread watches, and ends the process from there.
 """
 
-import faulthandler
 import signal
 import socket
 import sys
@@ -19,28 +18,39 @@ from grpo_api.report import Outcome, Result
 from .outcome import make_outcome
 from .preemption import GRACE_MARGIN_SECONDS
 from .recorder import Recorder
+from .stacks import Stacks, stood_still
 
 POLL_SECONDS = 1.0
+PEER_FAILED = signal.SIGUSR2
+"""By which a supervisor tells a process that another of the pod has failed: it says how far it is, and ends."""
+QUIET_SECONDS = 30.0
+"""Who has had no progress for so long when it is ended says where it stood."""
 
 
 class Watchdog:
-    """Watches the recorder's last event and the arrival of SIGTERM."""
+    """Watches the recorder's last event and the arrival of signals."""
 
-    def __init__(self, plan: TrainingPlan, recorder: Recorder, end: Callable[[Outcome], None]) -> None:
+    def __init__(self, plan: TrainingPlan, recorder: Recorder, end: Callable[[Outcome, str], None]) -> None:
+        """`end` is given the outcome and the stacks of all threads; it doesn't return."""
         self._plan = plan
         self._recorder = recorder
         self._end = end
+        self._stacks = Stacks()
         self._terminated_at: float | None = None
+        self._peer_failed = False
+        self._signalled = threading.Event()
 
     def start(self) -> None:
-        """Listen for SIGTERM and start watching. Call it in the main thread."""
+        """Listen for signals and start watching. Call it in the main thread."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         # Python runs signal handlers between bytecodes of the main thread; the wake-up descriptor is written by the C
-        # handler at once, so that the thread below hears SIGTERM even while the main thread is stuck in a collective.
+        # handler at once, so that the thread below hears a signal even while the main thread is stuck in a collective.
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-        threading.Thread(target=self._listen, args=(reader, writer), name="sigterm", daemon=True).start()
+        for number in (signal.SIGTERM, PEER_FAILED):
+            signal.signal(number, lambda _number, _frame: None)
+        self._stacks.listen()
+        threading.Thread(target=self._listen, args=(reader, writer), name="signals", daemon=True).start()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     @property
@@ -52,26 +62,38 @@ class Watchdog:
         while number := reader.recv(1):
             if number[0] == signal.SIGTERM and self._terminated_at is None:
                 self._terminated_at = time.monotonic()
+            self._peer_failed |= number[0] == PEER_FAILED
+            self._signalled.set()
 
     def _watch(self) -> None:
         while True:
-            time.sleep(POLL_SECONDS)
+            self._signalled.wait(POLL_SECONDS)
+            self._signalled.clear()
             outcome = self.verdict()
             if outcome is not None:
-                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-                self._end(outcome)
+                stacks = self._stacks.take()
+                print(stacks, file=sys.stderr, flush=True)
+                self._end(self._with_place(outcome, stacks), stacks)
 
     def verdict(self) -> Outcome | None:
         """How the run has to end now; None while it may go on."""
-        recorder, stage = self._recorder, self._recorder.current_stage
-        idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any
-        limit = patience(stage, self._plan.guard, self._plan.execution)
-        waited = self.seconds_since_sigterm
-        if waited is not None and (stage not in ("Training", "Saving") or waited > self._patience()):
-            return self._outcome(Result.PREEMPTED, f"SIGTERM during stage {stage}; the last periodic checkpoint stands")
+        stage, idle, limit = self._waits()
         if idle > limit:
             return self._outcome(*self._stuck(stage, idle, limit))
+        waited = self.seconds_since_sigterm
+        if waited is not None and (stage not in ("Training", "Saving") or waited > self._grace()):
+            return self._outcome(Result.PREEMPTED, f"SIGTERM during stage {stage}; the last periodic checkpoint stands")
+        if self._peer_failed:
+            return self._outcome(
+                Result.PREEMPTED, f"another process of the pod failed during stage {stage} of this one"
+            )
         return None
+
+    def _waits(self) -> tuple[str, float, float]:
+        """The stage, for how long it has had no progress, and how long it may."""
+        recorder, stage = self._recorder, self._recorder.current_stage
+        idle = recorder.seconds_since_event if stage == "Training" else recorder.seconds_since_any
+        return stage, idle, patience(stage, self._plan.guard, self._plan.execution)
 
     def _stuck(self, stage: str, idle: float, limit: float) -> tuple[Result, str]:
         """The result and the sentence of a stage that took longer than its patience."""
@@ -86,7 +108,15 @@ class Watchdog:
             f"(guard.hangTimeoutSeconds = {self._plan.guard.hang_timeout_seconds}). Every thread's stack is in the log"
         )
 
-    def _patience(self) -> float:
+    def _with_place(self, outcome: Outcome, stacks: str) -> Outcome:
+        """The outcome with where the process stood. Silence is told as of the moment at which the limit was reached, so
+        that ranks can be compared whose watchdogs looked a second apart."""
+        _, idle, limit = self._waits()
+        if idle < QUIET_SECONDS:
+            return outcome
+        return stood_still(outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks)
+
+    def _grace(self) -> float:
         return max(0.0, self._plan.grace_period_seconds - GRACE_MARGIN_SECONDS)
 
     def _outcome(self, result: Result, message: str) -> Outcome:

@@ -21,6 +21,8 @@ class PhaseClock:
     def __init__(self, now: Callable[[], float]) -> None:
         """Starts in the phase of loading; `now` is a clock that never goes back, in seconds."""
         self._now = now
+        self.entered: Callable[[], None] = lambda: None
+        """Called at every change of phase."""
         self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
         self.peaks = dict.fromkeys(MEMORY, 0)
         self.reserved = 0
@@ -31,6 +33,7 @@ class PhaseClock:
     def enter(self, phase: str | None) -> str | None:
         """End the current phase and begin another, or none; returns the one that ended, which loading does for good."""
         now = self._now()
+        self.entered()
         ended = self._current
         if ended in self.seconds:
             self.seconds[ended] += now - self._since

@@ -1,0 +1,213 @@
+"""One pod, several processes: who is blamed, how long the others are waited for, and where each stood in a hang.
+
+The processes are real, through the real entry point; what they train is a stand-in that fails, waits or hangs as told.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.contract import PLAN_ENV, TERMINATION_BYTES, TERMINATION_LOG_ENV
+from grpo_api.report import Outcome, Result, Standstill, with_standstill
+from grpo_trainer.process import stacks
+from grpo_trainer.process.stacks import Stacks, main_frames, stood_still, telling
+from grpo_trainer.process.supervisor import PATIENCE_SECONDS, patience_after, root_cause
+from harness.ranks import runs
+from harness.ranks.launch import ISOLATED, tracer
+from tests.generated import cases
+
+# Takes the place of grpo_trainer.worker in the workers: the real watchdog around an act per rank.
+STAND_IN = """
+import os, sys, time, types
+
+def train(plan, place, recorder):
+    from grpo_trainer import errors
+    from grpo_trainer.process import watchdog
+    from grpo_trainer.process.outcome import end_now
+    watchdog.POLL_SECONDS, watchdog.QUIET_SECONDS = 0.05, 0.0
+    watchdog.patience = lambda *_: {patience}
+    watchdog.Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks)).start()
+    recorder.begin(3, 9)
+    acts = {acts}
+    return globals()[acts[place.rank]](recorder, errors)
+
+def fails(recorder, errors):
+    time.sleep(0.3)
+    raise errors.RewardError("the service is gone")
+
+def loses_a_peer(recorder, errors):
+    time.sleep(0.3)
+    raise RuntimeError("Connection closed by peer [10.0.0.1]:1")
+
+def is_busy(recorder, errors):
+    time.sleep({busy})
+    open(os.environ["BUSY_FILE"], "w").close()
+    return "went on for long"
+
+def waits_in_a_collective(recorder, errors):
+    exec(compile("import time; time.sleep(60)", "/site-packages/torch/distributed/c10d.py", "exec"))
+
+def holds_the_gil(recorder, errors):
+    import re
+    re.match("(a+)+$", "a" * 60 + "b")
+
+if "LOCAL_RANK" not in os.environ:
+    from grpo_trainer.process import supervisor
+    supervisor.PATIENCE_SECONDS = 0.5
+else:
+    module = types.ModuleType("grpo_trainer.worker")
+    module.train = train
+    sys.modules["grpo_trainer.worker"] = module
+"""
+
+
+def supervised(folder: Path, *acts: str, patience: float = 600.0) -> tuple[int, Outcome, dict[int, Outcome]]:
+    """The pod's exit code and outcome, and the durable outcomes of its ranks."""
+    plan = runs.plan(Path("/models/demo"), folder=folder / "run", execution={"processesPerNode": len(acts)})
+    attempt = folder / "run" / "attempt-1"
+    attempt.mkdir(parents=True)
+    (folder / "plan.json").write_text(plan.model_dump_json())
+    (folder / "sitecustomize.py").write_text(STAND_IN.format(acts=acts, patience=patience, busy=1.5 * PATIENCE_SECONDS))
+    environment = ISOLATED | {PLAN_ENV: str(folder / "plan.json"), TERMINATION_LOG_ENV: str(folder / "end")}
+    environment |= tracer() | {"PYTHONPATH": f"{folder}:{ISOLATED['PYTHONPATH']}", "BUSY_FILE": str(folder / "busy")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120, stderr=subprocess.DEVNULL
+    )
+    kept = {int(path.stem.rpartition("-")[2]): path for path in attempt.glob("outcome-rank-*.json")}
+    outcomes = {rank: Outcome.model_validate_json(path.read_text()) for rank, path in kept.items()}
+    return ended.returncode, Outcome.model_validate_json((folder / "end").read_text()), outcomes
+
+
+@pytest.mark.parametrize(
+    ("act", "result"), [("fails", Result.REWARD_ERROR), ("loses_a_peer", Result.ERROR)], ids=["cause", "symptom"]
+)
+def test_a_failure_is_told_while_the_other_process_is_busy_and_that_one_says_how_far_it_was(
+    tmp_path: Path, act: str, result: Result
+) -> None:
+    _, outcome, kept = supervised(tmp_path, "is_busy", act)
+    assert (outcome.result, outcome.rank) == (result, 1)
+    assert not (tmp_path / "busy").exists(), "the busy process was waited for"
+    assert (kept[0].result, kept[0].step) == (Result.PREEMPTED, 3)
+    assert "another process of the pod failed" in kept[0].message
+
+
+def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_by_its_stack(tmp_path: Path) -> None:
+    _, outcome, kept = supervised(tmp_path, "waits_in_a_collective", "holds_the_gil", patience=1.0)
+    assert (outcome.result, outcome.rank) == (Result.HANG, 1)
+    assert outcome.standstill is not None
+    assert any(frame.endswith("in holds_the_gil") for frame in outcome.standstill.frames)
+    assert "rank 1 has been silent longest" in outcome.message
+    assert kept[0].result is Result.HANG
+    assert kept[1].standstill is not None
+    assert "in holds_the_gil" in (tmp_path / "run" / "attempt-1" / "stacks-rank-1.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "seconds"),
+    [
+        (None, 0.0),
+        (Outcome(result=Result.OUT_OF_MEMORY), 0.0),
+        (Outcome(result=Result.BAD_INPUT), 0.0),
+        (Outcome(result=Result.HANG), PATIENCE_SECONDS),
+        (Outcome(result=Result.PREEMPTED), PATIENCE_SECONDS),
+    ],
+)
+def test_patience_is_for_ends_that_others_can_explain(outcome: Outcome | None, seconds: float) -> None:
+    assert patience_after(outcome) == seconds
+    assert 0 < patience_after(Outcome(result=Result.ERROR)) < 1
+
+
+def test_a_process_tells_its_own_main_thread_s_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(stacks.STACKS_ENV, raising=False)
+    text = Stacks().take()
+    found = stood_still(Outcome(result=Result.HANG), 5.0, text).standstill
+    assert found is not None
+    assert found.frames[0].endswith("in take")
+    assert found.frames[0].startswith("grpo_trainer/process/stacks.py:")
+    assert any("test_a_process_tells_its_own" in frame for frame in found.frames)
+
+
+def stack(*paths: str) -> str:
+    """What faulthandler writes of a main thread with these frames, another thread before it."""
+    frames = "".join(f'  File "/usr/lib/python3.11/site-packages/{path}", line 7 in work\n' for path in paths)
+    return (
+        "main 0x0000000000000007\nThread 0x0000000000000001 (most recent call first):\n"
+        f'  File "/a.py", line 1 in other\n\nCurrent thread 0x0000000000000007 (most recent call first):\n{frames}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("paths", "waiting"),
+    [
+        (("torch/distributed/distributed_c10d.py", "grpo_trainer/gang/ranks.py", "trl/trainer/grpo_trainer.py"), True),
+        (("grpo_trainer/rewards/child_process.py", "trl/trainer/grpo_trainer.py", "torch/distributed/run.py"), False),
+        (("torch/autograd/graph.py", "torch/_tensor.py", "trl/trainer/grpo_trainer.py"), True),
+        ((), False),
+    ],
+)
+def test_who_stands_in_a_collective_waits_for_others(paths: tuple[str, ...], waiting: bool) -> None:
+    found = stood_still(Outcome(result=Result.HANG), 5.0, stack(*paths)).standstill
+    assert found is not None
+    assert found.waiting is waiting
+    assert found.frames == [f"{path}:7 in work" for path in paths]
+
+
+CHARACTERS = st.characters(codec=None) | st.sampled_from('"\\\n\x00\x7f […]ü語😀\ud800')
+LINES = st.sampled_from(
+    ["main 0x07", "Thread 0x07 (most recent call first):", '  File "x", line 1 in y', '  File "/a/trl/b", line 9 in c']
+) | st.text(CHARACTERS, max_size=300)
+
+
+@settings(max_examples=cases(60))
+@given(st.lists(LINES, max_size=60), st.text(CHARACTERS, max_size=2000), st.floats(-1e9, 1e9))
+def test_stacks_of_any_content_leave_an_outcome_that_fits(lines: list[str], message: str, silent: float) -> None:
+    metrics = {f"a_metric_of_some_length_{number}": -1.2345678901234567e-300 for number in range(16)}
+    outcome = Outcome(result=Result.HANG, rank=3, metrics=metrics, message=message)
+    told = stood_still(outcome, silent, "\n".join(lines))
+    said = told.model_dump_json().encode()
+    assert len(said) <= TERMINATION_BYTES
+    read = Outcome.model_validate_json(said)
+    assert read.standstill is not None
+    assert read.standstill.silent_seconds >= 0
+    assert len(main_frames("\n".join(lines))) <= len("\n".join(lines).splitlines())
+
+
+def test_frames_of_the_trainer_come_before_others_where_there_is_no_room() -> None:
+    frames = ["torch/a:1 in x", "torch/b:1 in x", "trl/c:1 in x", "json/d:1 in x", "grpo_trainer/e:1 in x"]
+    assert telling(frames, 3) == [frames[0], frames[2], frames[4]]
+    assert telling(frames, 99) == frames
+    long = Standstill(silent_seconds=1, frames=["語" * 160] * 24)
+    told = with_standstill(Outcome(result=Result.HANG, message="m" * 3000), long)
+    assert told.standstill is not None
+    assert 0 < len(told.standstill.frames) < 24
+    assert len(told.message) > 1000
+
+
+HANGS = st.lists(
+    st.tuples(st.booleans(), st.floats(0, 1e5), st.sampled_from([Result.HANG, Result.PREEMPTED, Result.ERROR])),
+    min_size=1, max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=cases(60))
+@given(HANGS, st.randoms())
+def test_the_rank_that_all_waited_for_is_named_whatever_order_they_end_in(
+    hangs: list[tuple[bool, float, Result]], order: object
+) -> None:
+    outcomes = [
+        Outcome(result=result, rank=rank, standstill=Standstill(silent_seconds=silent, waiting=waiting))
+        for rank, (waiting, silent, result) in enumerate(hangs)
+    ]
+    outcomes.append(Outcome(result=Result.HANG, rank=99))
+    shuffled = outcomes.copy()
+    getattr(order, "shuffle")(shuffled)  # noqa: B009 - hypothesis' Random has no public type
+    found = root_cause(shuffled)
+    assert found.result is Result.HANG
+    assert found.standstill is not None
+    idle = [waiting for waiting, _, _ in hangs]
+    best = max(silent for waiting, silent, _ in hangs if waiting == min(idle))
+    assert (found.standstill.waiting, found.standstill.silent_seconds) == (min(idle), best)

@@ -1,0 +1,48 @@
+"""A hang of a gang: the operator waits for what all ranks say, and names the one that the others waited for."""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.decisions import Action
+from tests.unit.operator_world import judged, make_child, make_pod, running, said, terminated
+
+MINUTES = 1800.0
+
+
+def hung(silent: float, waiting: bool, **more: Any) -> dict[str, Any]:
+    """A container that said that it had no progress, and where it stood."""
+    frame = "torch/distributed/distributed_c10d.py:3 in barrier" if waiting else "user/reward.py:9 in judge"
+    still = {"silentSeconds": silent, "waiting": waiting, "frames": [frame, "grpo_trainer/engine.py:7 in step"]}
+    return terminated(41, said(more.pop("result", "Hang"), standstill=still, message="no step finished", **more))
+
+
+@pytest.mark.parametrize("result", ["Hang", "Preempted"], ids=["by its watchdog", "by the Job controller"])
+def test_the_rank_that_all_waited_for_is_named_with_its_frame(result: str) -> None:
+    seen = running(
+        make_pod(0, state=hung(MINUTES, True, rank=0, step=7)),
+        make_pod(1, state=hung(MINUTES - 5, False, rank=1, step=7, result=result)),
+        make_child(),
+    )
+    decision = judged(seen)
+    assert (decision.action, decision.reason, decision.counted) == (Action.ADMIT, "Hang", True)
+    assert decision.message == (
+        "rank 1 has been silent longest, for 1795 s in user/reward.py:9 in judge, called from "
+        "grpo_trainer/engine.py:7 in step; no step finished"
+    )
+    assert decision.ended is not None
+    assert decision.ended.rank == 1
+    assert decision.ended.standstill is not None
+
+
+def test_a_hang_waits_for_the_other_ranks_words_longer_than_another_end() -> None:
+    ended, runs = make_pod(0, state=hung(MINUTES, True)), make_pod(1)
+    assert judged(running(ended, runs, ago=5)).look_again == pytest.approx(10.0)
+    assert judged(running(ended, runs, ago=16)).action is Action.ADMIT
+    error = make_pod(0, state=terminated(1, said("Error")))
+    assert judged(running(error, runs, ago=5)).action is Action.ADMIT
+
+
+def test_a_hang_without_a_word_of_where_is_one_still() -> None:
+    decision = judged(running(make_pod(0, state=terminated(41, said("Hang", message="no step"))), make_pod(1), ago=16))
+    assert (decision.action, decision.message) == (Action.ADMIT, "no step")
