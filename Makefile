@@ -20,8 +20,10 @@ SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 30
 FAULTS ?= 100
 ONLY ?=
+# `make gpu-kit`: the other machine's Python
+KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen cluster cluster-down images bench tools
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen cluster cluster-down images bench tools gpu gpu-kit
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -88,6 +90,12 @@ cluster-down: venv ## stop it and leave nothing behind
 
 images: venv ## build the operator's and the trainer's image
 	@$(CLUSTER) images
+
+gpu: venv ## the acceptance run on this machine's GPUs; the result goes into docs/gpu.md
+	@PYTHONPATH=operator:trainer_image $(BIN)/python -m harness.gpu accept --output gpu-output
+
+gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels with an install script (KIT_PYTHON=3.12)
+	@$(BIN)/python -m harness.gpu kit --output gpu-kit --python $(KIT_PYTHON)
 
 bench: venv ## the benchmarks (minutes; prints tables of ratios)
 	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done

@@ -1,0 +1,55 @@
+"""`python -m harness.gpu accept|kit`: for `make gpu` and `make gpu-kit`."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from grpo_trainer.acceptance.report import RESULT
+
+from ..programs.processes import ClusterError
+from . import kit, page
+
+
+def main() -> int:
+    """Run the command; errors go to stderr in one sentence and the exit code is 1."""
+    options = _parser().parse_args()
+    try:
+        return int(options.run(options))
+    except ClusterError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+def accept(options: argparse.Namespace) -> int:
+    """The acceptance run on this machine; what it finds on a GPU goes into docs/gpu.md. Its exit code."""
+    command = [sys.executable, "-m", "grpo_trainer.acceptance", "--output", str(options.output)]
+    code = subprocess.run(command, check=False).returncode
+    result = options.output / RESULT
+    if code in (0, 1) and page.publish(result):
+        print(f"{page.PAGE} shows this result now")
+    return code
+
+
+def pack(options: argparse.Namespace) -> int:
+    """The kit."""
+    size = kit.pack(options.output, options.python)
+    print(f"{options.output}: the kit for Python {options.python}, {size / 1e6:.1f} MB; see docs/gpu.md")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m harness.gpu", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("accept", help="run the acceptance on this machine's GPUs")
+    command.add_argument("--output", type=Path, required=True, help="folder for its files")
+    command.set_defaults(run=accept)
+    command = commands.add_parser("kit", help="gather what a bare machine lacks")
+    command.add_argument("--output", type=Path, required=True, help="folder for the kit; replaced")
+    command.add_argument("--python", default="3.12", help="version of the other machine's Python")
+    command.set_defaults(run=pack)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

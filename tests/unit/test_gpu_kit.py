@@ -1,0 +1,99 @@
+"""The kit for a bare GPU machine: what is in it, how large it may be, and the page that shows a result.
+
+Wheels are downloaded and built by `make gpu-kit` only, for the tests have no network.
+"""
+
+import json
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_trainer.acceptance.report import PAGE
+from harness.gpu import kit, page
+from harness.programs.processes import ClusterError
+
+LIBRARIES = ["cpu", "cuda118", "cuda128", "cuda130", "cuda132", "rocm72", "xpu2026"]
+
+
+def wheel_of_bitsandbytes(path: Path) -> Path:
+    """A wheel with the names of the real one."""
+    names = ["bitsandbytes/__init__.py", *(f"bitsandbytes/libbitsandbytes_{name}.so" for name in LIBRARIES)]
+    record = "bitsandbytes-1.dist-info/RECORD"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name in names:
+            wheel.writestr(name, f"content of {name}")
+        wheel.writestr(record, "".join(f"{name},sha256=x,1\n" for name in names) + f"{record},,\n")
+    return path
+
+
+def test_bitsandbytes_keeps_two_libraries_and_a_list_of_what_is_there(tmp_path: Path) -> None:
+    wheel = wheel_of_bitsandbytes(tmp_path / "bitsandbytes-1-py3-none-any.whl")
+    kit.slim(wheel)
+    with zipfile.ZipFile(wheel) as small:
+        names = small.namelist()
+        assert [name for name in names if name.endswith(".so")] == [
+            "bitsandbytes/libbitsandbytes_cpu.so",
+            "bitsandbytes/libbitsandbytes_cuda130.so",
+        ]
+        recorded = small.read("bitsandbytes-1.dist-info/RECORD").decode().splitlines()
+        assert [row.partition(",")[0] for row in recorded] == names
+        assert small.read("bitsandbytes/__init__.py") == b"content of bitsandbytes/__init__.py"
+
+
+def test_a_kit_over_forty_megabytes_is_refused_with_its_largest_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in {"a": 10, "b": 30, "c": 20, "d": 5}.items():
+        (tmp_path / f"{name}.whl").write_bytes(bytes(size))
+    monkeypatch.setattr(kit, "LIMIT_BYTES", 65)
+    kit.require_small(tmp_path.glob("*.whl"))
+    monkeypatch.setattr(kit, "LIMIT_BYTES", 64)
+    with pytest.raises(ClusterError, match=r"the largest: b.whl 0.0 MB, c.whl 0.0 MB, a.whl 0.0 MB"):
+        kit.require_small(tmp_path.glob("*.whl"))
+
+
+def test_the_kit_has_the_image_s_versions() -> None:
+    assert {*kit.LACKED, kit.BUILT} <= kit.pinned().keys()
+
+
+def test_the_kit_is_installed_beside_what_the_machine_has(tmp_path: Path) -> None:
+    script = tmp_path / "kit" / "install"
+    script.parent.mkdir()
+    script.write_text(kit.INSTALL)
+    (tmp_path / "kit" / "one.whl").touch()
+    told = ["sh", str(script), "site"]
+    done = subprocess.run(
+        told, env={"PYTHON": "echo", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert "--no-index --no-deps" in done.stdout
+    assert done.stdout.endswith(f"--target site {tmp_path}/kit/one.whl\n")
+    alone = subprocess.run(told[:2], capture_output=True, text=True, check=False)
+    assert (alone.returncode != 0, "usage: install FOLDER" in alone.stderr) == (True, True)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_only_a_gpu_s_result_becomes_the_last_one(tmp_path: Path, device: str) -> None:
+    result: dict[str, Any] = {
+        "machine": "Python 3.12", "device": device, "versions": {}, "different": {}, "summary": "1 passed",
+        "checks": [{"check": "gpu", "seconds": 1.0, "findings": [
+            {"what": "GPU", "state": "passed", "message": "1 × H100", "numbers": {"product": "H100"}}]}],
+    }  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    target = tmp_path / PAGE
+    target.write_text("before\n<!-- acceptance -->\nThere is none.\n<!-- /acceptance -->\nafter\n")
+    assert page.publish(tmp_path / "result.json", target) is (device == "cuda")
+    text = target.read_text()
+    assert ("There is none." in text) is (device == "cpu")
+    assert ("| GPU | passed | 1 × H100; product H100 |" in text) is (device == "cuda")
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+
+
+def test_the_page_has_a_place_for_the_result() -> None:
+    section = re.search(r"<!-- acceptance -->\n(.*?)\n<!-- /acceptance -->", page.PAGE.read_text(), re.DOTALL)
+    assert section is not None
+    assert section[1].startswith(("There is none.", "1", "2", "3", "4", "5", "6", "7", "8", "9"))
