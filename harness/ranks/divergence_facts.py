@@ -160,7 +160,7 @@ class Damage(TrainerCallback):  # type: ignore[misc]  # transformers is not foll
         if state.global_step != self._strike.step or not (self._strike.everywhere or ranks.rank() == self._strike.rank):
             return
         if self._strike.moment == "weights":
-            with partition.held(partition.unwrapped(model).get_parameter(PARAMETER), change=True) as share:
+            with partition.held(partition.unwrapped(model).get_parameter(PARAMETER)) as share:
                 share.tensor[-1:] = torch.nan
         elif self._strike.moment == "optimizer":
             while hasattr(optimizer, "optimizer"):

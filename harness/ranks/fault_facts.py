@@ -103,7 +103,7 @@ def untouched(_: PreTrainedModel) -> None:
 
 def flip(model: PreTrainedModel) -> None:
     """Turns the lowest bit of the parameter's last element."""
-    with partition.held(model.get_parameter(PARAMETER), change=True) as share:
+    with partition.held(model.get_parameter(PARAMETER)) as share:
         share.tensor[-1:].view(torch.int32).bitwise_xor_(1)
 
 
@@ -111,7 +111,7 @@ def randomise(model: PreTrainedModel) -> None:
     """What a model that every rank initialises by its own seed looks like."""
     torch.manual_seed(ranks.rank())
     for parameter in model.parameters():
-        with partition.held(parameter, change=True) as share:
+        with partition.held(parameter) as share:
             share.tensor.normal_()
 
 

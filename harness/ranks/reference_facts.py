@@ -126,7 +126,7 @@ def disturb(model: nn.Module, scale: float = 0.02) -> None:
     """Adds a wave to every trained parameter: the same values however it is partitioned."""
     for parameter in model.parameters():
         if parameter.requires_grad:
-            with partition.held(parameter, change=True) as share:
+            with partition.held(parameter) as share:
                 wave = torch.arange(share.start, share.stop, dtype=torch.float64).mul(0.37).sin().mul(scale)
                 share.tensor.add_(wave.to(share.tensor.dtype))
             partition.release(parameter)
@@ -168,6 +168,6 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor]:
 def fill(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Puts whole parameters back."""
     for name, parameter in partition.parameters_by_name(model).items():
-        with partition.held(parameter, change=True) as share:
+        with partition.held(parameter) as share:
             share.tensor.copy_(tensors[name][share.start : share.stop])
         partition.release(parameter)

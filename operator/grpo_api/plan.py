@@ -70,7 +70,7 @@ class ExecutionPlan(Model):
     """What is trained: all parameters, or an adapter."""
     zero_stage: Literal[0, 2, 3] = 0
     """DeepSpeed ZeRO stage; 0 is plain DDP."""
-    offload: Literal["None", "CPU", "NVMe"] = "None"
+    offload: Literal["None", "CPU"] = "None"
     """Where optimizer state and gradients are kept under ZeRO."""
     accelerator: Literal["GPU", "CPU"] = "GPU"
     """What the processes run on."""

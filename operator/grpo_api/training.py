@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import ATOMIC_LIST, Model, Rule
-from .names import Path
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -124,16 +123,15 @@ class ReferenceOffload(Model):
 
     RULES = (
         Rule(
-            "(self.target == 'NVMe') == has(self.path)",
-            "target NVMe needs path, a folder of the node's local disk; target CPU takes none",
-            lambda offload: (offload.target == "NVMe") == (offload.path is not None),
+            "self.target != 'NVMe'",
+            "target NVMe is not supported: DeepSpeed swaps to disks with its async_io extension alone, which the "
+            "trainer's image doesn't have; set target to CPU",
+            lambda offload: offload.target != "NVMe",
         ),
     )
 
     target: Literal["CPU", "NVMe"] = "CPU"
-    """Host memory, or a local disk (under ZeRO-3 only). Unset: CPU."""
-    path: Path | None = None
-    """Folder for NVMe in the pods. Unset: only for CPU."""
+    """Host memory; NVMe is refused. Unset: CPU."""
 
 
 class ReferenceSpec(Model):

@@ -203,11 +203,11 @@ def test_offload_under_zero3_shards_into_host_memory(model: Path) -> None:
 
 
 def test_sharded_offload_reaches_deepspeeds_config() -> None:
-    policy = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}
-    job = runs.plan(Path("/m"), "Sharded", 3, reference={"offload": {"target": "NVMe", "path": "/disk"}})
+    policy = {"zero_optimization": {"stage": 3, "offload_param": {"device": "none"}}}
+    job = runs.plan(Path("/m"), "Sharded", 3, reference={"offload": {}})
     strategy = strategy_for(job)
     assert isinstance(strategy, Sharded)
     zero = strategy.config(policy)["zero_optimization"]
-    assert zero["offload_param"] == {"device": "nvme", "nvme_path": "/disk", "pin_memory": True}
+    assert zero["offload_param"] == {"device": "cpu", "pin_memory": True}
     assert Sharded().config(policy)["zero_optimization"] == {"stage": 3}
-    assert policy["zero_optimization"]["offload_param"] == {"device": "nvme"}
+    assert policy["zero_optimization"]["offload_param"] == {"device": "none"}

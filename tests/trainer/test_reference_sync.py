@@ -179,7 +179,7 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
 
 def test_a_share_is_the_parameters_own_memory() -> None:
     parameter = nn.Parameter(torch.zeros(2, 3))
-    with partition.held(parameter, change=True) as share:
+    with partition.held(parameter) as share:
         share.tensor.fill_(2.0)
         assert (share.start, share.stop, share.shape, share.whole) == (0, 6, (2, 3), True)
     assert parameter.detach().eq(2.0).all()

@@ -97,11 +97,6 @@ def test_a_moving_reference_excludes_the_adapter() -> None:
     assert {c.strategy for c in result(job, nodes(1, 8, H100)).candidates} == {"Clone", "Offload", "Sharded"}
 
 
-def test_a_reference_on_nvme_needs_zero_3() -> None:
-    job = spec(QWEN_7B, reference__offload={"target": "NVMe", "path": "/nvme"})
-    assert {c.zero_stage for c in result(job, nodes(1, 8, H100)).candidates} == {3}
-
-
 def test_pins_that_exclude_one_another_are_rejected() -> None:
     job = spec(QWEN_7B, reference__strategy="Sharded", training__optimizer="AdamW8bit")
     assert result(job, nodes(1, 8, H100)).reason == PlanReason.INVALID_COMBINATION

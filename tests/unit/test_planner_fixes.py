@@ -89,12 +89,12 @@ def test_a_batch_taken_at_once_fits_where_accumulating_it_would_not() -> None:
 
 def test_pins_that_exclude_one_another_name_them_all() -> None:
     job = spec(
-        reference__strategy="Offload", reference__sync={"everySteps": 5}, training__optimizer="AdamW8bit",
-        reference__offload={"target": "NVMe", "path": "/disk"},
+        reference__strategy="Sharded", reference__sync={"everySteps": 5}, training__optimizer="AdamW8bit",
+        reference__offload={},
     )  # fmt: skip
     answer = result(job, nodes(1, 8, H100))
     assert answer.reason == PlanReason.INVALID_COMBINATION
-    for pin in ("reference.strategy Offload", "training.optimizer AdamW8bit", "target NVMe", "reference.sync"):
+    for pin in ("reference.strategy Sharded", "training.optimizer AdamW8bit", "reference.offload", "reference.sync"):
         assert pin in answer.message
 
 

@@ -38,8 +38,3 @@ def _problems(plan: TrainingPlan) -> Iterator[str]:
             f"plan.execution.optimizer is AdamW8bit under ZeRO-{execution.zero_stage}: bitsandbytes keeps embeddings "
             f"and small tensors in 32 bits, which ZeRO's flat partitions don't let it find; set AdamW, or zeroStage 0"
         )
-    if execution.offload == "NVMe":
-        yield (
-            "plan.execution.offload is NVMe: DeepSpeed swaps optimizer state to disk only with its async_io extension, "
-            "which is compiled against libaio and not part of this image; set CPU or None"
-        )

@@ -62,13 +62,13 @@ def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
     pins = [f"reference.strategy {spec.reference.strategy}", f"adapter.use {spec.adapter.use}"]
     pins.append(f"training.optimizer {spec.training.optimizer}")
     if spec.reference.offload:
-        pins.append(f"reference.offload.target {spec.reference.offload.target}")
+        pins.append("reference.offload")
     if spec.reference.sync:
         pins.append("reference.sync")
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,
-        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, NVMe needs "
-        "ZeRO-3, and an adapter's reference is its own frozen base; set one of them to its default",
+        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, and an "
+        "adapter's reference is its own frozen base; set one of them to its default",
     )
 
 
@@ -100,9 +100,8 @@ def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Stra
         choices.append(("Sharded", "Offload" if offload else "Sharded"))
         if wanted == "Offload":
             choices.append(("Offload", "Offload"))
-    elif not offload:
-        choices += [("Clone", "Clone"), ("Offload", "Offload")]
-    elif offload.target == "CPU":
+    else:
+        choices += [] if offload else [("Clone", "Clone")]
         choices.append(("Offload", "Offload"))
     return [choice for choice in choices if wanted in ("Auto", choice[0])]
 

@@ -1,8 +1,8 @@
 """Strategy Sharded: under ZeRO-3, the checkpoint loaded a second time and partitioned over all ranks.
 
 A partitioned policy can't be copied: between passes its parameters have shape (0,). Rank 0 reads, the others receive
-their partitions. With spec.reference.offload the partitions live in host memory or on a disk and DeepSpeed streams
-them in (zero_optimization.offload_param).
+their partitions. With spec.reference.offload the partitions live in host memory and DeepSpeed streams them in
+(zero_optimization.offload_param).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepspeed_config
 
-from grpo_api.training import ReferenceOffload, ReferenceSync
+from grpo_api.training import ReferenceSync
 
 from ..weights.models import freeze, load_causal
 from .base import ReferenceStrategy
@@ -28,9 +28,7 @@ class Sharded(ReferenceStrategy):
     name: ClassVar[str] = "Sharded"
     zero_stages: ClassVar[tuple[int, ...]] = (3,)
 
-    def __init__(
-        self, sync: ReferenceSync | None = None, offload: ReferenceOffload | None = None, remote_code: bool = False
-    ) -> None:
+    def __init__(self, sync: ReferenceSync | None = None, offload: bool = False, remote_code: bool = False) -> None:
         super().__init__(sync)
         self.offload = offload
         self.remote_code = remote_code
@@ -59,7 +57,7 @@ class Sharded(ReferenceStrategy):
         zero = config["zero_optimization"]
         zero.pop("offload_param", None)
         if self.offload:
-            zero["offload_param"] = offload_param(self.offload)
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
         return config
 
     @contextmanager
@@ -72,9 +70,3 @@ class Sharded(ReferenceStrategy):
         finally:
             set_hf_deepspeed_config(policy)
             del reference
-
-
-def offload_param(offload: ReferenceOffload) -> dict[str, Any]:
-    """DeepSpeed's `offload_param` block."""
-    block: dict[str, Any] = {"device": offload.target.lower(), "pin_memory": True}
-    return block | ({"nvme_path": offload.path} if offload.path else {})

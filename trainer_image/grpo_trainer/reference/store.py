@@ -98,7 +98,7 @@ def _restore(reference: nn.Module, folder: Path, strategy: str) -> None:
 
 
 def _fill(name: str, parameter: nn.Parameter, tensor: torch.Tensor, saved: str, path: Path) -> None:
-    with partition.held(parameter, change=True) as share:
+    with partition.held(parameter) as share:
         if share.tensor.shape != tensor.shape or share.tensor.dtype != tensor.dtype:
             raise BadInput(f"{path}: {name} is {tuple(tensor.shape)} {tensor.dtype}, the reference has another shape")
         share.tensor.copy_(tensor)

@@ -43,25 +43,9 @@ def is_partitioned(parameter: nn.Parameter) -> bool:
 
 
 @contextmanager
-def held(parameter: nn.Parameter, *, change: bool = False) -> Iterator[Share]:
-    """This rank's elements while inside: its partition under ZeRO-3, else all.
-
-    A partition that lives on a disk is read on entry; with `change` it is written back on exit.
-    """
-    if not is_partitioned(parameter):
-        yield _all(parameter)
-        return
-    managed: Any = parameter
-    swapped = managed.ds_tensor.status.name == "NOT_AVAILABLE"
-    if swapped:
-        managed.nvme_swapper.swap_in([managed], async_op=False)
-    try:
-        yield _partition(managed)
-    finally:
-        if swapped and change:
-            managed.nvme_swapper.swap_out_and_release([managed])
-        elif swapped:
-            managed.nvme_swapper.remove_partition_and_release_buffers([managed])
+def held(parameter: nn.Parameter) -> Iterator[Share]:
+    """This rank's elements while inside, as with `gathered`: its partition under ZeRO-3, else all."""
+    yield _partition(parameter) if is_partitioned(parameter) else _all(parameter)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def mix(policy: nn.Module, reference: nn.Module, mixup: float) -> None:
         different = sorted(targets.keys() ^ sources.keys())
         raise TrainingError(f"policy and reference have different parameters, such as {different[0]}")
     for name, target in targets.items():
-        with partition.held(target, change=True) as old, partition.held(sources[name]) as new:
+        with partition.held(target) as old, partition.held(sources[name]) as new:
             if (old.start, old.stop, old.shape) != (new.start, new.stop, new.shape):
                 raise TrainingError(f"policy and reference are partitioned differently at {name}")
             old.tensor.mul_(1.0 - mixup).add_(new.tensor.to(old.tensor.device), alpha=mixup)
