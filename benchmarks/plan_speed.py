@@ -21,7 +21,7 @@ from grpo_planner.hardware.products import lookup
 RUNS = 11
 PRODUCTS = [
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4", "NVIDIA-A10G", "NVIDIA-L40S",
-    "NVIDIA-H200", "NVIDIA-B200", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A30", "AMD-Instinct-MI300X", "Tesla-V100-SXM2-16GB",
+    "NVIDIA-H200", "NVIDIA-B200", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A30", "NVIDIA-GB200", "NVIDIA-RTX-A6000",
 ]  # fmt: skip
 MODELS = [
     "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B", "google/gemma-3-1b-it",

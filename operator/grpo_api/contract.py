@@ -32,6 +32,16 @@ ENV_PREFIX = "GRPO_"
 RANK_ENV = (INDEX_ENV, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that say which process of the gang this is: the Job controller's, and what the trainer tells torch."""
 
+THREADS_ENV = "OMP_NUM_THREADS"
+"""How many threads a process computes with on CPUs; the pod has it where the spec says how many cores there are, else
+the trainer sets it by the cores that it finds."""
+
+ALLOCATOR_ENV = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The two names under which torch reads the settings of its allocator on GPUs; the first is known to every version."""
+
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
+"""The setting of torch's allocator under which memory that is freed in one size can be used in another."""
+
 TERMINATION_LOG = "/dev/termination-log"
 """Where the kubelet reads the Outcome of an ended container."""
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from .base import ATOMIC_LIST, Model, Rule, map_list, unique
 from .changes import STARTED, immutability
-from .contract import MAX_JOB_NAME
+from .contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME
 from .dataset import DatasetSpec
 from .model import ModelSpec
 from .pods.containers import Environment, EnvironmentSources, Image, PullPolicy
@@ -155,6 +155,12 @@ class GRPOJobSpec(Model):
     def nodes(self) -> int | None:
         """Exact number of nodes: placement.nodes, or the one that can mount the checkpoints' claim; None when open."""
         return self.placement.nodes or (1 if self.checkpoint.on_one_node else None)
+
+    @property
+    def expandable_segments(self) -> bool:
+        """Whether torch's allocator on GPUs has expandable segments: unless `env` gives it other settings."""
+        own = (variable.value or "" for variable in self.env if variable.name in ALLOCATOR_ENV)
+        return all(EXPANDABLE_SEGMENTS in settings.replace(" ", "").split(",") for settings in own)
 
     @property
     def adapter_requested(self) -> bool:

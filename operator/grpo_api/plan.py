@@ -57,6 +57,8 @@ class MemoryPrediction(Model):
     """What the device has for torch."""
     host_bytes_per_node: Bytes
     """Host memory of one pod."""
+    expandable_segments: bool = False
+    """Whether that counts on expandable segments of torch's allocator, so on less fragmentation."""
     checkpoint_bytes: Bytes = 0
     """Disk of one checkpoint."""
 

@@ -21,6 +21,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "charts/grpo-operator/files/dashboard.json": dashboard.render,
     "docs/metrics.md": documents.metrics,
     "docs/planner-table.md": planner.table,
+    "docs/gpu-products.md": planner.products,
     "docs/plan-schema.json": planner.schema,
     "trainer_image/grpo_trainer/acceptance/pins.json": acceptance.pins,
     "trainer_image/grpo_trainer/acceptance/predictions.json": acceptance.predictions,

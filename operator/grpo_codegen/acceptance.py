@@ -84,7 +84,7 @@ def _predicted(case: Case) -> dict[str, Any]:
         "generation_batch": setup.generation_batch,
         "config": widths,
         "phases": prediction.phases,
-        "device_bytes": device_bytes(prediction, 1, MARGIN["Exact"]),
+        "device_bytes": device_bytes(prediction, 1, MARGIN["Exact"], expandable=True),
     }
 
 

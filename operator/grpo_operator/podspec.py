@@ -9,12 +9,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo_api.contract import (
+    ALLOCATOR_ENV,
     CHECKPOINT_MOUNT,
     CHECKPOINT_VOLUME,
     CONTAINER,
     DATA_MOUNT,
     DATA_VOLUME,
     DATASET_TOKEN_ENV,
+    EXPANDABLE_SEGMENTS,
     MODEL_MOUNT,
     MODEL_VOLUME,
     PLAN_ANNOTATION,
@@ -28,6 +30,7 @@ from grpo_api.contract import (
     SCRATCH,
     SCRATCH_VOLUME,
     SHARED_MEMORY_VOLUME,
+    THREADS_ENV,
     reward_mount,
     reward_token_env,
 )
@@ -35,6 +38,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import InitContainer
+from grpo_api.quantity import parse_quantity
 from grpo_api.references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 from grpo_api.status import ResumeSource
 
@@ -42,6 +46,9 @@ from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE,
 
 Manifest = dict[str, Any]
 USER = 1000
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded start keeps more than
+the whole model in host memory."""
 GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
 _FOLDER, _, _FILE = PLAN_PATH.rpartition("/")
 
@@ -152,7 +159,7 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": ["python", "-m", "grpo_trainer"],
-        "env": _environment(spec),
+        "env": _environment(spec, plan),
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT}],
         "resources": _resources(spec, plan),
         "securityContext": _container_security(),
@@ -185,9 +192,12 @@ def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
     return resources
 
 
-def _environment(spec: GRPOJobSpec) -> list[Manifest]:
+def _environment(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
     """The user's variables come last, so that they win."""
+    given = [_given(variable) for variable in spec.env]
+    taken = {variable["name"] for variable in given}
     env: list[Manifest] = [
+        *({"name": name, "value": value} for name, value in RETURN_FREED_MEMORY.items()),
         {"name": PLAN_ENV, "value": PLAN_PATH},
         {"name": "HOME", "value": SCRATCH},
         {"name": "USER", "value": "grpo"},
@@ -202,8 +212,11 @@ def _environment(spec: GRPOJobSpec) -> list[Manifest]:
     for position, reward in enumerate(spec.rewards):
         if reward.http:
             env += _secret(reward_token_env(position), reward.http.token_secret_ref)
-    given = [_given(variable) for variable in spec.env]
-    taken = {variable["name"] for variable in given}
+    if plan.accelerator == "GPU" and taken.isdisjoint(ALLOCATOR_ENV):
+        env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
+    if cores := spec.resources.requested.get("cpu"):
+        threads = max(1, int(parse_quantity(cores) / plan.processes_per_node))
+        env.append({"name": THREADS_ENV, "value": str(threads)})
     return [variable for variable in env if variable["name"] not in taken] + given
 
 

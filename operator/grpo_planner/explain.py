@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 from grpo_api.patience import STEP_ESTIMATES
 from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
-from .memory.device import checkpoint_bytes, whole_mib
+from .hardware.generations import obstacle
+from .hardware.pools import Pool
+from .memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from .result import Candidate, Rejection
 from .search.batch import generation_share, save_every_steps
 from .search.demand import Demand
@@ -44,7 +47,7 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
     return MemoryPrediction(
         phases=MemoryPhases(**prediction.phases), peak_phase=prediction.peak_phase,
         peak_allocated_bytes=prediction.peak, device_bytes=footprint.device, usable_bytes=option.place.pool.usable,
-        host_bytes_per_node=option.host,
+        host_bytes_per_node=option.host, expandable_segments=demand.spec.expandable_segments,
         checkpoint_bytes=checkpoint_bytes(demand.shape, footprint.setup, drifting_reference=drifts),
     )  # fmt: skip
 
@@ -69,7 +72,14 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     """What the planner could not know about the chosen option."""
     pool, setup, told = option.place.pool, option.footprint.setup, demand.notes
     if not pool.hardware.known:
-        told.append(f"GPU product {pool.label!r} is unknown: its speed, and that it has bfloat16, are guesses")
+        told.append(f"GPU product {pool.label!r} is unknown: {_guesses(pool)}")
+    if why := obstacle(pool.label, pool.resource, pool.hardware.capability):
+        told.append(f"{why}: whether spec.image can compute there is not known")
+    if not demand.spec.expandable_segments:
+        told.append(
+            f"spec.env sets {' or '.join(ALLOCATOR_ENV)} without {EXPANDABLE_SEGMENTS}: fragmentation is taken to "
+            f"waste {FRAGMENTATION[False]:.0%} of what comes and goes instead of {FRAGMENTATION[True]:.0%} (assumed)"
+        )
     if setup.precision == "bfloat16" and not setup.lora and not setup.zero:
         told.append(
             "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round away; "
@@ -83,6 +93,13 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             f"not after spec.guard.hangTimeoutSeconds = {demand.spec.guard.hang_timeout_seconds}; raise that"
         )
     return told
+
+
+def _guesses(pool: Pool) -> str:
+    """What is assumed of an unknown product."""
+    if pool.hardware.capability:
+        return "its speed is a guess"
+    return "its speed, that it has bfloat16 and that the image's torch has kernels for it are guesses"
 
 
 def reason(option: Option) -> str:

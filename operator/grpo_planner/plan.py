@@ -77,7 +77,7 @@ class Planner:
         footprints = self._footprints
         if not inventory.visible:
             return None
-        pools, left_out = build_pools(inventory, self._spec.placement)
+        pools, left_out = build_pools(inventory, self._spec)
         search = Search(footprints, pools)
         if not search.feasible:
             return None
@@ -90,7 +90,7 @@ class Planner:
         return self._waiting[emptied]
 
     def _plan_emptied(self, emptied: Inventory) -> PlanResult:
-        pools, left_out = build_pools(emptied, self._spec.placement)
+        pools, left_out = build_pools(emptied, self._spec)
         notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools)
         if search.feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
@@ -193,7 +193,7 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
     def plan(spec: GRPOJobSpec) -> Option | None:
         there = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
-            there, _ = build_pools(emptied, spec.placement)
+            there, _ = build_pools(emptied, spec)
         changed = Footprints(build_demand(spec, demand.model), footprints.predictor)
         return choose(Search(changed, there).fitting(), spec.placement.objective)
 

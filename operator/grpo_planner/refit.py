@@ -53,7 +53,7 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     wanted = spec.placement.gpu_product
     if plan.accelerator == "CPU" or plan.gpu_product.startswith(wanted or ""):
         return plan
-    pools, _ = build_pools(inventory.emptied, spec.placement)
+    pools, left_out = build_pools(inventory.emptied, spec)
     for pool in pools:
         if not _lacks(plan, pool):
             return plan.model_copy(
@@ -66,7 +66,7 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
                     "reason": f"goes on as it began, on {plan.gpus} x {pool.label or pool.resource}",
                 }
             )
-    why = "; ".join(sorted({f"{pool.label or pool.resource} {_lacks(plan, pool)}" for pool in pools}))
+    why = "; ".join([*sorted({f"{pool.label or pool.resource} {_lacks(plan, pool)}" for pool in pools}), *left_out])
     raise PlanExcluded(
         f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {plan.gpus} x {plan.gpu_product} on "
         f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set it back to "

@@ -128,9 +128,11 @@ def test_usable_memory_is_what_torch_reports() -> None:
 
 def test_the_device_needs_margin_context_and_communicator() -> None:
     prediction = predict(TINY, of_length("bfloat16", 8))
-    alone, together = device_bytes(prediction, 1, 0.05), device_bytes(prediction, 2, 0.05)
+    alone, together = (device_bytes(prediction, world, 0.05, expandable=True) for world in (1, 2))
     assert alone > prediction.peak * 1.05 + CONTEXT - 1
     assert together - alone == round(0.4 * GIB)
+    fixed = device_bytes(prediction, 1, 0.05, expandable=False)
+    assert fixed - alone == pytest.approx(0.11 * prediction.dynamic, abs=2)
 
 
 def test_host_memory_holds_loading_or_offloaded_state() -> None:

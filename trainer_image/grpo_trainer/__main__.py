@@ -14,12 +14,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo_api.base import dotted
-from grpo_api.contract import PLAN_ENV, PLAN_PATH
+from grpo_api.contract import PLAN_ENV, PLAN_PATH, THREADS_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
 from .errors import BadInput, classify
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
+from .process.cores import threads_per_process
 from .process.outcome import announce, keep, make_outcome
 from .process.recorder import Recorder
 from .process.supervisor import supervise
@@ -73,6 +74,7 @@ def main() -> int:
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:
         return supervise(plan, place)
     os.environ.update(launch_environment(plan, place))
+    os.environ.setdefault(THREADS_ENV, str(threads_per_process(place.processes_per_node)))
     return work(plan, place, started)
 
 

@@ -201,8 +201,8 @@ def _whole(labels: Mapping[str, str], key: str) -> int:
 
 
 def _capability(labels: Mapping[str, str]) -> tuple[int, int] | None:
-    major = _whole(labels, f"{NVIDIA}.compute.major")
-    return (major, _whole(labels, f"{NVIDIA}.compute.minor")) if major else None
+    major, minor = (labels.get(f"{NVIDIA}.compute.{part}", "") for part in ("major", "minor"))
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() and int(major) else None
 
 
 def left_out(node: NodeFacts, placement: PlacementSpec) -> str:

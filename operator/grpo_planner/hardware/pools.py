@@ -10,18 +10,17 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.quantity import MIB, quantity_bytes
 from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
 
 from ..words import plural
+from .generations import OWN_IMAGE, Capability, obstacle
 from .inventory import Inventory, Node
 from .products import Product, lookup, usable_bytes
 
-BFLOAT16_CAPABILITY = (8, 0)
-"""CUDA compute capability from which tensor cores multiply bfloat16."""
-
-Kind = tuple[str, int, bool, str, tuple[tuple[str, str], ...]]
-"""What makes two nodes' GPUs the same: product, MiB, bfloat16, resource and node selector."""
+Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
+"""What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node selector."""
 
 
 class Room(NamedTuple):
@@ -125,13 +124,12 @@ class Place(NamedTuple):
         return f"{self.world} x {self.pool.label or self.pool.resource} on {plural(self.nodes, 'node')}"
 
 
-def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Pool], list[str]]:
+def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], list[str]]:
     """The pools that a job may use, largest GPUs first, and sentences about nodes that it can't use.
 
-    Args:
-        inventory: the nodes.
-        placement: the job's pins.
+    What an image of the user's own can compute on isn't known, so no generation is left out there.
     """
+    placement = spec.placement
     groups: dict[Kind, dict[Room, int]] = {}
     left_out: set[str] = set()
     for node in inventory.nodes:
@@ -142,9 +140,13 @@ def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Po
         if not memory:
             left_out.add(_unknown_memory(node))
             continue
-        rooms = groups.setdefault(
-            (node.gpu_product, memory, _has_bfloat16(node), node.gpu_resource, node.node_selector), {}
-        )
+        capability = node.compute_capability or lookup(node.gpu_product).capability
+        why = obstacle(node.gpu_product, node.gpu_resource, capability)
+        if why and spec.image is None:
+            left_out.add(f"{why}: {OWN_IMAGE}")
+            continue
+        kind = (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector)
+        rooms = groups.setdefault(kind, {})
         room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         rooms[room] = rooms.get(room, 0) + node.count
     pools = [_pool(kind, rooms) for kind, rooms in groups.items()]
@@ -154,19 +156,12 @@ def build_pools(inventory: Inventory, placement: PlacementSpec) -> tuple[list[Po
 
 def _pool(kind: Kind, rooms: dict[Room, int]) -> Pool:
     """One pool; nodes that have the same to give are one entry with a count."""
-    label, memory, bfloat16, resource, selector = kind
-    hardware = replace(lookup(label), bfloat16=bfloat16)
+    label, memory, capability, resource, selector = kind
+    hardware = replace(lookup(label), capability=capability)
     return Pool(
         label=label, hardware=hardware, usable=usable_bytes(memory), resource=resource, selector=selector,
         rooms=tuple(sorted(rooms.items())),
     )  # fmt: skip
-
-
-def _has_bfloat16(node: Node) -> bool:
-    """By compute capability where it is known, else by product."""
-    if node.compute_capability is not None and node.gpu_resource == "nvidia.com/gpu":
-        return node.compute_capability >= BFLOAT16_CAPABILITY
-    return lookup(node.gpu_product).bfloat16
 
 
 def _declared_mib(placement: PlacementSpec) -> int:

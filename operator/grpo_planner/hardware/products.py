@@ -1,4 +1,4 @@
-"""GPU products: memory, speed and bfloat16 of the card that a label names.
+"""GPU products: memory, speed and generation of the card that a label names.
 
 A node's labels carry a name and at best MiB, while a plan must know how fast and how capable a card is. The data is
 products.yaml.
@@ -11,6 +11,11 @@ from importlib.resources import files
 import yaml
 
 from grpo_api.quantity import GIB, MIB
+
+from .generations import Capability
+
+BFLOAT16_CAPABILITY = (8, 0)
+"""CUDA compute capability from which tensor cores multiply bfloat16."""
 
 NETWORK_GB_PER_S = 50.0
 """Bandwidth between nodes per GPU and direction, of a 400 Gbit/s network card; an assumption."""
@@ -31,13 +36,18 @@ class Product:
     """Device memory in GB/s."""
     link: float
     """To a neighbour in the same node, GB/s per direction."""
-    bfloat16: bool
-    """Whether matrix products run in bfloat16 (compute capability 8.0 and later)."""
+    capability: Capability | None
+    """CUDA compute capability; None where it is unknown, or there is no CUDA."""
     known: bool = True
     """False when the numbers are guesses for an unknown product."""
 
+    @property
+    def bfloat16(self) -> bool:
+        """Whether matrix products run in bfloat16; taken for granted where the capability isn't known."""
+        return self.capability is None or self.capability >= BFLOAT16_CAPABILITY
 
-UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, bfloat16=True, known=False)
+
+UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, capability=None, known=False)
 """A modest data-centre card, for labels that the table doesn't have."""
 
 
@@ -45,8 +55,16 @@ UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, bfloat16=
 def table() -> dict[str, Product]:
     """All products by the beginning of their label."""
     rows = yaml.safe_load(files(__package__).joinpath("products.yaml").read_text(encoding="utf-8"))
-    columns = ("memory_mib", "teraflops", "bandwidth", "link", "bfloat16")
-    return {name: Product(**dict(zip(columns, row, strict=True))) for name, row in rows.items()}
+    return {name: _product(*row) for name, row in rows.items()}
+
+
+def _product(memory_mib: int, teraflops: float, bandwidth: float, link: float, capability: float | None) -> Product:
+    """One row of the table; YAML reads `8.6` as a number."""
+    major, _, minor = str(capability or "").partition(".")
+    return Product(
+        memory_mib=memory_mib, teraflops=teraflops, bandwidth=bandwidth, link=link,
+        capability=(int(major), int(minor)) if major else None,
+    )  # fmt: skip
 
 
 @cache

@@ -14,8 +14,9 @@ CONTEXT = round(0.55 * GIB)
 """CUDA context with the kernels of torch and cuBLAS."""
 COMMUNICATOR = round(0.4 * GIB)
 """NCCL's buffers of one communicator."""
-FRAGMENTATION = 0.04
-"""Share of what comes and goes that the caching allocator can't reuse, with expandable segments."""
+FRAGMENTATION = {True: 0.04, False: 0.15}
+"""Share of what comes and goes that the caching allocator can't reuse, with expandable segments and without. Without,
+a freed block serves requests of its own size and smaller, and completions of a new length ask for new sizes."""
 MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
 """Share of the allocated bytes kept free, by where the shape came from."""
 PROCESS = round(3 * GIB)
@@ -24,10 +25,17 @@ CPU_PROCESS = GIB
 """The same without CUDA."""
 
 
-def device_bytes(prediction: Prediction, world: int, margin: float) -> int:
-    """What the device must have: allocated bytes with margin, fragmentation, context and communicator."""
+def device_bytes(prediction: Prediction, world: int, margin: float, *, expandable: bool) -> int:
+    """What the device must have: allocated bytes with margin, fragmentation, context and communicator.
+
+    Args:
+        prediction: the allocated bytes.
+        world: processes of the gang.
+        margin: share of the allocated bytes kept free.
+        expandable: whether torch's allocator has expandable segments.
+    """
     communicator = COMMUNICATOR if world > 1 else 0
-    fragments = FRAGMENTATION * prediction.dynamic
+    fragments = FRAGMENTATION[expandable] * prediction.dynamic
     return round(prediction.peak * (1 + margin) + fragments) + CONTEXT + communicator
 
 

@@ -11,9 +11,9 @@ from grpo_api.quantity import parse_quantity, quantity_bytes
 from grpo_api.rewards import ModelReward
 
 from ..hardware.products import Product
-from ..memory import Precision, Setup
+from ..memory import Precision, Prediction, Setup
 from ..memory.activations import no_grad_transient
-from ..memory.device import MARGIN
+from ..memory.device import MARGIN, device_bytes
 from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
 from . import batch
@@ -44,6 +44,10 @@ class Demand:
     def margin(self) -> float:
         """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose routing varies."""
         return MARGIN["Estimated" if self.shape.experts else self.model.source]
+
+    def device_bytes(self, prediction: Prediction, world: int) -> int:
+        """What a GPU must have for what one of so many processes allocates."""
+        return device_bytes(prediction, world, self.margin, expandable=self.spec.expandable_segments)
 
     @property
     def most_gpus(self) -> int | None:

@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ..memory import Precision, Prediction, Predictor, Setup
-from ..memory.device import device_bytes, host_bytes
+from ..memory.device import host_bytes
 from . import batch
 from .demand import Demand
 from .methods import Method
@@ -84,7 +84,7 @@ class Variants:
     @property
     def floor(self) -> int:
         """Bytes that the leanest variant takes of a GPU on any number of processes: its passes and nothing else."""
-        return device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1, self._demand.margin)
+        return self._demand.device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1)
 
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of so many processes must have; the same for all variants."""
@@ -138,7 +138,7 @@ class Variants:
                 method=self._method,
                 setup=setup,
                 prediction=prediction,
-                device=device_bytes(prediction, self._world, demand.margin),
+                device=demand.device_bytes(prediction, self._world),
                 calls=generations / demand.updates_per_generation,
             )
         return known
