@@ -24,7 +24,7 @@ CUDA_REQUIREMENTS = ("cuda-", "nvidia-", "triton")
 
 def torch_wheels() -> Path:
     """Return a folder that holds the repacked torch wheel, for an installer's `find-links`."""
-    version = _torch_version()
+    version = pinned("torch")
     key = content_key(version, SUFFIX, *CUDA_REQUIREMENTS, SLIM_SCRIPT)
     return cached(cache_root() / f"torch-wheel-{key}", lambda folder: _repack(version, folder))
 
@@ -34,18 +34,23 @@ def site_packages() -> Path:
 
     The folder's name matters: dill decides by it what counts as installed.
     """
-    requirements = _trainer_requirements()
+    requirements = [*_trainer_requirements(), "triton"]  # the repacked torch doesn't ask for it
     key = content_key(*requirements, CONSTRAINTS, SLIM_SCRIPT)
     target = cache_root() / f"trainer-{key}"
     return cached(target, lambda folder: _install(requirements, folder / "site-packages")) / "site-packages"
 
 
-def _torch_version() -> str:
+def pinned(package: str) -> str:
+    """Return the version that constraints.txt gives a package.
+
+    Raises:
+        ClusterError: it gives none.
+    """
     for line in CONSTRAINTS.read_text().splitlines():
         name, _, version = line.partition("==")
-        if name.strip() == "torch":
+        if name.strip() == package:
             return version.split(";")[0].strip()
-    raise ClusterError("constraints.txt does not pin torch: add torch==<version>")
+    raise ClusterError(f"constraints.txt does not pin {package}: add {package}==<version>")
 
 
 def _trainer_requirements() -> list[str]:
