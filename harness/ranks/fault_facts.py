@@ -3,6 +3,7 @@
 Wrong weights train without an error, and each parallelism hides them in its own way. `inject` runs on every rank.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from grpo_trainer.errors import TrainingError
 from grpo_trainer.gang import ranks
+from grpo_trainer.gang.placement import LOCAL_RANK_ENV
 from grpo_trainer.weights import partition
 from grpo_trainer.weights.models import load_policy
 from grpo_trainer.weights.partition import unwrapped
@@ -116,7 +118,9 @@ def randomise(model: PreTrainedModel) -> None:
 
 
 def _prepared(folder: Path) -> Path:
-    """Rank 0 writes the model and its damaged copies; a hub cache per rank, in which `main` is another commit."""
+    """Rank 0 writes the model and its damaged copies. Each rank is as on a node of its own, with a hub cache in which
+    `main` is another commit."""
+    os.environ[LOCAL_RANK_ENV] = "0"
     if ranks.rank() == 0:
         good = demo_model.save_policy(folder / "good", shard="100KB")
         demo_model.save_policy(folder / "other", seed=1, shard="100KB")

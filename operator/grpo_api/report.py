@@ -34,6 +34,16 @@ Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(ge=0.0, le=LAST_TIME)]
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 
+RevisionKey = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")]
+Revisions = Annotated[
+    dict[RevisionKey, Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]],
+    Field(max_length=40),
+]
+"""What a run was found to be made of: commits on the hub by path in the spec (`model`, `dataset`, `rewards[0].model`),
+and the data's DATASET_FINGERPRINT."""
+DATASET_FINGERPRINT = "dataset.fingerprint"
+"""Key of the sha256 of the rows that are trained on."""
+
 
 class Result(StrEnum):
     """How an attempt ended."""
@@ -103,6 +113,8 @@ class Outcome(Model):
         Field(max_length=MAX_METRICS),
     ] = Field(default_factory=dict)
     """Last value per metric, by the keys of grpo_api.metrics."""
+    revisions: Revisions = Field(default_factory=dict)
+    """Commits and fingerprint of what was trained, as far as known."""
     message: Annotated[str, Field(max_length=MESSAGE_CHARACTERS)] = ""
     """What happened and what to do, in a sentence."""
     standstill: Standstill | None = None
@@ -165,6 +177,10 @@ class Progress(Model):
     events: Count = 0
     """Signs of progress so far, of all ranks as far as rank 0 has heard of them: finished steps, changes of stage,
     parts of long work. A number that stands still says more than a time on another's clock."""
+    fetched_bytes: Count = 0
+    """Bytes on the disk of the model or dataset that is being fetched of the hub, or was last."""
+    revisions: Revisions = Field(default_factory=dict)
+    """Commits and fingerprint of what is trained, once known."""
     resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
     last_step_time: Seconds | None = None

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from grpo_api.rewards import ModelReward
 from grpo_trainer.errors import BadInput, WeightsDiffer
+from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.weights import models
 from grpo_trainer.weights.files import open_weights
 from grpo_trainer.weights.fingerprint import fingerprint, same_bits
@@ -30,6 +31,10 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 def proof(model: torch.nn.Module, folder: Path) -> Proof:
     with open_weights(folder) as files:
         return prove(model, files, "policy")
+
+
+def located(folder: Path) -> models.Source:
+    return models.locate(Repository("model", str(folder), None, "model"), "float32", Hub())
 
 
 def flip_last_bit(tensor: torch.Tensor) -> None:
@@ -190,22 +195,25 @@ def test_ranks_are_compared_without_a_file(folder: Path) -> None:
 def test_damaged_files_are_rejected_before_loading(folder: Path, damage: object, message: str) -> None:
     damage(sorted(folder.glob("*.safetensors"))[-1])  # type: ignore[operator]
     with pytest.raises(BadInput, match=message):
-        models.locate(str(folder), None, "float32", "spec.model")
+        located(folder)
 
 
 def test_a_folder_without_safetensors_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(BadInput, match=r"model\.safetensors"):
-        models.locate(str(tmp_path), None, "float32", "spec.model")
+        located(tmp_path)
     with pytest.raises(BadInput, match="does not exist"):
-        models.locate(str(tmp_path / "absent"), None, "float32", "spec.model")
+        located(tmp_path / "absent")
 
 
 def test_a_hub_model_that_cannot_be_fetched_names_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(BadInput, match=r"spec\.rewards\[\]\.model\.name: demo/absent \(revision v1\) can't be fetched"):
-        models.locate("demo/absent", "v1", "float32", "spec.rewards[].model")
+    absent = Repository("model", "demo/absent", "v1", "rewards[1].model")
+    with pytest.raises(
+        BadInput, match=r"spec\.rewards\[1\]\.model\.name: demo/absent \(revision v1\) can't be fetched"
+    ):
+        models.locate(absent, "float32", Hub())
 
 
 def test_missing_weights_are_rejected_not_random(folder: Path) -> None:
@@ -216,7 +224,7 @@ def test_missing_weights_are_rejected_not_random(folder: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(BadInput, match=PARAMETER):
-        models.load_causal(models.locate(str(folder), None, "float32", "spec.model"), remote_code=False)
+        models.load_causal(located(folder), remote_code=False)
 
 
 def test_a_reward_model_is_frozen_proven_and_has_one_label(tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ FAULTS = {
     "another file on rank 1": ("WeightsDiffer", "rank 1"),
     "one bit in rank 1's file": ("WeightsDiffer", "down_proj"),
     "one bit in rank 1's memory": ("WeightsDiffer", "down_proj"),
-    "another revision on rank 1": ("WeightsDiffer", "rank 1: 1111"),
+    "another revision on rank 1": (
+        "BadInput",
+        "rank 1: spec.model.name: demo/model (revision default) can't be fetched",
+    ),
     "random weights by rank": ("WeightsDiffer", "ranks 0, 1"),
     "missing shard on rank 1": ("BadInput", "rank 1: "),
     "truncated file on rank 1": ("BadInput", "rank 1: "),

@@ -14,6 +14,7 @@ from torch import nn
 from grpo_api.rewards import ModelReward
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
+from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.reference import store
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.reward_model import reward_model
@@ -133,7 +134,14 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     reward = demo_model.save_reward_model(tmp_path / "reward")
     job = runs.plan(model, training={"maxSteps": 1})
     config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
-    judge = reward_model("judge", ModelReward(name=str(reward), dtype="float32"), RewardCounters(), "cpu")
+    judge = reward_model(
+        "judge",
+        ModelReward(name=str(reward), dtype="float32"),
+        RewardCounters(),
+        "cpu",
+        path="rewards[1].model",
+        hub=Hub(),
+    )
     rewards = [runs.digits, judge]
     trainer = runs.trainer(job, config, load_policy(job), rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
     trainer.train()

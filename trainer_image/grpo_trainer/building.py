@@ -15,6 +15,7 @@ from trl import GRPOConfig
 from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
 from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
+from grpo_api.report import DATASET_FINGERPRINT
 
 from .checkpoints.identity import identity
 from .checkpoints.resume import Beginning, begin
@@ -24,6 +25,7 @@ from .engine import ReferenceGRPOTrainer
 from .errors import BadInput
 from .gang import rendezvous
 from .guard import KLGuard, LossGuard
+from .hub.repositories import Hub
 from .process.preemption import Preemption
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
@@ -66,16 +68,18 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
     """
     recorder.stage("Loading")
-    rewards = build_rewards(plan.rewards, device=device(plan))
+    hub = Hub(plan.revisions, recorder.fetched)
+    rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
     require_patience(plan, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):
         rendezvous.prepare_deepspeed(plan)
     config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
     with recorder.part("load"):
-        loaded = load_policy(plan)
+        loaded = load_policy(plan, hub)
     with recorder.part("data"):
-        prompts = _load_data(plan, loaded)
+        prompts = _load_data(plan, loaded, hub)
         rewards.check(prompts.rows)
+    recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     recorder.logged({"prompts_dropped": float(prompts.dropped)})
     run_identity = identity(plan, prompts.fingerprint)
     with recorder.part("verify"):
@@ -113,9 +117,9 @@ def require_patience(plan: TrainingPlan, longest_seconds: float) -> None:
         )
 
 
-def _load_data(plan: TrainingPlan, loaded: LoadedModel) -> Prompts:
+def _load_data(plan: TrainingPlan, loaded: LoadedModel, hub: Hub) -> Prompts:
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
-    return load_prompts(plan.dataset, plan.training, loaded.tokenizer, root=root)
+    return load_prompts(plan.dataset, plan.training, loaded.tokenizer, root=root, hub=hub)
 
 
 def make_trainer(

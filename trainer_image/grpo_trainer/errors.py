@@ -8,7 +8,9 @@
     ├── Diverged            the loss, the gradient or the weights are not finite
     │   └── DivergedKL      guard.maxKL was exceeded
     ├── Transient           nothing is wrong with the job: the machine or something outside failed, and may not again
-    │   └── DriftedApart    ranks that began with the same weights hold different ones
+    │   ├── DriftedApart    ranks that began with the same weights hold different ones
+    │   ├── HubUnavailable  the hub gave nothing for as long as it may be waited for
+    │   └── DiskFull        what is fetched has no room
     └── Preempted           SIGTERM
 
 Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
@@ -75,6 +77,14 @@ class Transient(TrainingError):
 
 class DriftedApart(Transient):
     """Ranks that were proven to begin with the same weights hold different ones."""
+
+
+class HubUnavailable(Transient):
+    """The hub gave no answer for as long as it is waited for."""
+
+
+class DiskFull(Transient):
+    """There is no room for what has to be written."""
 
 
 class Preempted(TrainingError):

@@ -6,7 +6,6 @@ same rows in the same order.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 
 import datasets
 
-from grpo_api.contract import DATA_MOUNT, DATASET_TOKEN_ENV
+from grpo_api.contract import DATA_MOUNT
 from grpo_api.dataset import DatasetSpec
 from grpo_api.training import TrainingSpec
 
 from ..errors import BadInput
+from ..hub.repositories import Hub
 from .files import read_files
+from .hub_dataset import read_hub
 from .prompts import Prompt, build_prompt, token_counts
 
 Place = Callable[[int], str]
@@ -44,14 +45,20 @@ class Prompts:
 
 
 def load_prompts(
-    dataset: DatasetSpec, training: TrainingSpec, tokenizer: Any, *, root: Path = Path(DATA_MOUNT)
+    dataset: DatasetSpec,
+    training: TrainingSpec,
+    tokenizer: Any,
+    *,
+    root: Path = Path(DATA_MOUNT),
+    hub: Hub | None = None,
 ) -> Prompts:
-    """The prompts of a run; `root` is where files are mounted.
+    """The prompts of a run; `root` is where files are mounted. A collective for a dataset of the hub.
 
     Raises:
         BadInput: the dataset can't be used as declared; with the row and the column.
+        Transient: the hub can't be asked now, or there is no room.
     """
-    rows, where = _read_hub(dataset) if dataset.name else _read_mounted(dataset, root)
+    rows, where = _read_hub(dataset, hub or Hub()) if dataset.name else _read_mounted(dataset, root)
     rows = _rename(rows, dataset.columns)
     _check_columns(rows, dataset)
 
@@ -75,20 +82,8 @@ def _read_mounted(dataset: DatasetSpec, root: Path) -> tuple[datasets.Dataset, P
     return datasets.Dataset(datasets.table.InMemoryTable(read.table)), read.place
 
 
-def _read_hub(dataset: DatasetSpec) -> tuple[datasets.Dataset, Place]:
-    try:
-        rows = datasets.load_dataset(
-            dataset.name,
-            dataset.config,
-            split=dataset.split,
-            revision=dataset.revision,
-            token=os.environ.get(DATASET_TOKEN_ENV),
-        )
-    except (FileNotFoundError, datasets.exceptions.DatasetGenerationError, ValueError) as error:
-        which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
-        raise BadInput(
-            f"dataset {which} can't be loaded: {error}; check name, config, split and tokenSecretRef"
-        ) from error
+def _read_hub(dataset: DatasetSpec, hub: Hub) -> tuple[datasets.Dataset, Place]:
+    rows = read_hub(dataset, hub)
     return rows, lambda index: f"{dataset.name} {dataset.split} row {index + 1}"
 
 

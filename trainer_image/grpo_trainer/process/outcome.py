@@ -32,6 +32,7 @@ def make_outcome(rank: int, result: Result, message: str, reached: Progress) -> 
         total_steps=reached.total_steps,
         attempt=reached.attempt,
         metrics={key: value for key, value in last.items() if math.isfinite(value)},
+        revisions=reached.revisions,
     )
     return with_message(outcome, message)
 

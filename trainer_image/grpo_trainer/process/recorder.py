@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Progress, Stage
+from grpo_api.report import MAX_COUNT, Outcome, Progress, Stage
 
 from ..gang.placement import Placement
 
@@ -115,6 +115,14 @@ class Recorder:
     def reached(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
         self.startup(name, time.time() - self._started)
+
+    def fetched(self, arrived: int) -> None:
+        """Something is being fetched of the hub; `arrived` bytes of it are there."""
+        self._update(fetched_bytes=min(arrived, MAX_COUNT))
+
+    def resolved(self, revisions: dict[str, str]) -> None:
+        """These commits and this data are what is trained."""
+        self._update(revisions=revisions)
 
     def resumed(self, step: int) -> None:
         """The run continues from a checkpoint of this step."""

@@ -16,6 +16,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from grpo_api.rewards import ModelReward
 
 from ..errors import TrainingError
+from ..hub.repositories import Hub
 from ..weights.models import LoadedModel, load_reward_model
 from .base import RewardCounters
 
@@ -55,13 +56,15 @@ class RewardModel(nn.Module):
         return SimpleNamespace(logits=logits.where(logits.isfinite(), torch.nan))
 
 
-def reward_model(name: str, spec: ModelReward, counters: RewardCounters, device: torch.device | str) -> RewardModel:
-    """The reward model of a spec on a device. A collective: all ranks must call it.
+def reward_model(
+    name: str, spec: ModelReward, counters: RewardCounters, device: torch.device | str, *, path: str, hub: Hub | None
+) -> RewardModel:
+    """The reward model at a path of the spec, on a device. A collective: all ranks must call it.
 
     Raises:
         BadInput: the model is missing, incomplete or has more than one label.
-        WeightsDiffer: ranks found different revisions.
+        Transient: the hub can't be asked now, or there is no room.
     """
     if is_deepspeed_zero3_enabled():
         raise TrainingError("build the rewards before GRPOConfig: under its ZeRO-3 config models load partitioned")
-    return RewardModel(name, load_reward_model(spec), spec.batch_size, counters, device)
+    return RewardModel(name, load_reward_model(spec, path, hub), spec.batch_size, counters, device)

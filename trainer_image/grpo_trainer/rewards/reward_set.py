@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import datasets
     import torch
 
+    from ..hub.repositories import Hub
+
 RewardFunction = Callable[..., Any]
 
 
@@ -115,22 +117,26 @@ def _check_answers(rows: datasets.Dataset, column: str, where: str, *, numeric: 
 
 
 def build_rewards(
-    rewards: list[RewardSpec], *, root: Path = Path(REWARD_MOUNT), device: torch.device | str = "cpu"
+    rewards: list[RewardSpec],
+    *,
+    root: Path = Path(REWARD_MOUNT),
+    device: torch.device | str = "cpu",
+    hub: Hub | None = None,
 ) -> RewardSet:
-    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i.
+    """The functions of `spec.rewards`; the reward at position i finds its files in `root`/i, or its model in the hub.
 
     A collective where a reward is a model, and to be called before GRPOConfig is made (see reward_model.py).
 
     Raises:
         BadInput: a pattern, function or model can't be used.
-        WeightsDiffer: ranks found different revisions of a reward model.
+        Transient: the hub of a reward model can't be asked now, or there is no room.
     """
     names = reward_names(rewards)
     built = RewardSet(list(rewards), names, [], {name: RewardCounters() for name in names})
     try:
         for position, (reward, name) in enumerate(zip(rewards, names, strict=True)):
             built.functions.append(
-                _build(reward, name, built.counters[name], position=position, root=root, device=device)
+                _build(reward, name, built.counters[name], position=position, root=root, device=device, hub=hub)
             )
     except BaseException:
         built.close()
@@ -139,7 +145,14 @@ def build_rewards(
 
 
 def _build(
-    reward: RewardSpec, name: str, counters: RewardCounters, *, position: int, root: Path, device: torch.device | str
+    reward: RewardSpec,
+    name: str,
+    counters: RewardCounters,
+    *,
+    position: int,
+    root: Path,
+    device: torch.device | str,
+    hub: Hub | None,
 ) -> RewardFunction:
     if reward.format:
         return FormatFunction(name, reward.format, counters)
@@ -152,4 +165,4 @@ def _build(
     assert reward.model is not None, "the schema rejects a reward without a kind"
     from .reward_model import reward_model
 
-    return reward_model(name, reward.model, counters, device)
+    return reward_model(name, reward.model, counters, device, path=f"rewards[{position}].model", hub=hub)

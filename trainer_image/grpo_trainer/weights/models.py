@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from peft import LoraConfig, PeftConfig
 from torch import nn
 from transformers import (
@@ -31,8 +29,9 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import ModelReward
 from grpo_api.training import AdapterSpec
 
-from ..errors import BadInput, TrainingError, WeightsDiffer
+from ..errors import BadInput, TrainingError
 from ..gang import ranks
+from ..hub.repositories import Fetch, Hub, Repository
 from .files import ADAPTER, WHOLE, open_weights, shards
 from .proof import prove
 
@@ -74,30 +73,32 @@ class LoadedModel:
     """Folder of the exported adapter that it begins with; absent for a fresh one."""
 
 
-def load_policy(plan: TrainingPlan) -> LoadedModel:
+def load_policy(plan: TrainingPlan, hub: Hub | None = None) -> LoadedModel:
     """The policy of a plan in its dtype. A collective: all ranks must call it, after GRPOConfig was made.
 
     Raises:
         BadInput: the model is missing, damaged, incomplete or no causal language model.
-        WeightsDiffer: ranks found different revisions.
+        Transient: the hub can't be asked now, or there is no room.
     """
     if is_deepspeed_zero3_enabled() != (plan.execution.zero_stage == 3):
         raise TrainingError("make GRPOConfig with the plan's DeepSpeed config before loading the policy")
-    source = locate(plan.model.name, plan.model.revision, plan.execution.dtype, "spec.model")
+    repository = Repository("model", plan.model.name, plan.model.revision, "model")
+    source = locate(repository, plan.execution.dtype, hub or Hub())
     remote_code = plan.model.trust_remote_code
     model = load_causal(source, remote_code)
     adapter = lora(plan.adapter) if plan.execution.method == "LoRA" else None
     return LoadedModel(model, load_tokenizer(source, remote_code), source, adapter)
 
 
-def load_reward_model(reward: ModelReward) -> LoadedModel:
-    """A reward model with one label, frozen, in eval mode and proven. A collective, after GRPOConfig was made.
+def load_reward_model(reward: ModelReward, path: str = "rewards[0].model", hub: Hub | None = None) -> LoadedModel:
+    """The reward model at that path of the spec: with one label, frozen, in eval mode and proven. A collective.
 
     Raises:
         BadInput: missing, damaged, incomplete or with another number of labels.
-        WeightsDiffer: ranks found different revisions, or a rank holds other weights than its file.
+        Transient: the hub can't be asked now, or there is no room.
+        WeightsDiffer: a rank holds other weights than its file.
     """
-    source = locate(reward.name, reward.revision, reward.dtype, "spec.rewards[].model")
+    source = locate(Repository("model", reward.name, reward.revision, path), reward.dtype, hub or Hub())
     model = _load(AutoModelForSequenceClassification, source, remote_code=False)
     if model.config.num_labels != 1:
         raise BadInput(f"reward model {source.name} has {model.config.num_labels} labels; a reward model has one")
@@ -166,44 +167,36 @@ def freeze(model: M) -> M:
     return model.requires_grad_(False).eval()
 
 
-def locate(name: str, revision: str | None, dtype: Dtype, field: str) -> Source:
-    """The folder of a model, with every weight file checked to be there and whole, the same commit on all ranks.
-
-    `field` is the part of the spec that names it, for messages. A collective.
+def locate(repository: Repository, dtype: Dtype, hub: Hub) -> Source:
+    """The folder of a model, with every weight file checked to be there and whole. A collective.
 
     Raises:
         BadInput: not found, or a file is missing, truncated or damaged.
-        WeightsDiffer: ranks found different commits.
+        Transient: the hub can't be asked now, or there is no room.
     """
-    source = ranks.together(lambda: _checked(Source(name, *_folder(name, revision, field), dtype)))
-    commits = ranks.gather(source.revision)
-    if len(set(commits)) > 1:
-        found = ", ".join(f"rank {number}: {commit}" for number, commit in enumerate(commits))
-        raise WeightsDiffer(f"model {name} at revision {revision} is not the same commit on all ranks ({found})")
-    return source
+    folder = Path(repository.name)
+    if folder.is_absolute() or any(ranks.gather(folder.is_dir())):
+        commit = ranks.together(lambda: _mounted(repository))
+    else:
+        folder, commit = hub.snapshot(repository, _download)
+    return ranks.together(lambda: _checked(Source(repository.name, folder, commit, dtype)))
 
 
-def _folder(name: str, revision: str | None, field: str) -> tuple[Path, str]:
-    """Folder and commit of a model."""
-    if Path(name).is_dir():
-        return Path(name), ""
-    if Path(name).is_absolute():
-        raise BadInput(f"{field}.name: folder {name} does not exist in the pod; mount it with {field}.volume")
-    try:
-        folder = _download(name, revision)
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+def _mounted(repository: Repository) -> str:
+    """A folder has no commit; it has to be there."""
+    if not Path(repository.name).is_dir():
+        where = f"spec.{repository.path}"
         raise BadInput(
-            f"{field}.name: {name} (revision {revision or 'default'}) can't be fetched: {error}. Check the name, the "
-            "revision, spec.model.tokenSecretRef for a gated model, and the pods' way to the hub"
-        ) from error
-    return folder, folder.name
+            f"{where}.name: folder {repository.name} does not exist in the pod; mount it with {where}.volume"
+        )
+    return ""
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(fetch: Fetch) -> Path:
     """The repository's snapshot with the one set of weights that `open_weights` reads."""
-    folder = Path(snapshot_download(name, revision=revision, allow_patterns=MODEL_FILES))
+    folder = fetch(MODEL_FILES)
     if not (folder / WHOLE).exists() and (listed := shards(folder)):
-        snapshot_download(name, revision=folder.name, allow_patterns=[escape(shard) for shard in listed])
+        fetch([escape(shard) for shard in listed])
     return folder
 
 

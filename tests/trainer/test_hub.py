@@ -1,0 +1,200 @@
+"""The hub fails in every way that passes, and in those that don't: the real clients against hub.py.
+
+Pauses are shortened, nothing else: what is slept in huggingface_hub is not reached, since its retries never begin.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.causes import PERMANENT
+from grpo_api.dataset import DatasetSpec
+from grpo_api.training import TrainingSpec
+from grpo_trainer.acceptance.tiny import tiny_tokenizer
+from grpo_trainer.data.dataset import Prompts, load_prompts
+from grpo_trainer.errors import BadInput, DiskFull, HubUnavailable, classify
+from grpo_trainer.hub import lease, patience
+from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.weights.models import Source, locate
+from harness.ranks import demo_model
+from tests.generated import cases
+from tests.trainer.hub import FOR_GOOD, PASSING, HubServer, files_of, hub_server, use
+
+ROWS = b"question,answer\nsay 1,1\nsay 2,2\nsay 3,3\n"
+CARD = b"---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.csv\n---\n"
+DATASET = {"README.md": CARD, "main/train.csv": ROWS}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return demo_model.save_policy(tmp_path_factory.mktemp("model"), shard="100KB")
+
+
+@pytest.fixture
+def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with a model and a dataset, an empty cache, and no patience to speak of."""
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(patience, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.02)
+    with hub_server() as server:
+        use(monkeypatch, server.url, tmp_path / "cache")
+        server.add("model", "team/model", files_of(model))
+        server.add("dataset", "team/rows", DATASET)
+        yield server
+
+
+def located(way: Hub | None = None) -> Source:
+    return locate(Repository("model", "team/model", None, "model"), "float32", way or Hub())
+
+
+def prompts(way: Hub | None = None, /, **spec: str) -> Prompts:
+    dataset = DatasetSpec.model_validate({"name": "team/rows", "config": "main", "promptColumn": "question", **spec})
+    return load_prompts(dataset, TrainingSpec(prompts_per_step=1), tiny_tokenizer(), hub=way)
+
+
+def forget(tmp_path: Path) -> None:
+    """An empty cache."""
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+
+
+FAULTS = st.lists(st.sampled_from(["", *(fault for fault in PASSING if fault != "429 later")]), max_size=20)
+
+
+@given(FAULTS)
+@settings(max_examples=cases(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_passes_is_waited_for(hub: HubServer, model: Path, tmp_path: Path, faults: list[str]) -> None:
+    forget(tmp_path)
+    hub.faults = list(faults)
+    source = located()
+    assert source.revision == hub.repositories["models/team/model"].main
+    assert files_of(source.folder) == files_of(model)
+
+
+@given(FAULTS)
+@settings(max_examples=cases(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_dataset_is_the_same_whatever_passed_meanwhile(hub: HubServer, tmp_path: Path, faults: list[str]) -> None:
+    forget(tmp_path)
+    hub.faults = list(faults)
+    assert prompts().rows["prompt"][:] == ["say 1", "say 2", "say 3"]
+
+
+@pytest.mark.parametrize("fault", FOR_GOOD)
+@pytest.mark.parametrize("requests_before", [0, 1, 4])
+def test_what_the_hub_refuses_is_bad_input_at_once(hub: HubServer, fault: str, requests_before: int) -> None:
+    hub.faults = [""] * requests_before + [fault] * 50
+    with pytest.raises(BadInput, match=r"spec\.model\.name: team/model \(revision default\) can't be fetched"):
+        located()
+    assert len(hub.asked) <= requests_before + 12, "not asked again and again"
+
+
+@pytest.mark.parametrize("revision", ["v9", "0" * 40])
+def test_a_missing_revision_is_bad_input(hub: HubServer, revision: str) -> None:
+    for missing in (
+        Repository("model", "team/model", revision, "model"),
+        Repository("dataset", "team/rows", revision, "dataset"),
+    ):
+        with pytest.raises(BadInput, match=rf"spec\.{missing.path}\.name: .*{revision}"):
+            Hub().snapshot(missing, lambda fetch: fetch(["*.json"]))
+
+
+def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LONGEST_WAIT", 0.2)
+    hub.faults = ["503"] * 1000
+    with pytest.raises(HubUnavailable, match=r"team/model .*nothing arrived for .*HTTP 503") as caught:
+        located()
+    assert classify(caught.value)[0] not in PERMANENT
+    assert len(hub.asked) > 3, "it was tried again"
+
+
+def test_nobody_there_is_waited_for_too(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LONGEST_WAIT", 0.2)
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(HubUnavailable, match="ConnectError"):
+        located()
+    use(monkeypatch, "http://hub.invalid", tmp_path / "cache")
+    with pytest.raises(HubUnavailable, match="ConnectError"):
+        prompts()
+
+
+def test_the_hub_says_how_long_to_wait(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    hub.faults = ["429 later"]
+    waits: list[float] = []
+    monkeypatch.setattr(patience.Arrivals, "wait", lambda _, seconds: waits.append(seconds))
+    located(Hub(tell=told.append))
+    assert waits == [2.0], "Retry-After: 2"
+    assert told[-1] > 0
+    monkeypatch.setattr(patience, "LONGEST_WAIT", 1.0)
+    hub.faults = ["", "429 later"]
+    with pytest.raises(HubUnavailable, match="HTTP 429"):
+        prompts()
+
+
+def test_a_full_disk_is_no_missing_model(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+
+    def full(path: Path, mode: str = "r", *rest: object, **named: object) -> object:
+        if path.suffix == ".incomplete":
+            raise OSError(28, "No space left on device", str(path))
+        return real(path, mode, *rest, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(DiskFull, match=r"no room left in .*models--team--model, \d+ bytes are free") as caught:
+        located()
+    assert classify(caught.value)[0] not in PERMANENT
+    with pytest.raises(DiskFull):
+        prompts()
+
+
+def test_what_is_there_needs_no_hub(hub: HubServer) -> None:
+    first = Hub()
+    before = (located(first), prompts(first))
+    assert set(first.commits) == {"model", "dataset"}
+    hub.asked.clear()
+    again = Hub(recorded=first.commits)
+    assert located(again) == before[0]
+    assert prompts(again).fingerprint == before[1].fingerprint
+    assert hub.asked == []
+
+
+def test_a_moved_main_changes_nothing_in_later_attempts(hub: HubServer, tmp_path: Path) -> None:
+    first = Hub()
+    before = (located(first).revision, prompts(first).fingerprint)
+    other = demo_model.save_policy(tmp_path / "other", seed=1)
+    assert hub.add("model", "team/model", files_of(other)) != before[0]
+    hub.add("dataset", "team/rows", {**DATASET, "main/train.csv": ROWS.replace(b"say 1", b"say 9")})
+    forget(tmp_path)
+    later = Hub(recorded=first.commits)
+    assert (located(later).revision, prompts(later).fingerprint) == before
+    forget(tmp_path)
+    assert located().revision != before[0], "a new job begins with what main is now"
+    assert prompts().rows["prompt"][0] == "say 9"
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(hub: HubServer) -> None:
+    source = located()
+    shard = sorted(source.folder.glob("*.safetensors"))[0]
+    whole = shard.read_bytes()
+    shard.resolve().write_bytes(whole[:100])
+    assert (located().folder / shard.name).read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"config": "other"}, "config other"),
+        ({"split": "validation"}, "split validation"),
+        ({"name": "team/none"}, r"spec\.dataset\.name: team/none"),
+    ],
+)
+def test_a_dataset_that_is_not_there_is_bad_input(hub: HubServer, spec: dict[str, str], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        prompts(None, **spec)

@@ -1,0 +1,76 @@
+"""The HTTP client that huggingface_hub and datasets use here: it says at once, and in one way, what may pass.
+
+Left alone, they take a 503 for a file that doesn't exist, go on without a file that could not be asked for, and wait
+for minutes without a word. Here such an answer is an exception that neither of them knows, so that none of them handles
+it: it ends the whole call, and patience.py makes it again.
+"""
+
+from typing import Any
+
+import httpx2
+from huggingface_hub import set_client_factory
+from huggingface_hub.utils._http import hf_request_event_hook
+
+SECONDS = 30.0
+"""Longest wait for one answer where huggingface_hub sets none."""
+PASSING = frozenset({408, 425, 429})
+"""Refusals that the same request may not get again, as none that says 5xx (RFC 9110, section 15)."""
+
+
+class NotNow(Exception):
+    """The hub did not answer, or asked to come again."""
+
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+        """Seconds that the hub asked to wait."""
+
+
+class Client(httpx2.Client):
+    """An HTTP client that raises NotNow instead of returning what says so."""
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """One request with its redirects.
+
+        Raises:
+            NotNow: no answer, one that may pass, or a page where the API's JSON should be.
+        """
+        timeouts = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {kind: seconds or SECONDS for kind, seconds in timeouts.items()}
+        where = f"{request.method} {request.url.copy_with(query=None)}"
+        try:
+            response = super().send(request, **options)
+        except httpx2.TransportError as error:
+            raise NotNow(f"{where}: {type(error).__name__}: {error}") from error
+        problem = _problem(request, response)
+        if problem:
+            response.close()
+            raise NotNow(f"{where}: {problem}", _retry_after(response))
+        return response
+
+
+def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
+    """Why an answer is none; empty if it is one."""
+    if response.status_code >= 500 or response.status_code in PASSING:
+        return f"HTTP {response.status_code} {response.reason_phrase}"
+    kind, path = response.headers.get("content-type", ""), request.url.path
+    foreign = "/api/" in path and "json" not in kind
+    foreign |= request.method == "HEAD" and "/resolve/" in path and "x-repo-commit" not in response.headers
+    if foreign and response.is_success:
+        return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"
+    return ""
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    """Seconds of the header Retry-After; 0 where there is none, or a date, which is another clock's."""
+    given = response.headers.get("retry-after", "")
+    return float(given) if given.isascii() and given.isdecimal() and len(given) < 10 else 0.0
+
+
+def install() -> None:
+    """Make huggingface_hub, and with it datasets, use this client. Harmless when called twice."""
+    set_client_factory(_client)
+
+
+def _client() -> Client:
+    return Client(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=SECONDS)

@@ -1,0 +1,168 @@
+"""How long the hub is waited for: pauses that grow, one limit for all of it, and what happens meanwhile is told.
+
+A hub that is down for a minute must not end a run of three days, and one that is down for hours must not hold its GPUs.
+"""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import httpx2
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from ..errors import DiskFull, HubUnavailable
+from .client import NotNow
+
+LONGEST_WAIT = 600.0
+"""Seconds without getting any further, after which the attempt ends and its GPUs are given back."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds between two tries; each pause is twice the one before."""
+POLL_SECONDS = 2.0
+"""How often what has arrived is measured and told."""
+
+Tell = Callable[[int], None]
+"""Told the bytes that are there: by that, whoever waits knows that something happens."""
+T = TypeVar("T")
+
+
+class Arrivals:
+    """What has arrived on the disk, however it was fetched."""
+
+    def __init__(self, folders: Sequence[Path], tell: Tell) -> None:
+        self.folders, self._tell = folders, tell
+        self._last = self._most = 0
+        self._grew_at = time.monotonic()
+
+    def look(self) -> None:
+        """Measure; tell what has changed."""
+        found = sum(map(_bytes_in, self.folders))
+        if found != self._last:
+            self._last = found
+            self._tell(found)
+        if found > self._most:
+            self._most, self._grew_at = found, time.monotonic()
+
+    def still_there(self) -> None:
+        """Tell the same again: nothing has arrived, and yet somebody is at work."""
+        self._tell(self._last)
+
+    def wait(self, seconds: float) -> None:
+        """A pause between two tries, in which others hear that somebody is there."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.still_there()
+            time.sleep(min(left, POLL_SECONDS))
+
+    @property
+    def silence(self) -> float:
+        """Seconds since there was more than ever before."""
+        return time.monotonic() - self._grew_at
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of the files below a folder, links left out; what vanishes meanwhile counts as nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found = Path(parent, name).lstat()
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+@contextmanager
+def arriving(folders: Sequence[Path], tell: Tell, beat: Callable[[], None]) -> Iterator[Arrivals]:
+    """Measures the folders while the body runs; `beat` is called each time."""
+    arrivals, over = Arrivals(folders, tell), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS):
+            arrivals.look()
+            beat()
+
+    thread = threading.Thread(target=watch, name="arrivals", daemon=True)
+    thread.start()
+    try:
+        yield arrivals
+    finally:
+        over.set()
+        thread.join()
+
+
+def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
+    """What `action` returns, which is tried again after all that may pass.
+
+    Raises:
+        HubUnavailable: nothing more has arrived for LONGEST_WAIT, or the hub asks to wait for longer than is left.
+        DiskFull: there is no room for it.
+        Exception: what else `action` raises; it would do so again.
+    """
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            _require_room(error, what, arrivals)
+            problem = passing(error)
+            if problem is None:
+                raise
+            arrivals.look()
+            wait = max(pause, problem.retry_after)
+            if arrivals.silence + wait > LONGEST_WAIT:
+                raise HubUnavailable(
+                    f"{what}: nothing arrived for {arrivals.silence:.0f} s, the last try failed with: {problem}"
+                ) from error
+        print(f"{what}: {problem}; again in {wait:.0f} s", flush=True)
+        arrivals.wait(wait)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def passing(error: BaseException) -> NotNow | None:
+    """The error in words, if the next try may have none; None if it would be the same."""
+    for one in _chain(error):
+        if isinstance(one, NotNow):
+            return one
+        if isinstance(one, OfflineModeIsEnabled | HfHubHTTPError):
+            return None
+        if isinstance(one, httpx2.TransportError | ConnectionError | TimeoutError):
+            return NotNow(_words(one))
+    # the content-addressed store's client, hf_xet, raises a bare RuntimeError; datasets does for scripts
+    if isinstance(error, RuntimeError) and "scripts are no longer supported" not in str(error):
+        return NotNow(_words(error))
+    # an answer of the API that was cut
+    if isinstance(error, json.JSONDecodeError):
+        return NotNow(_words(error))
+    # a file of another size than announced, a stale handle, an input/output error
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError):
+        return NotNow(_words(error))
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, also where it was raised `from None`."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
+    full = any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in _chain(error))
+    if full or "No space left on device" in str(error):
+        folder = next(place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir())
+        free = shutil.disk_usage(folder).free
+        raise DiskFull(
+            f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, give spec.model.cache a "
+            "larger volume, or raise the pods' limit of ephemeral-storage"
+        ) from error
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,198 @@
+"""Repositories of the hub as folders on this node: one commit on all ranks and in all attempts, fetched once per cache.
+
+`main` may move while a job runs. So a revision is resolved once, on rank 0; the commit is recorded, comes back with the
+plans of later attempts, and is all that is asked for from then on. What is there completely needs no hub.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, is_offline_mode, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError, HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
+
+from ..errors import BadInput
+from ..gang import led
+from .client import install
+from .lease import Lease
+from .patience import Tell, arriving, patiently
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+T = TypeVar("T")
+Fetch = Callable[[list[str]], Path]
+"""From patterns of file names to the snapshot's folder, in which these files are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository as the spec names it."""
+
+    kind: Literal["model", "dataset"]
+    name: str
+    revision: str | None
+    """Commit, tag or branch; None for the default branch."""
+    path: str
+    """Path of its part of the spec, such as `rewards[0].model`: for messages, and the key of its commit."""
+    token: str | None = None
+    """Hub token; None for the environment's (HF_TOKEN)."""
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return f"spec.{self.path}.name: {self.name} (revision {self.revision or 'default'})"
+
+    @property
+    def storage(self) -> Path:
+        """Its folder in the cache."""
+        return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self.name, repo_type=self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """The way to the hub of one attempt."""
+
+    recorded: Mapping[str, str] = field(default_factory=dict)
+    """Commits that earlier attempts found, by `Repository.path`."""
+    tell: Tell = lambda _: None
+    """Told the bytes that have arrived while something is fetched."""
+    commits: dict[str, str] = field(default_factory=dict)
+    """The commits that were found, by `Repository.path`."""
+
+    def commit(self, repository: Repository) -> str:
+        """The commit that the repository's revision means in this run; empty where no hub may be asked and nothing is
+        known of it. A collective.
+
+        Raises:
+            BadInput: there is no such repository or revision, or no right to it.
+            HubUnavailable: the hub can't be asked.
+        """
+        found = self.recorded.get(repository.path) or led.by_main(lambda: _resolved(repository, self.tell))
+        if found:
+            self.commits[repository.path] = found
+        return found
+
+    def snapshot(self, repository: Repository, choose: Callable[[Fetch], Path]) -> tuple[Path, str]:
+        """Folder and commit; `choose` fetches what is needed, in one process per node. A collective.
+
+        Raises:
+            BadInput: as commit; or a file is not there, and no hub may be asked.
+            HubUnavailable: the hub gave nothing for too long.
+            DiskFull: there is no room.
+        """
+        commit = self.commit(repository)
+        found = led.by_node(lambda: choose(lambda names: fetch(repository, commit, names, self.tell)))
+        return found, commit
+
+
+def _resolved(repository: Repository, tell: Tell) -> str:
+    if repository.revision and COMMIT.fullmatch(repository.revision):
+        return repository.revision
+    if is_offline_mode():
+        known = repository.storage / "refs" / (repository.revision or "main")
+        return known.read_text(encoding="utf-8") if known.is_file() else ""
+
+    def ask() -> str:
+        api = HfApi(token=repository.token)
+        info = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.revision)
+        return info.sha or ""
+
+    return asked(repository, ask, tell)
+
+
+def fetch(repository: Repository, commit: str, names: list[str], tell: Tell) -> Path:
+    """The snapshot's folder with all files that match the names, of this process's own doing."""
+    here = None if is_offline_mode() else complete(repository, commit, names)
+    if here:
+        return here
+
+    def download() -> Path:
+        _drop_damaged(repository, commit, names)
+        folder = snapshot_download(
+            repository.name,
+            repo_type=repository.kind,
+            revision=commit or repository.revision,
+            allow_patterns=names,
+            token=repository.token,
+        )
+        return Path(folder)
+
+    return asked(repository, lambda: complete(repository, commit, names) or download(), tell)
+
+
+def complete(repository: Repository, commit: str, names: list[str]) -> Path | None:
+    """The snapshot's folder, if every file that matches the names is there in its full size; no hub is asked."""
+    files = _files(repository, commit, names)
+    whole = files is not None and all(path.is_file() and path.stat().st_size == size for path, size in files.items())
+    return repository.storage / "snapshots" / commit if whole else None
+
+
+def _files(repository: Repository, commit: str, names: list[str]) -> dict[Path, int] | None:
+    """The files that match the names, with their sizes, as the hub once listed them; None if it never has."""
+    try:
+        tree = get_cached_repo_tree(repository.name, repo_type=repository.kind, revision=commit)
+    except CachedRepoTreeNotFoundError:
+        return None
+    folder, sizes = repository.storage / "snapshots" / commit, {file.path: file.size for file in tree}
+    return {folder / name: sizes[name] for name in filter_repo_objects(sizes, allow_patterns=names)}
+
+
+def _drop_damaged(repository: Repository, commit: str, names: list[str]) -> None:
+    """Remove files of a wrong size, as a crash of the volume's server leaves them: huggingface_hub would keep them."""
+    for path, size in (_files(repository, commit, names) or {}).items():
+        if path.is_file() and path.stat().st_size != size:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+
+
+def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Path) -> T:
+    """What `action` gets of the hub, with patience, by the holder of the repository's lease. `more`: folders, beside
+    the repository's own, in which its bytes arrive.
+
+    Raises:
+        BadInput: the hub refuses it, or the cache can't be written.
+        HubUnavailable: the hub gave nothing for too long.
+        DiskFull: there is no room.
+    """
+    if is_offline_mode():
+        return _refused(repository, action)
+    install()
+    storage = repository.storage
+
+    lease = Lease(storage.parent / f".{storage.name}.lease")
+
+    def under_lease() -> T:
+        with arriving([storage, *more], tell, lease.beat) as arrivals:
+            died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
+            try:
+                if died:
+                    _sweep(storage)
+                return patiently(action, repository.words, arrivals)
+            finally:
+                lease.release()
+
+    return _refused(repository, under_lease)
+
+
+def _sweep(storage: Path) -> None:
+    """Remove what a killed downloader left: files that it began, and locks that not every file system lets go of."""
+    for left in (*storage.glob("blobs/*.incomplete"), *storage.parent.glob(f".locks/{storage.name}/*.lock")):
+        left.unlink(missing_ok=True)
+
+
+def _refused(repository: Repository, action: Callable[[], T]) -> T:
+    """What the hub, or the cache, refuses for good is bad input."""
+    try:
+        return action()
+    except PermissionError as error:
+        raise BadInput(
+            f"{repository.words} can't be kept: {error}. The cache must be writable for the pods' user (docs/data.md)"
+        ) from error
+    except (OSError, HFValidationError) as error:
+        raise BadInput(
+            f"{repository.words} can't be fetched: {error}. Check the name, the revision and spec.{repository.path}"
+            ".tokenSecretRef for a gated one; what the environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
+        ) from error
