@@ -106,6 +106,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "unicode-at-the-limit": {"dataset.systemPrompt": "数" * 16384},
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "retried": {"retry": 3},
+    "hub-cache": {"model.cache": {"claimName": "hub", "subPath": "team/a"}},
     "from-a-job": {"resumeFrom": {"grpoJob": "earlier"}},
     "from-a-folder": {"resumeFrom": {"path": "run-1/attempt-2"}, "checkpoint.volume": {"claimName": "c"}},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
@@ -135,6 +136,12 @@ BAD: tuple[Bad, ...] = (
     Bad("zero-prompts", {"training.promptsPerStep": 0}, "spec.training.promptsPerStep", "greater than or equal to 1"),
     Bad("huge-completion", {"training.maxCompletionLength": 10**9}, "spec.training.maxCompletionLength", "1048576"),
     Bad("huge-seed", {"training.seed": 2**63 - 1}, "spec.training.seed", "4294967295"),
+    Bad(
+        "hub-cache-outside",
+        {"model.cache": {"claimName": "hub", "subPath": "../x"}},
+        "spec.model.cache",
+        "inside the volume",
+    ),
     Bad("from-nothing", {"resumeFrom": {}}, "spec.resumeFrom", "exactly one of grpoJob and path"),
     Bad(
         "from-both", {"resumeFrom": {"grpoJob": "a", "path": "b"}}, "spec.resumeFrom", "exactly one of grpoJob and path"

@@ -9,6 +9,7 @@ is as before, instead of one per field.
 from collections.abc import Iterable, Mapping
 
 from .base import Model, Rule
+from .model import ModelSpec
 from .rewards import MAX_REWARDS, HTTPReward, RewardSpec
 
 ALWAYS = ("suspend", "retry", "restarts", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
@@ -32,7 +33,7 @@ WHILE_STOPPED = (
 )
 """Fields of the spec that may change while no gang runs. Of placement not the accelerator: CPUs and GPUs compute
 differently. Of rewards only how a service is reached (HTTPReward.REACHED_BY) and how much of it may fail
-(RewardSpec.JUDGED_BY)."""
+(RewardSpec.JUDGED_BY). So may `model.cache`, which only says where files are kept."""
 
 STARTED = "has(oldSelf.status) && has(oldSelf.status.attempt) && oldSelf.status.attempt > 0"
 """CEL: an attempt has been committed. The API server restores the status before it judges a change of the spec, so
@@ -49,7 +50,8 @@ def immutability(spec: type[Model]) -> tuple[Rule, ...]:
     same = {name: _same(f"spec.{name}", optional) for name, optional in _optional(spec).items()}
     frozen = {name: cel for name, cel in same.items() if name not in (*ALWAYS, *NEVER, *WHILE_STOPPED)}
     frozen |= {"placement.accelerator": _same("spec.placement.accelerator"), "rewards": _same_meaning()}
-    stopped = {name: same[name] for name in WHILE_STOPPED}
+    frozen |= {"model": _same_fields(ModelSpec, "spec.model", ("cache",))}
+    stopped = {name: same[name] for name in WHILE_STOPPED} | {"model.cache": _same("spec.model.cache", optional=True)}
     recreate = "can't change: delete the job and create a new one"
     return (
         *(Rule(same[name], recreate, field_path=f".spec.{name}") for name in NEVER),

@@ -70,6 +70,8 @@ MODEL_MOUNT = "/models"
 DATA_MOUNT = "/data"
 CHECKPOINT_MOUNT = "/checkpoints"
 REWARD_MOUNT = "/rewards"
+CACHE_MOUNT = "/hub-cache"
+"""What was fetched of the hub, read-write."""
 RESUME_MOUNT = "/resume"
 """Another job's checkpoints, read-only."""
 DATA_MOUNT_ENV = "GRPO_DATA"
@@ -82,6 +84,7 @@ RESERVED_MOUNTS = (
     CHECKPOINT_MOUNT,
     REWARD_MOUNT,
     RESUME_MOUNT,
+    CACHE_MOUNT,
     SCRATCH,
     str(PurePath(PLAN_PATH).parent),
     "/dev",
@@ -100,6 +103,7 @@ MODEL_VOLUME = "model"
 DATA_VOLUME = "data"
 CHECKPOINT_VOLUME = "checkpoints"
 RESUME_VOLUME = "resume"
+CACHE_VOLUME = "hub-cache"
 REWARD_VOLUME_PREFIX = "reward-"
 RESERVED_VOLUMES = (
     PLAN_VOLUME,
@@ -109,6 +113,7 @@ RESERVED_VOLUMES = (
     DATA_VOLUME,
     CHECKPOINT_VOLUME,
     RESUME_VOLUME,
+    CACHE_VOLUME,
 )
 """Names of the pods' own volumes, beside those of rewards."""
 

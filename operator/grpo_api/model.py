@@ -48,5 +48,8 @@ class ModelSpec(Model):
     """Hub token for gated models. Unset: anonymous."""
     volume: VolumeClaim | None = None
     """Volume with the model, mounted read-only at /models in every pod. Unset: no volume."""
+    cache: VolumeClaim | None = None
+    """Volume in which pods, attempts and jobs share what they fetch of the hub, each once: this model, reward
+    models and the dataset; mounted read-write at /hub-cache. Unset: every pod fetches for itself, in each attempt."""
     trust_remote_code: bool = False
     """Run code that the model's repository ships. Unset: false."""

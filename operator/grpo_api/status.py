@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from .base import ATOMIC_LIST, Model, map_list
 from .plan import ExecutionPlan
-from .report import Outcome
+from .report import Outcome, Revisions
 
 
 def _rfc3339(text: str) -> str:
@@ -224,6 +224,8 @@ class GRPOJobStatus(Model):
     """How the current attempt runs, and why."""
     resume_from: ResumeSource | None = None
     """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
+    revisions: Revisions | None = None
+    """Commits that the attempts use, as the first of them found them, and the fingerprint of the data."""
     progress: ProgressStatus | None = None
     """How far the run is."""
     metrics: MetricsStatus | None = None

@@ -49,6 +49,8 @@ class Decision:
     """For COMMIT, QUEUE and RESOLVE: how the next attempt runs or would run."""
     resume_from: ResumeSource | None = None
     """For RESOLVE: the checkpoints to begin with; `plan` made them."""
+    revisions: dict[str, str] | None = None
+    """For RESOLVE: commits of what both jobs name alike."""
     passed_over: int = 0
     """For QUEUE: younger jobs of its priority that have started first."""
     look_again: float | None = None

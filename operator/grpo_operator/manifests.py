@@ -56,6 +56,8 @@ class Attempt:
     """The other job's checkpoints that the run begins with."""
     avoided_nodes: Sequence[str] = ()
     """Nodes that its pods must not go to; see restarting.avoided_nodes."""
+    revisions: Mapping[str, str] = field(default_factory=dict)
+    """Commits that earlier attempts found."""
 
 
 def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
@@ -70,6 +72,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         annotations=job.annotations,
         source=job.status.resume_from,
         avoided_nodes=job.status.avoided_nodes,
+        revisions=job.status.revisions or {},
     )
 
 
@@ -91,6 +94,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
             f"{CHECKPOINT_MOUNT}/{run_folder(key.name, attempt.uid)}" if spec.checkpoint.lasting else None
         ),
         resume_from=_resume_folder(attempt),
+        revisions=dict(attempt.revisions),
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )

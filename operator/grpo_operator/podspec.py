@@ -10,6 +10,8 @@ from pydantic import BaseModel
 
 from grpo_api.contract import (
     ALLOCATOR_ENV,
+    CACHE_MOUNT,
+    CACHE_VOLUME,
     CHECKPOINT_MOUNT,
     CHECKPOINT_VOLUME,
     CONTAINER,
@@ -49,6 +51,8 @@ USER = 1000
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded start keeps more than
 the whole model in host memory."""
+HUB_SECONDS = "30"
+"""Longest wait for the next bytes of the hub; the clients' own 10 s are short for a busy proxy."""
 GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
 _FOLDER, _, _FILE = PLAN_PATH.rpartition("/")
 
@@ -202,11 +206,16 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
         {"name": "HOME", "value": SCRATCH},
         {"name": "USER", "value": "grpo"},
         {"name": "HF_HOME", "value": f"{SCRATCH}/huggingface"},
+        {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": HUB_SECONDS},
+        {"name": "HF_HUB_ETAG_TIMEOUT", "value": HUB_SECONDS},
         {"name": "TORCHINDUCTOR_CACHE_DIR", "value": f"{SCRATCH}/torchinductor"},
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
+    if spec.model.cache:
+        # not HF_HOME as a whole: code that a repository ships is run from the pod's own copy
+        env += [{"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"} for kind in ("HUB", "DATASETS")]
     env += _secret("HF_TOKEN", spec.model.token_secret_ref)
     env += _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret_ref)
     for position, reward in enumerate(spec.rewards):
@@ -248,6 +257,7 @@ def _volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> tuple
 
 def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> list[tuple[Manifest, Manifest]]:
     found = [_claim(MODEL_VOLUME, spec.model.volume, MODEL_MOUNT)]
+    found += [_claim(CACHE_VOLUME, spec.model.cache, CACHE_MOUNT, read_only=False)]
     if spec.dataset.files:
         found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
         found += [_files(DATA_VOLUME, spec.dataset.files.config_map, DATA_MOUNT)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.plan import MemoryPrediction
-from grpo_api.report import Outcome, Progress, Result
+from grpo_api.report import DATASET_FINGERPRINT, Outcome, Progress, Result
 from grpo_api.status import MemoryMeasurement, MetricsStatus, PhaseMemory, PodStatus, ProgressStatus
 
 from .decisions import Action, Decision
@@ -23,14 +23,26 @@ def report(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What rank 0 and the pods said; the last words stay when they are gone."""
     if seen.job.finished:
         return _final_pods(seen)
+    fields: dict[str, Any] = _revisions(seen)
     if not seen.job.active or decision.action is Action.COMMIT:
-        return {}
-    fields: dict[str, Any] = {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
+        return fields
+    fields |= {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
     if seen.pull:
         fields |= reported(seen.pull.progress, seen)
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
         fields |= _last_words(fields, seen, decision.ended)
     return fields
+
+
+def _revisions(seen: Observation) -> dict[str, Any]:
+    """What the attempt says that it is made of. A commit stays what the first attempt found: later ones are told it."""
+    told = dict(seen.pull.progress.revisions) if seen.pull else {}
+    for end in seen.terminations:
+        told |= end.outcome.revisions
+    if not told:
+        return {}
+    data = {DATASET_FINGERPRINT: told[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in told else {}
+    return {"revisions": {**told, **(seen.job.status.revisions or {}), **data}}
 
 
 def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:

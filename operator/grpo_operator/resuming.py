@@ -4,6 +4,7 @@ It is found out once, before the first attempt, and kept in the status: the othe
 claim stays. With it goes its plan, since checkpoints continue exactly only with the split that made them.
 """
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.status import ResumeSource
 
 from .decisions import Action, Decision, Limits
@@ -32,7 +33,27 @@ def source_unresolved(seen: Observation, limits: Limits) -> Decision | None:  # 
         return Decision(Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN)
     plan = seen.source.status.plan if seen.source else None
     message = f"begins with the checkpoints of {found.grpo_job}"
-    return Decision(Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found)
+    commits = _commits(seen.job.spec, seen.source)
+    return Decision(Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found, revisions=commits)
+
+
+def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str, str]:
+    """The other job's commits of what both specs name alike: branches may have moved since."""
+    if spec is None or source is None or source.spec is None:
+        return {}
+    mine, theirs = _repositories(spec), _repositories(source.spec)
+    known = source.status.revisions or {}
+    return {path: known[path] for path, named in mine.items() if path in known and theirs.get(path) == named}
+
+
+def _repositories(spec: GRPOJobSpec) -> dict[str, tuple[str | None, str | None]]:
+    """Name and revision of each repository, by its path in the spec."""
+    rewards = {f"rewards[{at}].model": reward.model for at, reward in enumerate(spec.rewards)}
+    return {
+        "model": (spec.model.name, spec.model.revision),
+        "dataset": (spec.dataset.name, spec.dataset.revision),
+        **{path: (model.name, model.revision) for path, model in rewards.items() if model},
+    }
 
 
 def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | str:

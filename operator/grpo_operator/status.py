@@ -26,7 +26,7 @@ URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime",
 """Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
 costs the API server."""
 
-REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome"})
+REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions"})
 """Fields that say what pods said. The others follow from decisions, and never wait for these."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
@@ -52,7 +52,7 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
     fields |= report(seen, decision)
     fields |= _retry(seen, decision)
     if action is Action.RESOLVE:
-        fields |= {"resume_from": decision.resume_from, "plan": decision.plan}
+        fields |= {"resume_from": decision.resume_from, "plan": decision.plan, "revisions": decision.revisions}
     found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
     fields |= {"conditions": found, "phase": phase(found)}
     return old.model_copy(update=fields)

@@ -24,6 +24,7 @@ BASE = changed({"rewards": [{"accuracy": {"score": 2.0}}, HTTP, {"python": {"fun
 
 TRAINED: list[tuple[str, object]] = [
     ("model.name", "other/model"),
+    ("model.revision", "v2"),
     ("model.tokenSecretRef", {"name": "hub", "key": "token"}),
     ("dataset.config", "socratic"),
     ("training.beta", 0.5),
@@ -45,6 +46,7 @@ TRAINED: list[tuple[str, object]] = [
 STOPPED: list[tuple[str, object]] = [
     ("image", "trainer:2"),
     ("image", REMOVE),
+    ("model.cache", {"claimName": "hub"}),
     ("imagePullPolicy", "Always"),
     ("env", [{"name": "A", "value": "b"}]),
     ("envFrom", [{"secretRef": {"name": "s"}}]),

@@ -1,5 +1,6 @@
 """A failed job is mended and tried again, on the real API server: spec.retry with whatever else is changed with it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -93,3 +94,14 @@ def test_a_run_that_goes_on_keeps_its_split_and_says_what_to_change_back(
     bench.wait_phase("Suspended")
     change(bench, placement={"nodes": 2, "nodeSelector": None}, suspend=False)
     assert len(bench.wait_running(attempt=2)) == 2
+
+
+def test_later_attempts_get_the_commits_that_the_first_one_found(bench: Bench, operator: OperatorThread) -> None:
+    commits = {"model": "a" * 40, "dataset": "b" * 40}
+    bench.submit()
+    told = outcome("Error", message="the hub gave nothing", revisions=commits)
+    bench.end(bench.wait_running()[0], 1, told)
+    bench.wait_running(attempt=2)
+    assert bench.status()["revisions"] == commits
+    template = bench.get(JOBS, "run-2")["spec"]["template"]
+    assert json.loads(template["metadata"]["annotations"]["grpo.dev/plan"])["revisions"] == commits

@@ -134,14 +134,8 @@ def test_states_are_checked_not_assumed(model: Path, tmp_path: Path) -> None:
     reward = demo_model.save_reward_model(tmp_path / "reward")
     job = runs.plan(model, training={"maxSteps": 1})
     config = runs.configuration(job, output_dir=str(tmp_path / "output"), save_strategy="no")
-    judge = reward_model(
-        "judge",
-        ModelReward(name=str(reward), dtype="float32"),
-        RewardCounters(),
-        "cpu",
-        path="rewards[1].model",
-        hub=Hub(),
-    )
+    spec = ModelReward(name=str(reward), dtype="float32")
+    judge = reward_model("judge", spec, RewardCounters(), "cpu", path="rewards[1].model", hub=Hub())
     rewards = [runs.digits, judge]
     trainer = runs.trainer(job, config, load_policy(job), rewards=rewards, reward_tokenizers=[None, judge.tokenizer])
     trainer.train()
