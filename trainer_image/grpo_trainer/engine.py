@@ -250,7 +250,10 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         """
         prove_equal(self.model, "policy")
         self.require_finite(self.optimizer)
-        self.strategy.save(self, checkpoint_folder(Path(self.args.output_dir), self.state.global_step))
+        folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
+        self.strategy.save(self, folder)
+        if self._within_generation():
+            rollouts.save(folder, self._buffered_inputs)
         super()._save_checkpoint(model, trial)
 
 
