@@ -39,6 +39,12 @@ def _training(key: str, trl: str, unit: str, text: str, kind: Kind = "gauge") ->
     return Metric(f"grpo_training_{key}", kind, unit, text, key=key, trl=trl)
 
 
+ALLREDUCE = _training(
+    "allreduce_bytes_per_second",
+    "",
+    "bytes per second",
+    "Bus bandwidth of an all-reduce of all ranks before the first step.",
+)
 TRAINING = (
     _training("kl", "kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the last step."),
     _training("reward", "reward", "1", "Mean weighted reward of the last generation."),
@@ -66,6 +72,7 @@ TRAINING = (
     _training("straggler_ratio", "", "1", "Slowest rank's own work in the last step over the mean of all ranks."),
     _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long."),
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
+    ALLREDUCE,
 )
 """One value per step, set from TRL's logs; absent until logged. The most telling stand first."""
 OUTCOME_KEYS = tuple(metric.key for metric in TRAINING[:MAX_METRICS])

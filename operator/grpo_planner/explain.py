@@ -9,6 +9,7 @@ from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
 from .hardware.generations import obstacle
 from .hardware.pools import Pool
+from .hardware.products import NETWORK_GB_PER_S
 from .memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from .result import Candidate, Rejection
 from .search.batch import generation_share, save_every_steps
@@ -87,6 +88,12 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         )
     if not pool.hardware.bfloat16:
         told.append(f"{pool.label} has no bfloat16: everything runs in float32")
+    asked = {*demand.spec.resources.requested}
+    if option.place.nodes > 1 and not any("/" in name for name in asked):
+        told.append(
+            f"step times assume {NETWORK_GB_PER_S:.0f} GB/s per GPU between nodes, as of RDMA cards, but the pods ask "
+            "for none (spec.resources.limits, examples/10-rdma-and-init.yaml): over TCP steps take longer"
+        )
     if (longest := STEP_ESTIMATES * option.seconds) > demand.spec.guard.hang_timeout_seconds:
         told.append(
             f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only after {longest:.0f} s, "

@@ -8,6 +8,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
+from grpo_api.metrics import ALLREDUCE
 from grpo_api.plan import TrainingPlan
 
 from .checkpoints.resume import claim_folder
@@ -47,7 +48,10 @@ def _join_and_import(plan: TrainingPlan, place: Placement, recorder: Recorder) -
         libraries = pool.submit(_import_libraries, plan)
         libraries.add_done_callback(lambda _: recorder.reached("imports"))
         with recorder.part("rendezvous"):
-            rendezvous.join(plan, place)
+            bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))
+        recorder.stage("Loading")
+        if bandwidth is not None:
+            recorder.logged({ALLREDUCE.key: bandwidth})
         Pulse(recorder, rendezvous.store_client(plan)).start()
         libraries.result()
 

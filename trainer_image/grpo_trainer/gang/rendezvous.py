@@ -3,8 +3,10 @@
 torch's own rendezvous says only that a time is up; here the message names the ranks that did not come.
 """
 
+import os
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -12,22 +14,39 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
 from grpo_api.plan import TrainingPlan
+from grpo_api.report import Result
 
-from ..errors import RendezvousTimeout
+from ..errors import RendezvousTimeout, classify
+from . import network
+from .allreduce import bus_bandwidth
+from .interfaces import choose, chosen, own_address
 from .placement import Placement
 
 POLL_SECONDS = 0.2
 COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Longer than any rank may wait for a peer that makes progress: it is the watchdog that finds and names a hang."""
+STORE_TIMEOUT = timedelta(minutes=5)
+"""For what NCCL reads there, later than its peers write it; the time left of the rendezvous may be none."""
 CLIENT_SECONDS = 30.0
 """Patience of a further connection to the store."""
 
 
-def join(plan: TrainingPlan, place: Placement) -> None:
-    """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks.
+def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = lambda: None) -> float | None:
+    """Form the default process group (gloo on CPU, NCCL on GPU) of all ranks, and try it.
+
+    Args:
+        plan: of the gang.
+        place: of this process in it.
+        connecting: called once all ranks are there, and all pods reach each other: from there on it takes seconds, or
+            the network is to blame.
+
+    Returns:
+        Bytes per second of an all-reduce (allreduce.py); None for a single rank.
 
     Raises:
-        RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after guard.rendezvousTimeoutSeconds.
+        RendezvousTimeout: rank 0 can't be reached, or ranks are missing, after guard.rendezvousTimeoutSeconds; two pods
+            can't talk to each other.
+        Transient: an all-reduce gives wrong sums.
     """
     deadline = time.monotonic() + plan.guard.rendezvous_timeout_seconds
     if not place.is_main:
@@ -35,16 +54,40 @@ def join(plan: TrainingPlan, place: Placement) -> None:
     store = _store(plan, deadline, serves=place.is_main)
     store.set(_key(place.rank), "here")
     _await_all(store, place, deadline)
+    connecting()
+    store.set_timeout(STORE_TIMEOUT)
     gpu = plan.execution.accelerator == "GPU"
+    if place.nodes > 1:
+        _try_network(plan, place, store, gpu)
+        connecting()
+    return _form_group(place, store, gpu)
+
+
+def _form_group(place: Placement, store: Store, gpu: bool) -> float | None:
     if gpu:
         torch.cuda.set_device(place.local_rank)
-    dist.init_process_group(
-        "cuda:nccl,cpu:gloo" if gpu else "gloo",
-        store=PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
+    try:
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if gpu else "gloo",
+            store=PrefixStore("group", store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+        if place.world_size == 1:
+            return None
+        return bus_bandwidth(torch.device("cuda", place.local_rank) if gpu else torch.device("cpu"))
+    except RuntimeError as error:  # gloo's, and torch's DistError; memory is another matter
+        if classify(error)[0] is Result.OUT_OF_MEMORY:
+            raise
+        raise RendezvousTimeout(f"the process group does not come about ({chosen(os.environ)}): {error}") from error
+
+
+def _try_network(plan: TrainingPlan, place: Placement, store: Store, gpu: bool) -> None:
+    routed = own_address(plan.rendezvous.address, plan.rendezvous.port, CLIENT_SECONDS)
+    address, interface = choose(routed, os.environ, gpu=gpu)
+    print(f"rank {place.rank} talks through {address} ({interface or 'an unknown interface'})", flush=True)
+    network.check(store, place, address, interface)
 
 
 def store_client(plan: TrainingPlan) -> Store:
@@ -75,7 +118,9 @@ def _store(plan: TrainingPlan, deadline: float, *, serves: bool) -> Store:
     address, port = plan.rendezvous.address, plan.rendezvous.port
     try:
         return TCPStore(address, port, None, serves, timeout=left, wait_for_workers=False)
-    except dist.DistError as error:
+    except RuntimeError as error:  # gloo's, and torch's DistError; memory is another matter
+        if classify(error)[0] is Result.OUT_OF_MEMORY:
+            raise
         raise RendezvousTimeout(f"the store at {address}:{port} can't be opened: {error}") from error
 
 

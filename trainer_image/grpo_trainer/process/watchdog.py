@@ -4,6 +4,7 @@ A stuck collective blocks the main thread in C++ for as long as its time-out, wh
 signal handler can reach it. So a daemon thread watches, and ends the process from there.
 """
 
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Result
 
+from ..gang.interfaces import chosen
 from .outcome import make_outcome
 from .preemption import GRACE_MARGIN_SECONDS
 from .recorder import Recorder
@@ -100,7 +102,7 @@ class Watchdog:
         if stage == "Connecting":
             return Result.RENDEZVOUS_TIMEOUT, (
                 f"the process group and its first all-reduce did not come about in {limit:.0f} s, although every pod "
-                f"reached every other by TCP"
+                f"reached every other by TCP ({chosen(os.environ)}): NCCL_DEBUG=INFO in spec.env tells what it tries"
             )
         done = "step finished" if stage == "Training" else "progress"
         return Result.HANG, (

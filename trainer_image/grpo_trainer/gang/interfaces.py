@@ -1,0 +1,72 @@
+"""Which network interface the ranks talk through: the one that leads to rank 0, or the one that the user names.
+
+NCCL and gloo choose by themselves, by name and by what the host's name resolves to, and choose wrong on nodes with
+several cards. Here the kernel's routing says it, and both are told.
+"""
+
+import socket
+from collections.abc import Mapping, MutableMapping
+
+import psutil
+
+from ..errors import RendezvousTimeout
+
+NCCL_INTERFACE, GLOO_INTERFACE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+
+def own_address(host: str, port: int, timeout: float) -> str:
+    """The address from which this pod reaches a listening socket: that of the interface that the route takes.
+
+    Raises:
+        OSError: it can't be reached.
+    """
+    with socket.create_connection((host, port), timeout) as connection:
+        return str(connection.getsockname()[0])
+
+
+def choose(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
+    """Address and name of the interface to use, and both libraries told of it where the user has not chosen.
+
+    Args:
+        routed: this pod's address towards rank 0.
+        environment: of this process.
+        gpu: whether NCCL talks for the training, else gloo.
+
+    Raises:
+        RendezvousTimeout: the user names an interface that this pod has not, or that has no address.
+    """
+    found = interfaces(socket.AF_INET6 if ":" in routed else socket.AF_INET)
+    variable = NCCL_INTERFACE if gpu else GLOO_INTERFACE
+    wish = environment.get(variable, "")
+    if wish:
+        name = next((name for name in found if matches(wish, name)), "")
+        if not name:
+            raise RendezvousTimeout(f"{variable} is {wish!r}, but this pod's interfaces are {', '.join(sorted(found))}")
+    else:
+        name = next((name for name, address in found.items() if address == routed), "")
+    if name:
+        environment.setdefault(NCCL_INTERFACE, f"={name}")  # the sign stands for "exactly", not "beginning with"
+        environment.setdefault(GLOO_INTERFACE, name)
+    return found.get(name, routed), name
+
+
+def chosen(environment: Mapping[str, str]) -> str:
+    """What NCCL and gloo are told, for messages about a process group that does not come about."""
+    given = [f"{name}={environment[name]}" for name in (NCCL_INTERFACE, GLOO_INTERFACE) if name in environment]
+    return ", ".join(given) or "one pod"
+
+
+def interfaces(family: socket.AddressFamily) -> dict[str, str]:
+    """The first address of each interface that has one, by name."""
+    return {
+        name: own[0].partition("%")[0]
+        for name, addresses in psutil.net_if_addrs().items()
+        if (own := [one.address for one in addresses if one.family == family])
+    }
+
+
+def matches(wish: str, name: str) -> bool:
+    """Whether NCCL_SOCKET_IFNAME's list takes an interface: beginnings, `=` for whole names, `^` for all others."""
+    excluded, exact = wish.startswith("^"), wish.lstrip("^").startswith("=")
+    names = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
+    return excluded != any(name == one if exact else name.startswith(one) for one in names)
