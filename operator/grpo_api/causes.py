@@ -10,7 +10,9 @@ from enum import IntEnum
 
 from .report import Outcome, Result, Standstill, with_message
 
-PERMANENT = frozenset({Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.DIVERGED, Result.DIVERGED_KL})
+DIVERGED = frozenset({Result.DIVERGED, Result.DIVERGED_KL})
+"""Results that another batch might not give: see spec.guard.onDivergence."""
+PERMANENT = DIVERGED | {Result.BAD_INPUT, Result.WEIGHTS_DIFFER}
 """Results that the same input would give again: no restart."""
 
 

@@ -14,7 +14,7 @@ from .contract import RENDEZVOUS_PORT
 from .dataset import DatasetSpec
 from .model import ModelSpec
 from .names import Labels
-from .report import Revisions
+from .report import Generations, Revisions
 from .rewards import RewardSpec
 from .running import CheckpointSpec, GuardSpec
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
@@ -188,6 +188,8 @@ class TrainingPlan(Model):
     """Folder of another run, a checkpoint or an exported adapter to begin with while this run has no checkpoint."""
     revisions: Revisions = Field(default_factory=dict)
     """What earlier attempts found: these commits are asked for, wherever branches and tags point to by now."""
+    skipped: list[Generations] = []
+    """What the run diverged on in earlier attempts (spec.guard.onDivergence): left out of the order of the data."""
     grace_period_seconds: Annotated[int, Field(ge=0)] = 60
     """Time between SIGTERM and SIGKILL."""
     execution: ExecutionPlan

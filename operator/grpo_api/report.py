@@ -5,9 +5,9 @@ The typed way back of the contract between operator and pod: the trainer writes 
 
 from bisect import bisect_left
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
@@ -95,6 +95,22 @@ class Standstill(Model):
     """Of its main thread's stack, innermost first; where there is no room, those of the trainer and TRL."""
 
 
+class Generations(Model):
+    """Generations that follow each other in the order of the data, which begins with 0 in the first pass and goes on
+    through all passes. A generation is the prompts that the policy answers at once."""
+
+    first: Count
+    """The first of them."""
+    last: Count
+    """The last of them; the first again where there is one."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.last < self.first:
+            raise ValueError(f"last {self.last} is before first {self.first}")
+        return self
+
+
 class Outcome(Model):
     """How a process ended: the termination message, and a durable file beside the checkpoints."""
 
@@ -108,6 +124,8 @@ class Outcome(Model):
     """Steps of the whole run; 0 if the process ended before it knew."""
     attempt: Count = 0
     """The attempt that ended."""
+    diverged_on: Generations | None = None
+    """For Diverged and DivergedKL: what the run trained on when it did, and may go on without."""
     metrics: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], float],
         Field(max_length=MAX_METRICS),

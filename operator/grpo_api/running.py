@@ -228,6 +228,10 @@ class GuardSpec(Model):
     """The run fails with DivergedKL when the mean KL of a step is above this for `maxKLSteps` steps. Unset: never."""
     max_kl_steps: Annotated[int, Field(ge=1, le=10000)] = Field(default=5, alias="maxKLSteps")
     """Consecutive steps above maxKL. Unset: 5."""
+    on_divergence: Literal["Fail", "Rollback"] = "Fail"
+    """What follows when a loss, a gradient or a weight is not finite (Diverged), or the KL is above maxKL (DivergedKL).
+    Rollback: the run goes back to the newest checkpoint from before the batch that it diverged on and never trains on
+    that batch, at most twice; without any checkpoint it starts anew without it. Unset: Fail."""
     hang_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
     """An attempt without progress for this long is ended as Hang and restarted. While it trains, progress is a finished
     step, which may always take three times the plan's estimate; before and after, it is bytes read or written. Unset:

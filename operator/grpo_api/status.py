@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from .base import ATOMIC_LIST, Model, map_list
 from .plan import ExecutionPlan
-from .report import Outcome, Revisions
+from .report import Generations, Outcome, Revisions
 
 
 def _rfc3339(text: str) -> str:
@@ -167,6 +167,21 @@ class AttemptEnd(Model):
     """When the operator saw it."""
 
 
+MAX_ROLLBACKS = 2
+"""Rollbacks of one run: a third batch on which it diverges is no accident of the data."""
+
+
+class Rollback(Model):
+    """An attempt that diverged, and what later ones leave out for it (spec.guard.onDivergence)."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Its number."""
+    reason: Annotated[str, Field(max_length=128)]
+    """Diverged or DivergedKL."""
+    skipped: Generations
+    """What it diverged on."""
+
+
 class ResumeSource(Model):
     """Where the checkpoints of spec.resumeFrom.grpoJob are."""
 
@@ -201,6 +216,9 @@ class GRPOJobStatus(Model):
     """The spec.retry that was last acted on, or seen while the job had not failed."""
     ends: Annotated[list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)] = []
     """How the last attempts ended, oldest first."""
+    rollbacks: Annotated[list[Rollback], Field(max_length=MAX_ROLLBACKS, json_schema_extra=ATOMIC_LIST)] = []
+    """Attempts that diverged and were gone back from, oldest first; all later attempts leave out what they did so on.
+    spec.retry does not clear it."""
     avoided_nodes: Annotated[
         list[Annotated[str, Field(max_length=253)]],
         Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),

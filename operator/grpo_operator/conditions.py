@@ -71,7 +71,9 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     yield C.PLANNED, True, Reason.PLANNED, (plan.reason if plan else "") or "the plan is ready"
     yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
     if decision.ended:
-        why = f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}"
+        why = (
+            f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}{_rolled_back(decision)}"
+        )
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
         yield C.DEGRADED, True, decision.ended.result, why
     else:
@@ -82,6 +84,15 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     if plan and plan.method == "LoRA" and seen.job.spec and not seen.job.spec.adapter_requested:
         message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
         yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
+
+
+def _rolled_back(decision: Decision) -> str:
+    """What the next attempts leave out, as the end of a sentence; empty where nothing."""
+    if decision.rollback is None:
+        return ""
+    skipped = decision.rollback.skipped
+    numbers = f" {skipped.first}" if skipped.first == skipped.last else f"s {skipped.first} to {skipped.last}"
+    return f". It goes back to the newest checkpoint from before generation{numbers} of the data, which is left out"
 
 
 def _recovery(seen: Observation) -> Iterator[Statement]:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome
-from grpo_api.status import ResumeSource
+from grpo_api.status import ResumeSource, Rollback
 
 from .observe import Observation
 
@@ -41,6 +41,8 @@ class Decision:
     """The end of the current attempt that this answers."""
     counted: bool = False
     """Whether that end counts against spec.restarts.limit."""
+    rollback: Rollback | None = None
+    """What further attempts leave out, for the current one diverged on it."""
     node: str = ""
     """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
     avoided_nodes: tuple[str, ...] | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, KIND, PLAN_ANNOTATION, RESUME_MOUNT
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.report import Generations
 from grpo_api.status import ResumeSource
 
 from .names import (
@@ -54,6 +55,8 @@ class Attempt:
     """The GRPOJob's annotations for its Job and pods."""
     source: ResumeSource | None = None
     """The other job's checkpoints that the run begins with."""
+    skipped: Sequence[Generations] = ()
+    """What earlier attempts diverged on; see status.rollbacks."""
     avoided_nodes: Sequence[str] = ()
     """Nodes that its pods must not go to; see restarting.avoided_nodes."""
     revisions: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +74,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         labels=job.labels,
         annotations=job.annotations,
         source=job.status.resume_from,
+        skipped=[one.skipped for one in job.status.rollbacks],
         avoided_nodes=job.status.avoided_nodes,
         revisions=job.status.revisions or {},
     )
@@ -95,6 +99,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         ),
         resume_from=_resume_folder(attempt),
         revisions=dict(attempt.revisions),
+        skipped=list(attempt.skipped),
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )

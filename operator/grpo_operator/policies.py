@@ -6,14 +6,14 @@ the order of CHECKS is the policy.
 
 from dataclasses import replace
 
-from grpo_api.causes import PERMANENT, named_hang
+from grpo_api.causes import DIVERGED, PERMANENT, named_hang
 from grpo_api.report import Outcome, Result
-from grpo_api.status import ConditionType
+from grpo_api.status import MAX_ROLLBACKS, ConditionType
 
 from .decisions import Action, Check, Decision, Due, Limits
 from .observe import Observation
 from .reasons import Reason
-from .restarting import again, pausing, rule_for
+from .restarting import again, pausing, rollback_of, rule_for
 from .resuming import source_unresolved
 from .starting import never_bound, never_started, pods_missing
 from .terminations import PodTermination
@@ -56,9 +56,12 @@ def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # no
     cause = seen.cause
     if not seen.job.active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
         return None
-    if rule_for(seen.job, cause):
+    if rule_for(seen.job, cause) or rollback_of(seen.job, cause):
         return None
-    return Decision(Action.FAIL, cause.outcome.result, cause.outcome.message, ended=cause.outcome)
+    message, rollbacks = cause.outcome.message, seen.job.status.rollbacks
+    if rollbacks and cause.outcome.result in DIVERGED:
+        message = f"diverged again after {len(rollbacks)} of {MAX_ROLLBACKS} rollbacks: {message}"
+    return Decision(Action.FAIL, cause.outcome.result, message, ended=cause.outcome)
 
 
 def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -114,12 +117,16 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
         return Decision(Action.WAIT, look_again=longest - seen.over_for)
     outcome = _named(cause, seen)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
-    if found := rule_for(seen.job, cause):
+    found = rule_for(seen.job, cause)
+    if found:
         path, rule = found
         if rule.action == "Fail":
             message = f"{path} says Fail for this end: {outcome.message}"
             return Decision(Action.FAIL, outcome.result, message, ended=outcome)
         counted = rule.action == "Restart"
+    if not found and (rollback := rollback_of(seen.job, cause)):
+        # it has a limit of its own, which is stricter
+        return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
     return again(seen, limits, outcome, counted=counted, node=_suspect(cause))
 
 

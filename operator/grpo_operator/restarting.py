@@ -7,9 +7,10 @@ a new operator process goes on where the last one was.
 from collections.abc import Sequence
 from itertools import takewhile
 
+from grpo_api.causes import DIVERGED
 from grpo_api.report import Outcome
 from grpo_api.running import RestartRule
-from grpo_api.status import MAX_AVOIDED_NODES, AttemptEnd, GRPOJobStatus
+from grpo_api.status import MAX_AVOIDED_NODES, MAX_ROLLBACKS, AttemptEnd, GRPOJobStatus, Rollback
 
 from .decisions import Action, Decision, Limits
 from .observe import Observation
@@ -49,6 +50,23 @@ def again(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool,
     return Decision(
         Action.ADMIT, outcome.result, outcome.message, ended=outcome, counted=counted, node=node, avoided_nodes=avoided
     )
+
+
+def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
+    """How a job goes on after an end by which it diverged; None where it doesn't, or nobody asks for it.
+
+    What the run has left out already can't be what it diverged on: somebody says so who doesn't know.
+    """
+    spec, outcome, before = job.spec, end.outcome, job.status.rollbacks
+    if spec is None or spec.guard.on_divergence == "Fail" or not end.reported or outcome.result not in DIVERGED:
+        return None
+    if (
+        outcome.diverged_on is None
+        or len(before) >= MAX_ROLLBACKS
+        or outcome.diverged_on in [b.skipped for b in before]
+    ):
+        return None
+    return Rollback(attempt=job.status.attempt, reason=outcome.result, skipped=outcome.diverged_on)
 
 
 def restart_pause(seen: Observation, limits: Limits) -> float:

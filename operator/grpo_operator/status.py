@@ -83,6 +83,8 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     if outcome and action in (Action.COMMIT, Action.QUEUE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
+        if decision.rollback:
+            fields["rollbacks"] = [*old.rollbacks, decision.rollback]
     return fields
 
 

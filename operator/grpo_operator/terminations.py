@@ -19,7 +19,7 @@ from .untyped import MAX_OBJECT, Part
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_DETAIL = 8192
-_NUMBERS = (("rank",), ("step",), ("totalSteps",), ("metrics",), ("revisions",))
+_NUMBERS = (("rank",), ("step",), ("totalSteps",), ("divergedOn",), ("metrics",), ("revisions",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ STOPPED: list[tuple[str, object]] = [
     ("placement.priorityClassName", "high"),
     ("guard.maxKL", 3),
     ("guard.hangTimeoutSeconds", 60),
+    ("guard.onDivergence", "Rollback"),
     ("rewards.1.http.url", "https://other.svc/score"),
     ("rewards.1.http.timeoutSeconds", 7),
     ("rewards.1.http.batchTimeoutSeconds", 7),

@@ -1,11 +1,18 @@
 """No checkpoint is sealed after a number was not finite, wherever it strikes: which number, step, rank and beta."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_api.contract import TERMINATION_LOG_ENV
+from grpo_api.report import EXIT_CODES, Generations, Outcome
+from grpo_trainer.__main__ import work
+from grpo_trainer.errors import Diverged, DivergedKL
+from grpo_trainer.gang.placement import Placement
+from harness.ranks import runs
 from harness.ranks.divergence_facts import MOMENTS, STEPS, Strike, struck
 from harness.ranks.step_facts import saved_model
 from tests.generated import cases
@@ -39,3 +46,21 @@ def test_wherever_it_strikes_nothing_is_sealed_after_it(
     tmp_path_factory: pytest.TempPathFactory, model: Path, strike: Strike
 ) -> None:
     stopped_in_time(struck(tmp_path_factory.mktemp("struck"), model, strike))
+
+
+@pytest.mark.parametrize("error", [Diverged("nan", step=3), DivergedKL("far", step=3)])
+def test_the_outcome_says_what_the_run_diverged_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Diverged
+) -> None:
+    error.diverged_on = Generations(first=2, last=3)
+
+    def train(*_: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("grpo_trainer.worker.train", train)
+    monkeypatch.setattr("grpo_trainer.__main__.leave_out", lambda _: None)
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
+    code = work(runs.plan(tmp_path / "model"), Placement(0, 0, 1, 1), 0.0)
+    said = Outcome.model_validate_json((tmp_path / "end").read_text())
+    assert (said.result, said.diverged_on) == (error.result, error.diverged_on)
+    assert code == EXIT_CODES[error.result]

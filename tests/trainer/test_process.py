@@ -191,8 +191,9 @@ def test_kl_guard_counts_consecutive_steps(tmp_path: Path) -> None:
     for kl in (2.0, 0.5, math.nan):
         guard.on_log(*log, logs={"kl": kl})
     guard.on_log(*log, logs={"loss": 0.0})
-    with pytest.raises(DivergedKL, match=r"above guard.maxKL = 1.0 for 2 steps, 3 at step 7"):
+    with pytest.raises(DivergedKL, match=r"above guard.maxKL = 1.0 for 2 steps, 3 at step 7") as end:
         guard.on_log(*log, logs={"kl": 3.0})
+    assert end.value.step == 5, "the last step before the KL was above"
 
 
 def test_server_answers_and_a_taken_port_costs_only_telemetry(

@@ -18,7 +18,7 @@ from grpo_api.contract import PLAN_ENV, PLAN_PATH, THREADS_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
-from .errors import BadInput, classify
+from .errors import BadInput, Diverged, classify
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
 from .process.cores import threads_per_process
 from .process.outcome import announce, keep, make_outcome
@@ -56,7 +56,9 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
     except BaseException as error:
         traceback.print_exc()
         result, message = classify(error)
-        outcome = make_outcome(place.rank, result, f"{recorder.current_stage}: {message}", recorder.progress)
+        diverged_on = error.diverged_on if isinstance(error, Diverged) else None
+        text = f"{recorder.current_stage}: {message}"
+        outcome = make_outcome(place.rank, result, text, recorder.progress, diverged_on)
     code = announce(outcome)  # first: it is a local file, while the volume may be what failed
     keep(plan, outcome)
     return code

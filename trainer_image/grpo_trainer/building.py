@@ -5,6 +5,7 @@ they would be partitioned), GRPOConfig before the policy (which must be).
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from trl import GRPOConfig
 from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
 from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import DATASET_FINGERPRINT
+from grpo_api.report import DATASET_FINGERPRINT, Generations
 
 from .checkpoints.identity import identity
 from .checkpoints.resume import Beginning, begin
 from .checkpoints.seal import SealCheckpoints
+from .checkpoints.volume import read_manifest
 from .data.dataset import Prompts, load_prompts
+from .data.order import Cadence, merged
 from .engine import ReferenceGRPOTrainer
 from .errors import BadInput
 from .gang import rendezvous
@@ -49,6 +52,7 @@ class Run:
     rewards: RewardSet
     beginning: Beginning
     """The checkpoint to continue, or the adapter that the policy began with."""
+    cadence: Cadence
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class TrainerParts:
     config: GRPOConfig
     prompts: Prompts
     rewards: RewardSet
+    skipped: Sequence[Generations]
+    """What is left out of the order of the data."""
 
 
 def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
@@ -81,21 +87,28 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
         rewards.check(prompts.rows)
     recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     recorder.logged({"prompts_dropped": float(prompts.dropped)})
-    run_identity = identity(plan, prompts.fingerprint)
+    run_identity, cadence = identity(plan, prompts.fingerprint), Cadence.of(plan, len(prompts.rows))
     with recorder.part("verify"):
-        beginning = begin(plan, run_identity)
+        beginning = begin(plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped))
+    skipped = _skipped(plan, beginning)
     observer, preemption = StepObserver(), Preemption.of(plan)
     observer.clock.entered = recorder.sign_of_life
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
-    seal = SealCheckpoints(plan, run_identity, recorder, preemption)
+    seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]
     callbacks += [LossGuard(), KLGuard(plan.guard)]
-    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards)
+    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped)
     recorder.stage("Proving")
     with recorder.part("trainer"):
         trainer = make_trainer(plan, parts, observer, callbacks)
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, step_exchange, seal, rewards, beginning)
+    return Run(trainer, step_exchange, seal, rewards, beginning, cadence)
+
+
+def _skipped(plan: TrainingPlan, beginning: Beginning) -> Sequence[Generations]:
+    """What the plan leaves out, and what another run had whose checkpoint this one continues."""
+    made = read_manifest(beginning.checkpoint).skipped if beginning.checkpoint else []
+    return merged([*plan.skipped, *made])
 
 
 def device(plan: TrainingPlan) -> torch.device:
@@ -132,6 +145,7 @@ def make_trainer(
         args=parts.config,
         observer=observer,
         generation_sub_batch=plan.execution.generation_sub_batch,
+        skipped=parts.skipped,
         reward_funcs=list(parts.rewards.functions),
         reward_processing_classes=parts.rewards.processing_classes,
         train_dataset=parts.prompts.rows,

@@ -32,5 +32,7 @@ def require_finite(metric: str, value: float, step: int, metrics: Mapping[str, S
     last = ", ".join(f"{key} {values[-1]:.4g}" for key in _TOLD if (values := (metrics or {}).get(key)))
     raise Diverged(
         f"{metric} is {value} at step {step}{f' ({last})' if last else ''}, and nothing was saved since. Look for "
-        "rewards of extreme size, or lower training.learningRate"
+        "rewards of extreme size, lower training.learningRate, or go on without this batch by guard.onDivergence: "
+        "Rollback",
+        step,
     )

@@ -25,7 +25,7 @@ resume, checks states, syncs, and saves a moved reference into every checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -36,9 +36,11 @@ from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from grpo_api.report import Generations
+
 from . import divergence, overflow
 from .checkpoints import rollouts
-from .data.order import rewind
+from .data.order import PromptOrder
 from .errors import Diverged
 from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
@@ -62,12 +64,14 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         args: GRPOConfig,
         observer: StepObserver | None = None,
         generation_sub_batch: int = 0,
+        skipped: Sequence[Generations] = (),
         **kwargs: Any,
     ) -> None:
         self.source: Source = loaded.source
         self.strategy = strategy
         self.observer = observer or StepObserver()
         self.generation_sub_batch = generation_sub_batch
+        self.skipped = skipped  # of the order of the data
         self.proofs: list[Proof] = []
         """Every proof made so far, in order; telemetry reads their times."""
         self.resumed_from: Path | None = None
@@ -118,7 +122,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             self.proofs.append(prove(self.model, files, "adapter", adapter_only=True))
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        self._order = super()._get_train_sampler(*args, **kwargs)
+        self._order = PromptOrder(super()._get_train_sampler(*args, **kwargs), self.skipped)
         return self._order
 
     def _run_epoch(self, *, epoch: int, steps_in_epoch: int, **kwargs: Any) -> None:
@@ -134,7 +138,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             return
         begun = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
         self._step = epoch * steps_in_epoch + begun
-        rewind(self._order, epoch)
+        self._order.epoch = epoch
         if self.resumed_from and self._within_generation():
             self._buffered_inputs = rollouts.load(self.resumed_from, self.accelerator.device)
         super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)

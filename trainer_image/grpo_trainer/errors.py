@@ -17,7 +17,7 @@ Whoever finds a problem names its class there and then; what others raise (torch
 hang raises nothing: the watchdog ends the process.
 """
 
-from grpo_api.report import Result
+from grpo_api.report import Generations, Result
 
 _OUT_OF_MEMORY = (
     "MemoryError",
@@ -63,6 +63,13 @@ class Diverged(TrainingError):
     """A number that training goes on from is not finite."""
 
     result = Result.DIVERGED
+
+    def __init__(self, message: str, step: int = 0) -> None:
+        """`step` is the optimizer step, from 1, whose batch is to blame; 0 for none."""
+        super().__init__(message)
+        self.step = step
+        self.diverged_on: Generations | None = None
+        """What that step trained on, once it is known."""
 
 
 class DivergedKL(Diverged):

@@ -63,5 +63,7 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
         if self._above >= self._guard.max_kl_steps:
             raise DivergedKL(
                 f"the KL was above guard.maxKL = {self._guard.max_kl} for {self._above} steps, {kl:.4g} at step "
-                f"{state.global_step}; lower training.learningRate, or raise training.beta or guard.maxKL"
+                f"{state.global_step}; lower training.learningRate, or raise training.beta or guard.maxKL",
+                # the KL of a step is that of the policy before it: the step before the first of these went too far
+                state.global_step - self._above,
             )

@@ -7,7 +7,6 @@ from grpo_api.plan import TrainingPlan
 
 from .building import Run, build
 from .checkpoints.export import export_model
-from .checkpoints.resume import Beginning
 from .checkpoints.volume import read_manifest
 from .errors import Diverged, Preempted
 from .gang import rendezvous
@@ -23,22 +22,22 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     built = build(plan, recorder, watchdog)
-    _announce_start(plan, recorder, built.beginning)
+    _announce_start(plan, recorder, built)
     checkpoint = built.beginning.checkpoint
     try:
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         built.trainer.require_finite()  # what the last step made is exported, whether a checkpoint has it or not
     except Diverged as error:
-        raise type(error)(f"{error}. {_last_good(built)}") from error
+        raise _explained(error, built) from error
     finally:
         built.rewards.close()
     return _finish(plan, built, recorder)
 
 
-def _announce_start(plan: TrainingPlan, recorder: Recorder, beginning: Beginning) -> None:
-    """Say in the log where this attempt begins."""
+def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
+    """Say in the log where this attempt begins, and what it leaves out."""
     if recorder.place.is_main:
-        checkpoint, adapter = beginning.checkpoint, beginning.adapter
+        checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
         step = read_manifest(checkpoint).step if checkpoint else 0
         recorder.resumed(step)
         log_line(
@@ -46,7 +45,16 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, beginning: Beginning
             resumedFromStep=step,
             checkpoint=checkpoint and str(checkpoint),
             adapter=adapter and str(adapter),
+            skipped=[(one.first, one.last) for one in skipped] or None,
         )
+
+
+def _explained(error: Diverged, run: Run) -> Diverged:
+    """The same end with what a rollback needs: the last checkpoint, and what the run diverged on."""
+    told = type(error)(f"{error}. {_last_good(run)}", error.step)
+    if error.step:
+        told.diverged_on = run.cadence.trained_on(error.step, run.trainer.skipped)
+    return told
 
 
 def _last_good(run: Run) -> str:

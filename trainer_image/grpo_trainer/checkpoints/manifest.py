@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo_api.base import Model
+from grpo_api.report import Generations
 
 MANIFEST = "manifest.json"
 OWNER = "owner.json"
@@ -65,6 +66,8 @@ class Manifest(Model):
     """Finished optimizer steps."""
     identity: dict[str, str]
     """What the run is, by field path: a resumed run must agree (see identity.py)."""
+    skipped: list[Generations] = []
+    """What the run had left out of the order of the data by then (spec.guard.onDivergence)."""
     files: dict[str, FileRecord]
     """Every file by its path inside the checkpoint."""
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from grpo_api.plan import TrainingPlan
 
-from ..errors import BadInput
+from ..errors import BadInput, Diverged
 from ..gang import ranks
 from ..paths import CHECKPOINTS, EXPORT, run_folder
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from .hashing import damage
 from .identity import require_continuable, require_same_run
-from .manifest import OWNER
-from .volume import checkpoints_of, claim, complete, read_manifest
+from .manifest import OWNER, Manifest
+from .volume import checkpoints_of, claim, complete, read_manifest, withdraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,19 @@ def _require_visible(path: Path) -> None:
         )
 
 
-def begin(plan: TrainingPlan, identity: dict[str, str]) -> Beginning:
+Outdated = Callable[[Manifest], bool]
+"""Whether a checkpoint was trained on what the run leaves out now."""
+
+
+def begin(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False) -> Beginning:
     """What to continue; with nothing to continue, the exported adapter of spec.resumeFrom. A collective.
 
     Raises:
+        Diverged: as choose.
         BadInput: as choose; or spec.resumeFrom leads to neither a checkpoint nor an adapter, or to an adapter although
             all parameters are trained.
     """
-    checkpoint = choose(plan, identity)
+    checkpoint = choose(plan, identity, outdated)
     if checkpoint is not None or plan.resume_from is None:
         return Beginning(checkpoint=checkpoint)
     source = Path(plan.resume_from)
@@ -77,20 +82,53 @@ def begin(plan: TrainingPlan, identity: dict[str, str]) -> Beginning:
     return Beginning(adapter=found[0])
 
 
-def choose(plan: TrainingPlan, identity: dict[str, str]) -> Path | None:
+def choose(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False) -> Path | None:
     """The newest undamaged complete checkpoint of any attempt; without any, that of spec.resumeFrom; None if there is
-    none either.
+    none either. One that is outdated is none, and the run's own ones count no more from then on.
 
     Raises:
+        Diverged: there are checkpoints but all are outdated.
         BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
     own, source = run_folder(plan), plan.resume_from
     if own and (found := _listed(lambda: complete(own))):
-        return _newest(found, lambda one: require_same_run(one, read_manifest(one), identity))
+        usable = _usable(found, outdated)
+        newest = _newest(usable, lambda one: require_same_run(one, read_manifest(one), identity))
+        if len(usable) < len(found):
+            ranks.on_main(lambda: withdraw(plan, set(found) - set(usable)))
+        return newest
     if source is None:
         return None
     found = _listed(lambda: checkpoints_of(Path(source)))
-    return _newest(found, lambda one: require_continuable(one, read_manifest(one), identity)) if found else None
+    if not found:
+        return None
+    return _newest(_usable(found, outdated), lambda one: require_continuable(one, read_manifest(one), identity))
+
+
+def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
+    """Those that aren't outdated, by rank 0's reading. One whose manifest can't be read is found damaged later.
+
+    Raises:
+        Diverged: none is left.
+    """
+
+    def usable() -> list[Path]:
+        return [one for one in found if not _is_outdated(one, outdated)]
+
+    left = _listed(usable)
+    if not left:
+        raise Diverged(
+            f"every checkpoint ({', '.join(map(str, found))}) was trained on what the run diverged on, so there is "
+            "none to go back to. Raise checkpoint.keep, or lower checkpoint.everySteps, in a new job"
+        )
+    return left
+
+
+def _is_outdated(checkpoint: Path, outdated: Outdated) -> bool:
+    try:
+        return outdated(read_manifest(checkpoint))
+    except BadInput:
+        return False
 
 
 def _adapters_of(folder: Path) -> list[Path]:

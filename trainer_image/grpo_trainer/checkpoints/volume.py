@@ -8,6 +8,7 @@ Plain file access without collectives; when it happens and on which rank is deci
 """
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -105,6 +106,17 @@ def commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
     """
     require_owner(plan)
     write_atomically(checkpoint / MANIFEST, manifest.model_dump_json())
+
+
+def withdraw(plan: TrainingPlan, checkpoints: Iterable[Path]) -> None:
+    """Make complete checkpoints count no more; the next rotation deletes them.
+
+    Raises:
+        Preempted: a newer attempt owns the folder.
+    """
+    require_owner(plan)
+    for checkpoint in checkpoints:
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
 
 
 def rotate(plan: TrainingPlan) -> None:

@@ -1,12 +1,23 @@
-"""The order of the prompts in any pass over them, whatever the process has seen before.
+"""The order of the prompts in any pass over them, whatever the process has seen before, and without what is left out.
 
 TRL's sampler keeps a generator that moves on with every pass, and no checkpoint has it: a process that resumes in the
 third pass would repeat the order of the first.
+
+The order is one sequence of generations over all passes, numbered from 0; a generation is the prompts that are answered
+at once. What a run diverged on is taken out of it (spec.guard.onDivergence: Rollback), so that all that follows moves
+up, from the next pass into this one, too: passes keep their length and the run its steps, and what comes before stays.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Generations
 
 
 def rewind(sampler: Any, epoch: int) -> None:
@@ -18,3 +29,93 @@ def rewind(sampler: Any, epoch: int) -> None:
         sampler.generator.manual_seed(sampler.seed)
         for _ in range(epoch):
             torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+
+def merged(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
+    """The same generations in order, none of them twice."""
+    found: list[Generations] = []
+    for one in sorted(skipped, key=lambda one: one.first):
+        if found and one.first <= found[-1].last + 1:
+            found[-1] = Generations(first=found[-1].first, last=max(found[-1].last, one.last))
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def numbered(position: int, skipped: Sequence[Generations]) -> int:
+    """Number of the generation that a run trains on after so many others; `skipped` is merged."""
+    for one in skipped:
+        if position < one.first:
+            break
+        position += one.last - one.first + 1
+    return position
+
+
+class PromptOrder(Sampler[int]):
+    """TRL's RepeatSampler, begun in any pass, without the generations that are left out."""
+
+    def __init__(self, sampler: Any, skipped: Sequence[Generations]) -> None:
+        """`sampler` is TRL's, `skipped` is merged."""
+        self._sampler = sampler
+        self._skipped = skipped
+        self.epoch = 0
+        """The pass, from 0, that is given next."""
+
+    def __len__(self) -> int:
+        """Elements of a pass: every prompt as often as it is answered and trained on."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        """The pass `epoch`; what was moved up into it comes from the passes after it."""
+        per_pass = self._sampler.num_samples // self._sampler.batch_size
+        positions = range(self.epoch * per_pass, (self.epoch + 1) * per_pass)
+        numbers = (numbered(position, self._skipped) for position in positions)
+        for epoch, wanted in groupby(numbers, lambda number: number // per_pass):
+            rewind(self._sampler, epoch)
+            size, at, source = len(self) // per_pass, epoch * per_pass, iter(self._sampler)
+            for number in wanted:
+                yield from islice(source, (number - at) * size, (number - at + 1) * size)
+                at = number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How optimizer steps and generations follow each other."""
+
+    per_pass: int
+    """Generations in a pass over the data; prompts that don't fill one are left out."""
+    micro_batches: int
+    """Micro-batches that a generation is trained on, all iterations together."""
+    accumulation: int
+    """Micro-batches of a step; the last step of a pass may have fewer."""
+
+    @classmethod
+    def of(cls, plan: TrainingPlan, prompts: int) -> "Cadence":
+        """Of a plan and so many prompts."""
+        execution = plan.execution
+        completions = execution.micro_batch * execution.world_size * execution.steps_per_generation
+        return cls(
+            prompts // (completions // plan.training.num_generations),
+            execution.steps_per_generation * plan.training.num_iterations,
+            execution.gradient_accumulation,
+        )
+
+    def trained_on(self, step: int, skipped: Iterable[Generations]) -> Generations:
+        """What a step, from 1, trains on, in a run that leaves those out."""
+        in_pass = self.per_pass * self.micro_batches
+        passes, update = divmod(step - 1, -(-in_pass // self.accumulation))
+        first = update * self.accumulation
+        last = min(first + self.accumulation, in_pass) - 1
+        left_out, begun = merged(skipped), passes * self.per_pass
+        return Generations(
+            first=numbered(begun + first // self.micro_batches, left_out),
+            last=numbered(begun + last // self.micro_batches, left_out),
+        )
+
+    def outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
+        """Whether a checkpoint of that step was trained on something that is to be left out now."""
+        last, known = self.trained_on(step, made_without).last, merged(made_without)
+        return any(
+            one.first <= last and not any(k.first <= one.first and min(one.last, last) <= k.last for k in known)
+            for one in merged(skipped)
+        )

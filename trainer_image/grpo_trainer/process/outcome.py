@@ -12,7 +12,7 @@ from pathlib import Path
 from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 from grpo_api.metrics import OUTCOME_KEYS
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Progress, Result, with_message
+from grpo_api.report import EXIT_CODES, Generations, Outcome, Progress, Result, with_message
 
 from ..files import write_atomically
 from ..paths import ATTEMPTS, attempt_folder, run_folder
@@ -22,7 +22,9 @@ _STACKS = "stacks-rank-{}.txt"
 KEEP_SECONDS = 5.0
 
 
-def make_outcome(rank: int, result: Result, message: str, reached: Progress) -> Outcome:
+def make_outcome(
+    rank: int, result: Result, message: str, reached: Progress, diverged_on: Generations | None = None
+) -> Outcome:
     """The Outcome of a process that came as far as `reached`."""
     last = {key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics}
     outcome = Outcome(
@@ -31,6 +33,7 @@ def make_outcome(rank: int, result: Result, message: str, reached: Progress) -> 
         step=reached.step,
         total_steps=reached.total_steps,
         attempt=reached.attempt,
+        diverged_on=diverged_on,
         metrics={key: value for key, value in last.items() if math.isfinite(value)},
         revisions=reached.revisions,
     )

@@ -32,7 +32,8 @@ def require_finite(model: nn.Module, optimizer: Any, step: int) -> None:
     if wrong:
         raise Diverged(
             f"{ranks.named(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
-            "model is written. Lower training.learningRate"
+            "model is written. Lower training.learningRate",
+            step,
         )
 
 
