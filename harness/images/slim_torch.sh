@@ -11,9 +11,10 @@ trap 'rm -rf "$work"' EXIT
 
 needed() { readelf --wide --dynamic ./*.so* 2>/dev/null | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u; }
 imported() { nm --dynamic --undefined-only ./*.so* 2>/dev/null | sed -n 's/^ *[Uw] \([^@]*\).*/\1/p' | sort -u; }
+others() { printf '%s\n' cudaMallocManaged cudaMemPrefetchAsync; } # bitsandbytes'
 
 needed | grep -E '^lib(cu|nccl|nv)' >"$work/libraries"
-imported | grep -E '^(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|cufile|cuFile|cupti|curand|cusolver|cusparse|nccl|nvml|nvrtc|nvshmem|nvtx)' |
+{ imported && others; } | grep -E '^(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|cufile|cuFile|cupti|curand|cusolver|cusparse|nccl|nvml|nvrtc|nvshmem|nvtx)' |
 while read -r name; do
     case $name in
     cudaStreamIsCapturing) echo "int $name(void *stream, int *status) { *status = 0; return 0; }" ;;
