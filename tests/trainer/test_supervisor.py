@@ -28,7 +28,7 @@ def train(plan, place, recorder):
     from grpo_trainer import errors
     from grpo_trainer.process import watchdog
     from grpo_trainer.process.outcome import end_now
-    watchdog.POLL_SECONDS, watchdog.QUIET_SECONDS = 0.05, 0.0
+    watchdog.POLL_SECONDS, watchdog.QUIET_SECONDS, watchdog.LOCKED_SECONDS = 0.05, 0.0, 1.0
     watchdog.patience = lambda *_: {patience}
     watchdog.Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks)).start()
     recorder.begin(3, 9)
@@ -55,18 +55,16 @@ def holds_the_gil(recorder, errors):
     import re
     re.match("(a+)+$", "a" * 60 + "b")
 
-if "LOCAL_RANK" not in os.environ:
-    from grpo_trainer.process import supervisor
-    supervisor.PATIENCE_SECONDS = 0.5
-else:
-    module = types.ModuleType("grpo_trainer.worker")
-    module.train = train
-    sys.modules["grpo_trainer.worker"] = module
+module = types.ModuleType("grpo_trainer.worker")
+module.train = train
+sys.modules["grpo_trainer.worker"] = module
+from grpo_trainer.process import supervisor
+supervisor.PATIENCE_SECONDS = 0.5
 """
 
 
-def supervised(folder: Path, *acts: str, patience: float = 600.0) -> tuple[int, Outcome, dict[int, Outcome]]:
-    """The pod's exit code and outcome, and the durable outcomes of its ranks."""
+def run(folder: Path, *acts: str, patience: float = 600.0) -> "subprocess.CompletedProcess[str]":
+    """A pod's supervisor, or its only process, after its end."""
     plan = runs.plan(Path("/models/demo"), folder=folder / "run", execution={"processesPerNode": len(acts)})
     attempt = folder / "run" / "attempt-1"
     attempt.mkdir(parents=True)
@@ -74,12 +72,17 @@ def supervised(folder: Path, *acts: str, patience: float = 600.0) -> tuple[int, 
     (folder / "sitecustomize.py").write_text(STAND_IN.format(acts=acts, patience=patience, busy=1.5 * PATIENCE_SECONDS))
     environment = ISOLATED | {PLAN_ENV: str(folder / "plan.json"), TERMINATION_LOG_ENV: str(folder / "end")}
     environment |= tracer() | {"PYTHONPATH": f"{folder}:{ISOLATED['PYTHONPATH']}", "BUSY_FILE": str(folder / "busy")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "grpo_trainer"], env=environment, check=False, timeout=120, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "grpo_trainer"]
+    return subprocess.run(command, env=environment, check=False, timeout=120, capture_output=True, text=True)
+
+
+def supervised(folder: Path, *acts: str, patience: float = 600.0) -> tuple[Outcome, dict[int, Outcome]]:
+    """The pod's outcome, and the durable outcomes of its ranks."""
+    run(folder, *acts, patience=patience)
+    attempt = folder / "run" / "attempt-1"
     kept = {int(path.stem.rpartition("-")[2]): path for path in attempt.glob("outcome-rank-*.json")}
     outcomes = {rank: Outcome.model_validate_json(path.read_text()) for rank, path in kept.items()}
-    return ended.returncode, Outcome.model_validate_json((folder / "end").read_text()), outcomes
+    return Outcome.model_validate_json((folder / "end").read_text()), outcomes
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def supervised(folder: Path, *acts: str, patience: float = 600.0) -> tuple[int, 
 def test_a_failure_is_told_while_the_other_process_is_busy_and_that_one_says_how_far_it_was(
     tmp_path: Path, act: str, result: Result
 ) -> None:
-    _, outcome, kept = supervised(tmp_path, "is_busy", act)
+    outcome, kept = supervised(tmp_path, "is_busy", act)
     assert (outcome.result, outcome.rank) == (result, 1)
     assert not (tmp_path / "busy").exists(), "the busy process was waited for"
     assert (kept[0].result, kept[0].step) == (Result.PREEMPTED, 3)
@@ -96,7 +99,7 @@ def test_a_failure_is_told_while_the_other_process_is_busy_and_that_one_says_how
 
 
 def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_by_its_stack(tmp_path: Path) -> None:
-    _, outcome, kept = supervised(tmp_path, "waits_in_a_collective", "holds_the_gil", patience=1.0)
+    outcome, kept = supervised(tmp_path, "waits_in_a_collective", "holds_the_gil", patience=1.0)
     assert (outcome.result, outcome.rank) == (Result.HANG, 1)
     assert outcome.standstill is not None
     assert any(frame.endswith("in holds_the_gil") for frame in outcome.standstill.frames)
@@ -104,6 +107,13 @@ def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_
     assert kept[0].result is Result.HANG
     assert kept[1].standstill is not None
     assert "in holds_the_gil" in (tmp_path / "run" / "attempt-1" / "stacks-rank-1.txt").read_text()
+
+
+def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_words(tmp_path: Path) -> None:
+    ended = run(tmp_path, "holds_the_gil", patience=1.0)
+    assert ended.returncode == 1
+    assert not (tmp_path / "end").exists(), "nothing in Python could write it: the kubelet takes the end of the log"
+    assert "in holds_the_gil" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from .recorder import Recorder
 
-PERIOD_SECONDS = 10.0
+PERIOD_SECONDS = 5.0
+"""Half of the shortest guard.hangTimeoutSeconds."""
 LEAST_BYTES = 64 * 1024
 """Bytes in a period that count as progress; what moves without work (a look, a log line) is far less."""
 COUNTERS = Path("/proc/self/io")

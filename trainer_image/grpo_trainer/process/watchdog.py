@@ -4,6 +4,7 @@ A stuck collective blocks the main thread in C++ for as long as its time-out, wh
 signal handler can reach it. So a daemon thread watches, and ends the process from there.
 """
 
+import faulthandler
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ from .stacks import Stacks, stood_still
 POLL_SECONDS = 1.0
 PEER_FAILED = signal.SIGUSR2
 """By which a supervisor tells a process that another of the pod has failed: it says how far it is, and ends."""
+LOCKED_SECONDS = 30.0
+"""By how much a process outlives its patience whose watchdog can't run, since something holds the GIL for good."""
 QUIET_SECONDS = 30.0
 """Who has had no progress for so long when it is ended says where it stood."""
 
@@ -69,10 +72,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
+            # a thread in C, for the case that none in Python runs any more; the next round puts it off
+            faulthandler.dump_traceback_later(self._waits()[2] + LOCKED_SECONDS, exit=True)
             self._signalled.wait(POLL_SECONDS)
             self._signalled.clear()
             outcome = self.verdict()
             if outcome is not None:
+                faulthandler.cancel_dump_traceback_later()
                 stacks = self._stacks.take()
                 print(stacks, file=sys.stderr, flush=True)
                 self._end(self._with_place(outcome, stacks), stacks)
