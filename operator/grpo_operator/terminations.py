@@ -19,7 +19,7 @@ from .untyped import MAX_OBJECT, Part
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_DETAIL = 8192
-_NUMBERS = (("rank",), ("step",), ("totalSteps",), ("divergedOn",), ("metrics",), ("revisions",))
+_DETAILS = (("rank",), ("step",), ("totalSteps",), ("divergedOn",), ("metrics",), ("revisions",), ("standstill",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,14 +144,14 @@ def _concluded(terminated: Part, detail: str) -> Outcome:
 def _reported(message: str, attempt: int) -> Outcome | None:
     """The Outcome in a termination message; None when it holds something else, such as a kubelet's own words.
 
-    One of another attempt counts as something else: only the attempt itself can say how it ended. Numbers that can't be
-    believed are left out, for they don't change how it ended.
+    One of another attempt counts as something else: only the attempt itself can say how it ended. Details that can't
+    be believed are left out, for they don't change how it ended.
     """
     try:
         outcome = Outcome.model_validate_json(message, extra="ignore")
     except ValidationError as error:
-        if not all(problem["loc"][:1] in _NUMBERS for problem in error.errors()):
+        if not all(problem["loc"][:1] in _DETAILS for problem in error.errors()):
             return None
-        told = {name: value for name, value in from_json(message).items() if (name,) not in _NUMBERS}
+        told = {name: value for name, value in from_json(message).items() if (name,) not in _DETAILS}
         outcome = Outcome.model_validate(told, extra="ignore")
     return outcome if outcome.attempt in (0, attempt) else None

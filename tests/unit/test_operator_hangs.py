@@ -1,10 +1,14 @@
 """A hang of a gang: the operator waits for what all ranks say, and names the one that the others waited for."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_operator.decisions import Action
+from tests.generated import cases
 from tests.unit.operator_world import judged, make_child, make_pod, running, said, terminated
 
 MINUTES = 1800.0
@@ -41,6 +45,24 @@ def test_a_hang_waits_for_the_other_ranks_words_longer_than_another_end() -> Non
     assert judged(running(ended, runs, ago=16)).action is Action.ADMIT
     error = make_pod(0, state=terminated(1, said("Error")))
     assert judged(running(error, runs, ago=5)).action is Action.ADMIT
+
+
+@settings(max_examples=cases(40))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=300),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["silentSeconds", "waiting", "frames", "newer"]), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+)
+def test_what_a_hang_says_of_where_may_be_anything_and_costs_at_most_itself(still: object) -> None:
+    words = json.dumps({"result": "Hang", "message": "no step", "standstill": still})
+    decision = judged(running(make_pod(0, state=terminated(41, words)), make_pod(1), ago=16))
+    assert (decision.action, decision.reason, decision.counted) == (Action.ADMIT, "Hang", True)
+    assert decision.message.endswith("no step")
 
 
 def test_a_hang_without_a_word_of_where_is_one_still() -> None:
