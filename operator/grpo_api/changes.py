@@ -21,6 +21,7 @@ NEVER = ("managedBy",)
 WHILE_STOPPED = (
     "image",
     "imagePullPolicy",
+    "command",
     "env",
     "envFrom",
     "resources",

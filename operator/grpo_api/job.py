@@ -14,7 +14,7 @@ from .changes import STARTED, immutability
 from .contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME
 from .dataset import DatasetSpec
 from .model import ModelSpec
-from .pods.containers import Environment, EnvironmentSources, Image, PullPolicy
+from .pods.containers import Arguments, Environment, EnvironmentSources, Image, PullPolicy
 from .pods.mounts import TrainerMount
 from .pods.resources import ResourceRequirements
 from .pods.template import PodTemplate
@@ -131,6 +131,9 @@ class GRPOJobSpec(Model):
     """Training image. Unset: the one that the operator was installed with."""
     image_pull_policy: PullPolicy = "IfNotPresent"
     """When the image is pulled. Unset: IfNotPresent."""
+    command: Arguments = []
+    """Program and arguments of the training container. Another one than the trainer must say its end as the trainer
+    does, as an Outcome in the termination message, such as grpo_trainer.acceptance. Unset: the trainer."""
     env: Environment = []
     """Further environment variables of the training container. Unset: none."""
     env_from: EnvironmentSources = []

@@ -162,7 +162,7 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
-        "command": ["python", "-m", "grpo_trainer"],
+        "command": spec.command or ["python", "-m", "grpo_trainer"],
         "env": _environment(spec, plan),
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT}],
         "resources": _resources(spec, plan),

@@ -15,15 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.job import parse_spec
 from grpo_api.report import Outcome, Result
+from grpo_cli.manifest import load_jobs
 from grpo_codegen.acceptance import CASES, ROOT, predictions
+from grpo_operator.manifests import Attempt, indexed_job, training_plan
 from grpo_trainer.acceptance import __main__ as acceptance
 from grpo_trainer.acceptance import report, runner, versions
 from grpo_trainer.acceptance.catalogue import CHECKS, MEMORY_CASES, Check
 from grpo_trainer.acceptance.findings import Context, Finding, State, dumped, judged, loaded
 from grpo_trainer.acceptance.runner import Done, run_checks, why_not
 from tests import faulty_checks
+from tests.unit.operator_world import KEY, PLAN, SPEC, UID
 
 TEXT = st.text(max_size=40)
 FINDINGS = st.lists(
@@ -156,13 +160,27 @@ def test_three_files_are_written(tmp_path: Path) -> None:
 def test_in_a_pod_it_ends_with_the_attempt_s_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: list[str], result: Result
 ) -> None:
-    (tmp_path / "plan.json").write_text('{"job": {"attempt": 3}}')
+    attempt = Attempt(key=KEY, uid=UID, spec=parse_spec(SPEC), plan=PLAN, number=3)
+    (tmp_path / "plan.json").write_text(training_plan(attempt).model_dump_json(by_alias=True))
+    monkeypatch.setenv(INDEX_ENV, "1")
     monkeypatch.setenv(PLAN_ENV, str(tmp_path / "plan.json"))
     monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "end"))
     acceptance.conclude("acceptance: 3 passed", wrong)
     outcome = Outcome.model_validate_json((tmp_path / "end").read_text())
-    assert (outcome.result, outcome.attempt) == (result, 3)
+    assert (outcome.result, outcome.rank, outcome.attempt) == (result, 1, 3)
     assert outcome.message == "; ".join(["acceptance: 3 passed", *wrong])
+
+
+def test_a_job_runs_it_in_the_trainer_s_place() -> None:
+    (example,) = load_jobs(str(ROOT / "examples" / "10-acceptance.yaml"))
+    attempt = Attempt(key=KEY, uid=UID, spec=parse_spec(example["spec"]), plan=PLAN, number=1)
+    (container,) = indexed_job(attempt, "trainer:1")["spec"]["template"]["spec"]["containers"]
+    interpreter, *command = container["command"]
+    assert (interpreter, command[:2]) == ("python", ["-m", "grpo_trainer.acceptance"])
+    assert acceptance.options(command[2:]).output == Path("/tmp/acceptance")
+    plain = Attempt(key=KEY, uid=UID, spec=parse_spec(SPEC), plan=PLAN, number=1)
+    (container,) = indexed_job(plain, "trainer:1")["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "grpo_trainer"]
 
 
 def test_outside_a_pod_there_is_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,32 +30,32 @@ NO_GPU = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the acceptance, or one check of it; returns the exit code."""
-    options = _options(arguments)
-    if options.check:
-        return work(Check(**json.loads(options.check)), Context(**json.loads(options.context)))
+    given = options(arguments)
+    if given.check:
+        return work(Check(**json.loads(given.check)), Context(**json.loads(given.context)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     image = versions.pins()
     here = versions.installed(image)
-    where = Surroundings(versions.machine(), options.device, here, versions.differing(here, image))
+    where = Surroundings(versions.machine(), given.device, here, versions.differing(here, image))
     print(f"{where.machine}; {versions.sentence(where.different)}", flush=True)
-    world = options.ranks or (gpus() if options.device == "cuda" else 1)
+    world = given.ranks or (gpus() if given.device == "cuda" else 1)
     if not world:
         print("this machine has no GPU that torch can use; --device cpu runs what can be seen on a CPU", flush=True)
         return NO_GPU
-    return accept(options, where, world)
+    return accept(given, where, world)
 
 
-def accept(options: argparse.Namespace, where: Surroundings, world: int) -> int:
+def accept(given: argparse.Namespace, where: Surroundings, world: int) -> int:
     """All checks, told as they end; 1 if any failed."""
-    checks = [check for check in CHECKS if not options.only or check.name in options.only]
+    checks = [check for check in CHECKS if not given.only or check.name in given.only]
     done: list[Done] = []
     with tempfile.TemporaryDirectory(prefix="acceptance-") as folder:
-        for one in run_checks(checks, Context(options.device, folder, world=world), options.budget):
+        for one in run_checks(checks, Context(given.device, folder, world=world), given.budget):
             done.append(one)
             for finding in one.findings:
                 print(f"{finding.state:8} {finding.what}: {finding.message} ({one.seconds} s)", flush=True)
-            report.write(options.output, where, done)
-    print(f"\n{report.page(report.as_json(where, done))}\nwritten to {options.output}", flush=True)
+            report.write(given.output, where, done)
+    print(f"\n{report.page(report.as_json(where, done))}\nwritten to {given.output}", flush=True)
     wrong = [f"{finding.what}: {finding.message}" for finding in report.failed(done)]
     conclude(f"acceptance: {report.summary(done)}", wrong)
     return int(bool(wrong))
@@ -65,15 +65,18 @@ def conclude(summary: str, wrong: list[str]) -> None:
     """In a pod of a GRPOJob: the Outcome of this attempt, in its termination message."""
     from grpo_api.contract import PLAN_ENV
 
-    plan = Path(os.environ.get(PLAN_ENV, ""))
-    if not plan.is_file():
+    path = Path(os.environ.get(PLAN_ENV, ""))
+    if not path.is_file():
         return
+    from grpo_api.plan import TrainingPlan
     from grpo_api.report import Outcome, Result, with_message
 
+    from ..gang.placement import placement
     from ..process.outcome import announce
 
-    attempt = json.loads(plan.read_text(encoding="utf-8"))["job"]["attempt"]
-    outcome = Outcome(result=Result.ERROR if wrong else Result.SUCCEEDED, attempt=attempt)
+    plan = TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    result = Result.ERROR if wrong else Result.SUCCEEDED
+    outcome = Outcome(result=result, rank=placement(plan, os.environ).rank, attempt=plan.job.attempt)
     announce(with_message(outcome, "; ".join([summary, *wrong])))
 
 
@@ -100,7 +103,8 @@ def gpus() -> int:
     return int(last) if last.isdecimal() else 0
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     names = [check.name for check in CHECKS]
     parser = argparse.ArgumentParser(prog="python -m grpo_trainer.acceptance", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what can be seen without a GPU")
