@@ -73,6 +73,9 @@ TRAINING = (
     _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long."),
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
     ALLREDUCE,
+    _training("checkpoint_step", "", "steps", "Step of the newest complete checkpoint, which a restart goes back to."),
+    _training("checkpoint_seconds", "", "seconds", "How long training stood still for that checkpoint."),
+    _training("checkpoint_failures", "", "1", "Checkpoints in a row that could not be written, until one could."),
 )
 """One value per step, set from TRL's logs; absent until logged. The most telling stand first."""
 OUTCOME_KEYS = tuple(metric.key for metric in TRAINING[:MAX_METRICS])

@@ -14,6 +14,8 @@ from .contract import TERMINATION_BYTES
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
+MAX_PROBLEM = 512
+"""Longest text of what is wrong with a run that goes on."""
 MAX_METRICS = 16
 """Most metrics that an Outcome carries."""
 LOAD = "load"
@@ -201,6 +203,8 @@ class Progress(Model):
     """Commits and fingerprint of what is trained, once known."""
     resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
+    checkpoint_problem: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
+    """Why the last checkpoint could not be written; empty once one could."""
     last_step_time: Seconds | None = None
     """Unix time of the last finished step, in seconds."""
     seconds_per_step: Seconds | None = None

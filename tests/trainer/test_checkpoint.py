@@ -3,7 +3,9 @@
 These decide whether a run can lose work. The disk errors are real: a limit on file size set by the kernel.
 """
 
+import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import RewardSpec
+from grpo_trainer.checkpoints import volume
+from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.hashing import cut, damage, digests, records
 from grpo_trainer.checkpoints.identity import identity, require_same_run
 from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
@@ -25,6 +29,7 @@ from grpo_trainer.checkpoints.volume import (
     rotate,
 )
 from grpo_trainer.errors import BadInput, Preempted
+from grpo_trainer.weights.models import Source
 from harness.ranks import runs
 
 
@@ -85,6 +90,57 @@ def test_rotation_keeps_the_newest_and_clears_what_older_attempts_left(tmp_path:
     assert complete(tmp_path) == [newest, folders[1]]
     assert not folders[0].exists()
     assert not torn.exists()
+
+
+def test_an_attempt_that_is_superseded_while_it_deletes_deletes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = make_plan(tmp_path, keep=1), make_plan(tmp_path, attempt=2, keep=1)
+    claim(old)
+    folders = [save(old, step) for step in (10, 20, 30)]
+    remove = volume.remove
+
+    def then_another_attempt_begins(checkpoint: Path) -> None:
+        remove(checkpoint)
+        claim(new)
+
+    monkeypatch.setattr(volume, "remove", then_another_attempt_begins)
+    with pytest.raises(Preempted, match="superseded by attempt 2"):
+        rotate(old)
+    assert [folder.exists() for folder in folders] == [True, False, True]
+
+
+def test_a_checkpoint_loses_its_manifest_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(tmp_path)
+    claim(plan)
+    checkpoint = save(plan, 10)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if the process ended there
+    volume.remove(checkpoint)
+    assert sorted(list_files(checkpoint)) == ["global_step/rank_0.pt", "model.safetensors"]
+    assert complete(tmp_path) == []
+
+
+def test_an_export_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable: set[str] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        durable.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def write(folder: str) -> None:
+        Path(folder, "tokenizer").mkdir(parents=True)
+        Path(folder, "model.safetensors").write_bytes(b"w" * 9)
+        Path(folder, "tokenizer", "vocabulary").write_text("a b")
+
+    plan = make_plan(tmp_path)
+    claim(plan)
+    monkeypatch.setattr(os, "fsync", noted)
+    exported = export_model(plan, Source("demo", tmp_path, "", "float32"), write)
+    assert exported == tmp_path / "export"
+    parts = ("", "/tokenizer", "/model.safetensors", "/tokenizer/vocabulary")
+    assert {f"{tmp_path}/.export-attempt-1{part}" for part in parts} | {str(tmp_path)} <= durable
+    assert sorted(list_files(exported)) == ["model.safetensors", "tokenizer/vocabulary"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "global_step/rank_0.pt"])

@@ -1,4 +1,4 @@
-"""What engine.py takes for granted about TRL's private names; fails when a new TRL changes any of it.
+"""What engine.py and checkpoints/writing.py take for granted about private names; fails when a new TRL changes it.
 
 Private names may change in any release, transformers' `_run_epoch` with them. Both are pinned, so this fails at the
 moment of an upgrade, not in production. One test per name of the list in engine.py, or per group of them.
@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import trl
+from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import Trainer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
@@ -92,6 +93,32 @@ def test_the_gradients_norm_is_known_before_the_optimizer_steps() -> None:
 def test_checkpoints_are_saved_by_one_method() -> None:
     assert parameters(GRPOTrainer._save_checkpoint) == ["self", "model", "trial"]
     assert "super()._save_checkpoint(model, trial)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+
+
+def test_what_a_checkpoint_writes_stands_between_collectives_where_it_is_looked_for() -> None:
+    saving = inspect.getsource(Trainer._save_checkpoint)
+    names = ("save_model", "_save_optimizer_and_scheduler", "_save_rng_state", "state.save_to_json")
+    order = [f"self.{name}(" for name in names]
+    assert sorted(order, key=saving.index) == order
+    assert saving.count("dist.barrier()") == 1, "only for load_best_model_at_end"
+    assert SOURCE.index("self.create_model_card(") < SOURCE.index("super()._save_checkpoint(")
+    model = inspect.getsource(Trainer.save_model)
+    assert model.count("self._save(output_dir, state_dict=state_dict)") == 3
+    assert "gather" not in inspect.getsource(Trainer._save_scaler) + inspect.getsource(Trainer._save_rng_state)
+    assert "self.model_wrapped.save_checkpoint(output_dir)" in inspect.getsource(Trainer._save_optimizer_and_scheduler)
+
+
+def test_deepspeed_writes_through_three_methods_and_its_last_file_before_a_barrier() -> None:
+    source = inspect.getsource(DeepSpeedEngine.save_checkpoint)
+    assert parameters(DeepSpeedEngine.save_checkpoint)[1:5] == ["save_dir", "tag", "client_state", "save_latest"]
+    assert 'tag = f"global_step{self.global_steps}"' in source
+    last = source[source.index("if save_latest and") :]
+    assert last.index("open(os.path.join(save_dir, 'latest'), 'w')") < last.index("dist.barrier()")
+    written = inspect.getsource(DeepSpeedEngine._save_checkpoint) + inspect.getsource(
+        DeepSpeedEngine._save_zero_checkpoint
+    )
+    assert written.count("self.checkpoint_engine.save(") == 2
+    assert "self._copy_recovery_script(" in written
 
 
 def test_generation_takes_rows_of_token_ids_and_returns_completions_and_no_logprobs() -> None:

@@ -16,7 +16,7 @@ from grpo_api.dataset import DatasetSpec
 from grpo_api.training import TrainingSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
-from grpo_trainer.errors import BadInput, DiskFull, HubUnavailable, classify
+from grpo_trainer.errors import BadInput, DiskFailed, HubUnavailable, classify
 from grpo_trainer.hub import lease, patience
 from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.weights.models import Source, locate
@@ -147,10 +147,10 @@ def test_a_full_disk_is_no_missing_model(hub: HubServer, tmp_path: Path, monkeyp
         return real(path, mode, *rest, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(DiskFull, match=r"no room left in .*models--team--model, \d+ bytes are free") as caught:
+    with pytest.raises(DiskFailed, match=r"no room left in .*models--team--model, \d+ bytes are free") as caught:
         located()
     assert classify(caught.value)[0] not in PERMANENT
-    with pytest.raises(DiskFull):
+    with pytest.raises(DiskFailed):
         prompts()
 
 

@@ -24,7 +24,7 @@ from .checkpoints.seal import SealCheckpoints
 from .checkpoints.volume import read_manifest
 from .data.dataset import Prompts, load_prompts
 from .data.order import Cadence, merged
-from .engine import ReferenceGRPOTrainer
+from .engine import ReferenceGRPOTrainer, Save
 from .errors import BadInput
 from .gang import rendezvous
 from .guard import KLGuard, LossGuard
@@ -100,7 +100,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped)
     recorder.stage("Proving")
     with recorder.part("trainer"):
-        trainer = make_trainer(plan, parts, observer, callbacks)
+        trainer = make_trainer(plan, parts, observer, callbacks, seal.save)
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
     return Run(trainer, step_exchange, seal, rewards, beginning, cadence)
 
@@ -136,7 +136,7 @@ def _load_data(plan: TrainingPlan, loaded: LoadedModel, hub: Hub) -> Prompts:
 
 
 def make_trainer(
-    plan: TrainingPlan, parts: TrainerParts, observer: StepObserver, callbacks: list[TrainerCallback]
+    plan: TrainingPlan, parts: TrainerParts, observer: StepObserver, callbacks: list[TrainerCallback], save: Save
 ) -> ReferenceGRPOTrainer:
     """TRL's trainer with the plan's reference strategy; without transformers' own printing. A collective."""
     trainer = ReferenceGRPOTrainer(
@@ -144,6 +144,7 @@ def make_trainer(
         strategy=strategy_for(plan),
         args=parts.config,
         observer=observer,
+        save=save,
         generation_sub_batch=plan.execution.generation_sub_batch,
         skipped=parts.skipped,
         reward_funcs=list(parts.rewards.functions),

@@ -8,7 +8,8 @@ is pinned, and tests/trainer/test_engine_contract.py fails when one of them chan
 - `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
 - `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
 - `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite;
-- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved;
+- `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved (what it calls stands
+  in checkpoints/writing.py);
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
 - `_calculate_rewards` is what is timed as rewards, and where samples are taken;
 - `_get_train_sampler` makes the order of the prompts, `_run_epoch` is one pass over them, `_step` counts micro-batches
@@ -25,21 +26,21 @@ resume, checks states, syncs, and saves a moved reference into every checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from grpo_api.report import Generations
 
 from . import divergence, overflow
 from .checkpoints import rollouts
+from .checkpoints.writing import WritingTrainer, replaced
 from .data.order import PromptOrder
 from .errors import Diverged
 from .paths import checkpoint_folder
@@ -52,8 +53,11 @@ from .weights.files import open_weights
 from .weights.models import LoadedModel, Source
 from .weights.proof import Proof, prove, prove_equal
 
+Save = Callable[[int, Callable[[], None]], None]
+"""Makes the checkpoint of a step of what a collective writes."""
 
-class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type information
+
+class ReferenceGRPOTrainer(WritingTrainer):
     """GRPOTrainer whose reference is a ReferenceStrategy."""
 
     def __init__(
@@ -63,6 +67,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         strategy: ReferenceStrategy,
         args: GRPOConfig,
         observer: StepObserver | None = None,
+        save: Save = lambda _, write: write(),
         generation_sub_batch: int = 0,
         skipped: Sequence[Generations] = (),
         **kwargs: Any,
@@ -70,6 +75,7 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
         self.source: Source = loaded.source
         self.strategy = strategy
         self.observer = observer or StepObserver()
+        self.save = save
         self.generation_sub_batch = generation_sub_batch
         self.skipped = skipped  # of the order of the data
         self.proofs: list[Proof] = []
@@ -246,19 +252,24 @@ class ReferenceGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no typ
             raise
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Saves what is ours first: once TRL's part is written, the checkpoint looks complete.
+        self.save(self.state.global_step, lambda: self._write_checkpoint(model, trial))
+
+    def _write_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes what is ours first: once TRL's part is written, the checkpoint looks complete.
 
         Raises:
-            DriftedApart: such a checkpoint is worth nothing and isn't written.
+            DriftedApart: the ranks hold different weights; such a checkpoint is worth nothing and isn't written.
             Diverged: the weights or the optimizer's state are not finite; the same.
+            DiskFailed: a write of this rank failed; it has gone along with the others to the end.
         """
         prove_equal(self.model, "policy")
         self.require_finite(self.optimizer)
         folder = checkpoint_folder(Path(self.args.output_dir), self.state.global_step)
-        self.strategy.save(self, folder)
-        if self._within_generation():
-            rollouts.save(folder, self._buffered_inputs)
-        super()._save_checkpoint(model, trial)
+        with self.written_whole():
+            self.write(self.strategy.save, self, folder)
+            if self._within_generation():
+                self.write(rollouts.save, folder, self._buffered_inputs)
+            super()._save_checkpoint(model, trial)
 
 
 def zero_stage(args: GRPOConfig) -> int:
@@ -283,18 +294,7 @@ def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
         return trainer.strategy.prepare(model, trainer, wrap)
 
     with (
-        _replaced(grpo_trainer, "create_model_from_path", build),
-        _replaced(grpo_trainer, "prepare_deepspeed", prepare),
+        replaced(grpo_trainer, "create_model_from_path", build),
+        replaced(grpo_trainer, "prepare_deepspeed", prepare),
     ):
         yield
-
-
-@contextmanager
-def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """A module's name means something else inside."""
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)

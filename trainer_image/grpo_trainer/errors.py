@@ -10,7 +10,7 @@
     ├── Transient           nothing is wrong with the job: the machine or something outside failed, and may not again
     │   ├── DriftedApart    ranks that began with the same weights hold different ones
     │   ├── HubUnavailable  the hub gave nothing for as long as it may be waited for
-    │   └── DiskFull        what is fetched has no room
+    │   └── DiskFailed      a volume took no more, or gave no more
     └── Preempted           SIGTERM
 
 Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
@@ -26,6 +26,8 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "DefaultCPUAllocator",
 )
+_DISK = ("(os error ", "inline_container.cc", "iostream error")
+"""What Rust's libraries (safetensors, tokenizers) and torch.save say of a disk; only Python's own raise OSError."""
 _LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "NCCL communicator was")
 
 
@@ -90,14 +92,19 @@ class HubUnavailable(Transient):
     """The hub gave no answer for as long as it is waited for."""
 
 
-class DiskFull(Transient):
-    """There is no room for what has to be written."""
+class DiskFailed(Transient):
+    """A volume took no more, or gave no more: it is full, has reached a quota, or is away for a moment."""
 
 
 class Preempted(TrainingError):
     """The pod was told to stop; the run continues from its last checkpoint."""
 
     result = Result.PREEMPTED
+
+
+def of_a_disk(error: Exception) -> bool:
+    """Whether an exception, raised where files are read or written, tells of the disk."""
+    return isinstance(error, OSError) or (not isinstance(error, TrainingError) and _mentions(str(error), _DISK))
 
 
 def classify(error: BaseException) -> tuple[Result, str]:

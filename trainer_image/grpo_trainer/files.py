@@ -1,10 +1,21 @@
-"""Writes that a crash can't tear: a temporary name, fsync, rename, fsync of the folder.
+"""Writes that a crash can't tear: a temporary name, fsync, rename, fsync of the folder; and disks that fail a while.
 
 Manifests, owner files and outcomes must be whole or absent.
 """
 
 import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from .errors import DiskFailed, of_a_disk
+
+T = TypeVar("T")
+
+PAUSES: tuple[float, ...] = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
+"""Seconds between tries of what a run can't go on without: five minutes, which a full disk is often given room in."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -33,3 +44,54 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make all that is below a folder durable, and its own name.
+
+    Raises:
+        OSError: the disk is full, or takes no more.
+    """
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folders(folder)
+
+
+def sync_folders(folder: Path) -> None:
+    """Make the entries of a folder, of all folders below it and its own name durable."""
+    for path in (*filter(Path.is_dir, folder.rglob("*")), folder, folder.parent):
+        sync_folder(path)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Surrounds reading and writing of files, also by libraries.
+
+    Raises:
+        DiskFailed: instead of what they raise of a disk.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not of_a_disk(error):
+            raise
+        raise DiskFailed(f"{type(error).__name__}: {error}") from error
+
+
+def patiently(action: Callable[[], T]) -> T:
+    """Does an action again, after growing PAUSES, as long as a disk fails it.
+
+    A collective must be failed on all ranks alike (ranks.together), for then all of them try again together.
+
+    Raises:
+        DiskFailed: the last try failed, too.
+    """
+    for pause in PAUSES:
+        try:
+            return action()
+        except DiskFailed as error:
+            print(f"tried again in {pause} s: {error}", flush=True)
+        time.sleep(pause)
+    return action()

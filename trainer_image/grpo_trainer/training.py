@@ -10,6 +10,7 @@ from .checkpoints.export import export_model
 from .checkpoints.volume import read_manifest
 from .errors import Diverged, Preempted
 from .gang import rendezvous
+from .paths import number
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
 from .telemetry.logs import log_line
@@ -66,12 +67,15 @@ def _last_good(run: Run) -> str:
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
     """Export a finished run; say how far a preempted one came."""
     state = run.trainer.state
-    if run.step_exchange.verdict == "save":
+    if run.step_exchange.verdict == "save" and run.seal.last and number(run.seal.last) == state.global_step:
         raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
+    if run.step_exchange.verdict == "save":
+        problem = recorder.progress.checkpoint_problem
+        raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the checkpoint before stands, for {problem}")
     if run.step_exchange.verdict == "stop":
         raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
     recorder.stage("Exporting")
-    folder = export_model(plan, run.trainer.source, run.trainer.save_model)
+    folder = export_model(plan, run.trainer.source, run.trainer.write_model)
     rendezvous.leave_together()
     recorder.stage("Finished")
     where = f"; the model is in {folder}" if folder else "; no checkpoint volume, so no model was exported"

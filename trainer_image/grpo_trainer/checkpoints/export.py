@@ -13,7 +13,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from grpo_api.plan import TrainingPlan
 
-from ..files import sync_folder
+from ..errors import DiskFailed
+from ..files import disk_errors, patiently, sync_folder, sync_tree
 from ..gang import ranks
 from ..paths import EXPORT, attempt_name, run_folder
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
@@ -24,16 +25,26 @@ from .volume import require_owner
 def export_model(plan: TrainingPlan, source: Source, save: Callable[[str], None]) -> Path | None:
     """Write `<checkpoint_directory>/export`, whole or not at all; None without a volume. A collective.
 
-    LoRA is exported as an adapter, or merged into its base with spec.adapter.mergeOnExport.
+    LoRA is exported as an adapter, or merged into its base with spec.adapter.mergeOnExport. A full disk is waited for:
+    all that is left to do is this.
+
+    Raises:
+        DiskFailed: the disk took nothing for minutes; the last checkpoint stands.
+        Preempted: a newer attempt owns the folder.
     """
     root = run_folder(plan)
     if root is None:
         return None
     folder = root / EXPORT
-    temporary = folder.with_name(f".{EXPORT}-{attempt_name(plan)}")
-    save(str(temporary))
-    ranks.on_main(lambda: _publish(plan, source, temporary, folder))
+    patiently(lambda: _export(plan, source, save, folder))
     return folder
+
+
+def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], folder: Path) -> None:
+    temporary = folder.with_name(f".{EXPORT}-{attempt_name(plan)}")
+    ranks.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))  # of a try that failed
+    ranks.together(lambda: save(str(temporary)), DiskFailed)
+    ranks.on_main(disk_errors()(lambda: _publish(plan, source, temporary, folder)))
 
 
 def _publish(plan: TrainingPlan, source: Source, temporary: Path, folder: Path) -> None:
@@ -42,6 +53,7 @@ def _publish(plan: TrainingPlan, source: Source, temporary: Path, folder: Path) 
         _merge(source, temporary)
     elif plan.execution.method == "LoRA":
         _name_base(source, temporary)
+    sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
     sync_folder(folder.parent)

@@ -11,6 +11,7 @@ from pathlib import Path
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput, Diverged
+from ..files import disk_errors, patiently
 from ..gang import ranks
 from ..paths import CHECKPOINTS, EXPORT, run_folder
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
@@ -36,11 +37,12 @@ def claim_folder(plan: TrainingPlan) -> None:
     Raises:
         BadInput: the folder belongs to another job, or isn't shared by all nodes.
         Preempted: a newer attempt owns it.
+        DiskFailed: the disk took nothing for minutes.
     """
     folder = run_folder(plan)
     if folder is None:
         return
-    ranks.on_main(lambda: claim(plan))
+    patiently(lambda: ranks.on_main(disk_errors()(lambda: claim(plan))))
     ranks.together(lambda: _require_visible(folder / OWNER))
 
 

@@ -1,12 +1,14 @@
-"""Seals each checkpoint after transformers has written it: all ranks' files, then hashes, then the manifest, then the
-rotation of old ones.
+"""Makes a checkpoint whole or nothing: all ranks' files, then hashes, then the manifest, then the rotation of old ones.
 
 transformers alone writes checkpoints in place and deletes old ones without waiting for the other ranks: a crash then
-leaves a folder that looks like a checkpoint and isn't one.
+leaves a folder that looks like a checkpoint and isn't one. And where a disk fails it ends the run, although nothing is
+lost yet: here all ranks agree that this checkpoint failed, train on, and try again soon.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,19 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Generations
 
+from ..errors import DiskFailed
+from ..files import disk_errors
 from ..gang import ranks
-from ..paths import checkpoint_folder
+from ..paths import attempt_folder, checkpoint_folder
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from .hashing import cut, digests, records, share
 from .manifest import Manifest
-from .volume import commit, list_files, rotate
+from .volume import commit, list_files, remove, rotate
 
 
 class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Completes checkpoints; all its work is collective."""
+    """Saves checkpoints for the trainer, and asks it to save again after one that failed; both alike on all ranks."""
 
     def __init__(
         self,
@@ -40,44 +44,79 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         self._recorder = recorder
         self._preemption = preemption
         self._skipped = skipped
+        self._failures = 0
+        self._try_again_at = math.inf
         self.last: Path | None = None
         """The last checkpoint that this attempt sealed."""
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
-        """Seal `checkpoint-<step>` of this attempt.
+    def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Save again where a resume is exact, after a checkpoint that failed."""
+        step = state.global_step
+        due = step >= self._try_again_at and step % self._preemption.boundary == 0
+        if due and not control.should_training_stop:  # what stops has decided already whether there is time to save
+            control.should_save = True
+
+    def save(self, step: int, write: Callable[[], None]) -> None:
+        """Write and seal `checkpoint-<step>` of this attempt, or clear it away where a disk fails. A collective.
 
         Raises:
             Preempted: a newer attempt owns the folder.
-            OSError: the disk is full.
+            TrainingError: `write` refuses to save what it would.
         """
+        folder = attempt_folder(self._plan)
+        assert folder is not None, "without a volume nothing is saved"
+        checkpoint = checkpoint_folder(folder, step)
         self._recorder.stage("Saving")
-        begin = time.perf_counter()
-        checkpoint = checkpoint_folder(Path(args.output_dir), state.global_step)
-        seal(self._plan, checkpoint, state.global_step, self._identity, self._skipped)
-        self.last = checkpoint
-        self._preemption.save_seconds = time.perf_counter() - begin
+        began = time.perf_counter()
+        try:
+            ranks.together(write, DiskFailed)
+            seal(self._plan, checkpoint, step, self._identity, self._skipped)
+        except DiskFailed as error:
+            self._failed(checkpoint, step, str(error))
+        else:
+            self._sealed(checkpoint, step, began)
         self._recorder.stage("Training")
+
+    def _sealed(self, checkpoint: Path, step: int, began: float) -> None:
+        # the slowest rank's for all: whether there is time for another is decided on each rank, and must be the same
+        seconds = max(ranks.gather(time.perf_counter() - began))
+        self._failures, self._try_again_at, self.last = 0, math.inf, checkpoint
+        self._preemption.save_seconds = seconds
+        self._recorder.saved(step, seconds)
+
+    def _failed(self, checkpoint: Path, step: int, why: str) -> None:
+        """Each failure doubles the steps until the next try, which costs the time of writing until the disk is full."""
+        self._failures += 1
+        self._try_again_at = step + self._preemption.boundary * 2 ** (self._failures - 1)
+        if ranks.rank() == 0:
+            with suppress(OSError):  # what can't be deleted now is cleared away by the next rotation
+                remove(checkpoint)
+        ranks.gather(None)  # what is deleted must not be of the next try
+        self._recorder.not_saved(self._failures, f"the checkpoint of step {step} could not be written: {why}")
 
 
 def seal(
     plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, str], skipped: Sequence[Generations] = ()
 ) -> None:
-    """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0."""
-    ranks.gather(None)  # a barrier: transformers returns on each rank when that rank's own files are written
+    """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0.
+
+    Raises:
+        DiskFailed: on all ranks, where the disk of any fails before the manifest stands.
+        Preempted: a newer attempt owns the folder.
+    """
     # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
-    sizes = ranks.gather(list_files(checkpoint) if ranks.rank() == 0 else {})[0]
-    own = digests(checkpoint, share(cut(sizes), ranks.rank(), ranks.world_size()))
-    hashes = [one for part in ranks.gather(own) for one in part]
-    manifest = Manifest(
-        attempt=plan.job.attempt,
-        step=step,
-        identity=identity,
-        skipped=list(skipped),
-        files=records(sizes, hashes),
-    )
-    ranks.on_main(lambda: _commit(plan, checkpoint, manifest))
+    own_list = ranks.together(disk_errors()(lambda: list_files(checkpoint) if ranks.rank() == 0 else {}))
+    sizes = ranks.gather(own_list)[0]
+    own = share(cut(sizes), ranks.rank(), ranks.world_size())
+    hashed = ranks.gather(ranks.together(disk_errors()(lambda: digests(checkpoint, own))))
+    files = records(sizes, [one for part in hashed for one in part])
+    manifest = Manifest(attempt=plan.job.attempt, step=step, identity=identity, skipped=list(skipped), files=files)
+    ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
+    ranks.on_main(lambda: _rotate(plan))  # only now: until its manifest stands, the new one replaces no old one
 
 
-def _commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
-    commit(plan, checkpoint, manifest)
-    rotate(plan)  # only now: until its manifest stands, the new checkpoint replaces no old one
+def _rotate(plan: TrainingPlan) -> None:
+    try:
+        rotate(plan)
+    except OSError as error:
+        print(f"old checkpoints stay until the next one is saved: {error}", flush=True)

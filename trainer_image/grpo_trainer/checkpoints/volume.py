@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput, Preempted
-from ..files import write_atomically
+from ..files import sync_folder, sync_folders, write_atomically
 from ..paths import ATTEMPTS, CHECKPOINTS, attempt_name, number, run_folder
 from .manifest import MANIFEST, OWNER, Manifest, Owner
 
@@ -105,6 +105,7 @@ def commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
         OSError: the disk is full; the checkpoint stays incomplete.
     """
     require_owner(plan)
+    sync_folders(checkpoint)  # a manifest that outlives a power cut must not name files that have no name
     write_atomically(checkpoint / MANIFEST, manifest.model_dump_json())
 
 
@@ -119,17 +120,28 @@ def withdraw(plan: TrainingPlan, checkpoints: Iterable[Path]) -> None:
         (checkpoint / MANIFEST).unlink(missing_ok=True)
 
 
-def rotate(plan: TrainingPlan) -> None:
-    """Delete complete checkpoints beyond checkpoint.keep, and what older attempts left incomplete.
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, its manifest first: an interrupted deletion can't leave one that looks complete."""
+    if (checkpoint / MANIFEST).exists():
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+        sync_folder(checkpoint)
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
-    A checkpoint loses its manifest first, so that an interrupted deletion can't leave one that looks complete.
+
+def rotate(plan: TrainingPlan) -> None:
+    """Delete complete checkpoints beyond checkpoint.keep, and what this and older attempts left incomplete.
+
+    Raises:
+        Preempted: a newer attempt owns the folder by now, and what is left in it is that one's to keep.
     """
     folder = _folder(plan)
-    kept = complete(folder)
-    for old in kept[plan.checkpoint.keep :]:
-        (old / MANIFEST).unlink(missing_ok=True)
-    # an incomplete folder of a newer attempt stays: that attempt is writing it just now
-    for attempt in folder.glob(ATTEMPTS):
-        for checkpoint in attempt.glob(CHECKPOINTS):
-            if not (checkpoint / MANIFEST).exists() and number(attempt) <= plan.job.attempt:
-                shutil.rmtree(checkpoint, ignore_errors=True)
+    for checkpoint in (*complete(folder)[plan.checkpoint.keep :], *_incomplete(plan)):
+        require_owner(plan)  # before each: deleting takes its time, and what is deleted can't be given back
+        remove(checkpoint)
+
+
+def _incomplete(plan: TrainingPlan) -> list[Path]:
+    """An incomplete folder of a newer attempt is none of them: that attempt is writing it just now."""
+    attempts = [path for path in _folder(plan).glob(ATTEMPTS) if number(path) <= plan.job.attempt]
+    found = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
+    return [checkpoint for checkpoint in found if not (checkpoint / MANIFEST).exists()]

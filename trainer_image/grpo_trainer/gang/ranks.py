@@ -31,10 +31,11 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def together(action: Callable[[], T]) -> T:
+def together(action: Callable[[], T], shared: type[TrainingError] = TrainingError) -> T:
     """Runs `action` on every rank; where it fails on any, every rank raises that error, naming the ranks.
 
-    Without this a rank that fails alone leaves the others waiting in their next collective. A collective itself.
+    Without this a rank that fails alone leaves the others waiting in their next collective. A collective itself; errors
+    that are not of the `shared` class must be raised on all ranks alike.
 
     Raises:
         TrainingError: of the class that the lowest failing rank raised.
@@ -44,7 +45,7 @@ def together(action: Callable[[], T]) -> T:
     # only known ends are shared: any other exception ends this process, and its peers learn of it by their connections
     try:
         result = action()
-    except TrainingError as error:
+    except shared as error:
         failure = error
     failures = gather(failure)
     failed = [number for number, error in enumerate(failures) if error is not None]

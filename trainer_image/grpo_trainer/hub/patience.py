@@ -18,7 +18,7 @@ from typing import TypeVar
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from ..errors import DiskFull, HubUnavailable
+from ..errors import DiskFailed, HubUnavailable
 from .client import NotNow
 
 LONGEST_WAIT = 600.0
@@ -102,7 +102,7 @@ def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
 
     Raises:
         HubUnavailable: nothing more has arrived for LONGEST_WAIT, or the hub asks to wait for longer than is left.
-        DiskFull: there is no room for it.
+        DiskFailed: there is no room for it.
         Exception: what else `action` raises; it would do so again.
     """
     pause = FIRST_PAUSE
@@ -158,7 +158,7 @@ def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
     if full or "No space left on device" in str(error):
         folder = next(place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir())
         free = shutil.disk_usage(folder).free
-        raise DiskFull(
+        raise DiskFailed(
             f"{what}: no room left in {folder}, {free} bytes are free. Remove something there, give spec.model.cache a "
             "larger volume, or raise the pods' limit of ephemeral-storage"
         ) from error

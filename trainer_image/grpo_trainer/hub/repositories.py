@@ -81,7 +81,7 @@ class Hub:
         Raises:
             BadInput: as commit; or a file is not there, and no hub may be asked.
             HubUnavailable: the hub gave nothing for too long.
-            DiskFull: there is no room.
+            DiskFailed: there is no room.
         """
         commit = self.commit(repository)
         found = led.by_node(lambda: choose(lambda names: fetch(repository, commit, names, self.tell)))
@@ -155,7 +155,7 @@ def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Pa
     Raises:
         BadInput: the hub refuses it, or the cache can't be written.
         HubUnavailable: the hub gave nothing for too long.
-        DiskFull: there is no room.
+        DiskFailed: there is no room.
     """
     if is_offline_mode():
         return _refused(repository, action)

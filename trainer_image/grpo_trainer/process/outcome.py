@@ -60,12 +60,16 @@ def announce(outcome: Outcome) -> int:
 
 def keep(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
     """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all its threads, of which
-    the outcome has room for a few frames."""
+    the outcome has room for a few frames. A disk that fails costs these files only."""
     folder = attempt_folder(plan)
-    if folder is not None and folder.is_dir():
+    if folder is None or not folder.is_dir():
+        return
+    try:
         write_atomically(folder / _OUTCOME.format(outcome.rank), outcome.model_dump_json())
         if stacks:
             write_atomically(folder / _STACKS.format(outcome.rank), stacks)
+    except OSError as error:
+        print(f"the outcome is in the termination message only: {error}", flush=True)
 
 
 def keep_in_time(write: Callable[[], None]) -> None:

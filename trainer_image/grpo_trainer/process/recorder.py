@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import MAX_COUNT, Outcome, Progress, Stage
+from grpo_api.report import MAX_COUNT, MAX_PROBLEM, Outcome, Progress, Stage
 
 from ..gang.placement import Placement
 
@@ -127,10 +127,22 @@ class Recorder:
     def resumed(self, step: int) -> None:
         """The run continues from a checkpoint of this step."""
         self._update(resumed_from_step=step, step=step)
+        if step:
+            self.logged({"checkpoint_step": float(step)})
 
     def adopt(self, earlier: Outcome) -> None:
         """An earlier attempt had reached the end: its numbers are the run's."""
         self._update(step=earlier.step, total_steps=earlier.total_steps, metrics=earlier.metrics)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """A checkpoint of this step is complete, and training stood still for `seconds`."""
+        self.logged({"checkpoint_step": float(step), "checkpoint_seconds": seconds, "checkpoint_failures": 0.0})
+        self._update(checkpoint_problem="")
+
+    def not_saved(self, failures: int, problem: str) -> None:
+        """So many checkpoints in a row could not be written, the last one for this reason."""
+        self.logged({"checkpoint_failures": float(failures)})
+        self._update(checkpoint_problem=problem[:MAX_PROBLEM])
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training starts after `step` finished steps of `total_steps`."""

@@ -69,6 +69,17 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if state.is_world_process_zero and "loss" in logs:
             log_line(step=state.global_step, totalSteps=state.max_steps, **_by_key(logs), **values)
 
+    def on_save(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
+        """Say what became of a checkpoint, and how long training stood still for it."""
+        progress = self._recorder.progress
+        if not state.is_world_process_zero:
+            return
+        if progress.checkpoint_problem:
+            failures = progress.metrics.get("checkpoint_failures")
+            log_line(checkpointFailed=state.global_step, inARow=failures, problem=progress.checkpoint_problem)
+        else:
+            log_line(checkpoint=state.global_step, seconds=progress.metrics.get("checkpoint_seconds"))
+
     def _tokens_per_second(self, logs: Mapping[str, Any]) -> dict[str, float]:
         """From TRL's running total; absent on the first step and where the step generated nothing."""
         tokens, seconds = logs.get("num_tokens"), logs.get("step_time")

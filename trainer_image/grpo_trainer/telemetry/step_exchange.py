@@ -54,6 +54,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._failure_limits = failure_limits
         self._counters = failure_limits.counters
         self._began = time.perf_counter()
+        self._saving = 0.0
         self.verdict = "continue"
         """What became of SIGTERM: continue, save or stop."""
 
@@ -78,7 +79,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         """
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
-        rows = exchange(self._row(seconds))
+        rows = exchange(self._row(seconds - self._saving))
+        self._saving = 0.0
         worst = dict(zip(FIELDS, rows.amax(dim=0).tolist(), strict=False))
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
         counted = self._counted(rows)
@@ -87,6 +89,10 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
         if worst["sigterm"] >= 0:
             self._stop(state.global_step, worst, control)
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        """A checkpoint's time is in how long a step takes until the next, and not in how long a step itself takes."""
+        self._saving = time.perf_counter() - self._began
 
     def _row(self, seconds: float) -> list[float]:
         waited = self._watchdog.seconds_since_sigterm

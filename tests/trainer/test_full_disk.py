@@ -1,0 +1,121 @@
+"""Disks that fail: a checkpoint's at every write in turn on two ranks, the export's, the claim's, the outcome's.
+
+None of it may end a run. The disk is a real one of 16 MiB, and what it says is what the kernel says.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_api.report import Outcome, Result
+from grpo_trainer import files
+from grpo_trainer.checkpoints import resume
+from grpo_trainer.errors import DiskFailed
+from grpo_trainer.files import patiently
+from grpo_trainer.process.outcome import keep
+from harness.ranks import runs
+from harness.ranks.disk_facts import OBSTACLES, fill
+from harness.ranks.gang import run_gang
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("strategy", list(OBSTACLES))
+def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: Path, strategy: str) -> None:
+    first, second = run_gang("harness.ranks.disk_facts:failing_writes", disk, strategy=strategy)
+    assert first["losses"] == first["calm"]
+    failed = len(OBSTACLES[strategy]) + 1  # and the full disk
+    *fails, sealed = first["checkpoints"]
+    assert [one["there"] for one in fails] == [False] * failed
+    assert [one["failures"] for one in fails] == list(range(1, failed + 1))
+    for obstacle, one in zip(OBSTACLES[strategy], fails, strict=False):
+        assert "could not be written: rank" in one["problem"], obstacle
+        assert "irectory" in one["problem"], obstacle
+    assert "No space left on device" in fails[-1]["problem"] or "inline_container" in fails[-1]["problem"]
+    assert (sealed["there"], sealed["problem"], sealed["failures"]) == (True, "", 0.0)
+    assert fails[-1]["save_seconds"] is None
+    assert sealed["save_seconds"] > 0
+    assert second["checkpoints"] == first["checkpoints"]
+    assert f"checkpoint-{failed + 1}" in first["left"]
+    assert sum(name.startswith("checkpoint-") for name in first["left"]) == 1
+    assert first["exported"]
+
+
+def failing(times: int, error: Callable[[], Exception]) -> Callable[[], str]:
+    """An action that fails so often."""
+    left = iter(range(times))
+
+    def act() -> str:
+        for _ in left:
+            raise error()
+        return "done"
+
+    return act
+
+
+def test_what_a_run_can_not_go_on_without_is_tried_until_the_disk_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    assert patiently(failing(3, DiskFailed)) == "done"
+    assert waited == [1, 2, 4]
+    with pytest.raises(DiskFailed):
+        patiently(failing(99, DiskFailed))
+    assert sum(waited[3:]) == 300
+    with pytest.raises(ValueError, match="ours"):
+        patiently(failing(1, lambda: ValueError("ours")))
+
+
+def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=disk)
+    resume.claim_folder(plan)
+    fill(disk / "ballast")
+    keep(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
+    assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
+    monkeypatch.setattr(time, "sleep", lambda _: (disk / "ballast").unlink())
+    resume.claim_folder(plan)
+    assert "tried again in 1 s: rank 0: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("library", "raised"),
+    [
+        ("torch", "inline_container"),
+        ("safetensors", "os error 28"),
+        ("tokenizers", "os error 28"),
+        ("python", "Errno 28"),
+    ],
+)
+def test_every_library_is_understood_when_a_disk_is_full(disk: Path, library: str, raised: str) -> None:
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models
+    from torch import save, zeros
+
+    fill(disk / "ballast")
+    vocabulary = {"a": 0}
+    writes: dict[str, Callable[[], Any]] = {
+        "torch": lambda: save({"a": zeros(9999)}, disk / "file"),
+        "safetensors": lambda: save_file({"a": zeros(9999)}, disk / "file"),
+        "tokenizers": lambda: Tokenizer(models.WordLevel(vocabulary, unk_token="a")).save(str(disk / "file")),
+        "python": lambda: (disk / "file").write_text("text"),
+    }
+    with pytest.raises(DiskFailed, match=raised), files.disk_errors():
+        writes[library]()
+    with suppress(FileNotFoundError):
+        (disk / "file").unlink()
