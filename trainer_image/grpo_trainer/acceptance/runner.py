@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
+
 from .catalogue import Check
 from .findings import Context, Finding, judged, loaded, not_run
 
@@ -27,7 +29,7 @@ TAIL = 20_000
 """Bytes of a process's output that are kept."""
 SETTINGS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
-ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+ALLOCATOR = {ALLOCATOR_ENV[0]: EXPANDABLE_SEGMENTS}
 """What a plan's memory is counted with; an environment that says otherwise keeps its word."""
 
 
