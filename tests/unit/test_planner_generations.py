@@ -32,7 +32,8 @@ def test_a_gpu_without_kernels_in_the_image_gets_no_plan(product: str) -> None:
 
 def test_an_amd_gpu_is_known_by_its_resource() -> None:
     assert "AMD_Instinct_MI300X_OAM is an AMD GPU" in result(spec(LLAMA_1B), amd()).message
-    assert "amd.com/gpu is an AMD GPU" in result(spec(LLAMA_1B), amd("")).message
+    bare = nodes(1, 8, "", gpu_resource="amd.com/gpu")
+    assert "amd.com/gpu is an AMD GPU" in result(spec(LLAMA_1B), bare).message, "its memory is not asked for first"
 
 
 def test_other_gpus_of_the_cluster_are_taken_and_those_left_out_are_told() -> None:

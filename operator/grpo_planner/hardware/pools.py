@@ -135,15 +135,16 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     for node in inventory.nodes:
         if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
             continue
-        # The node's own label first: a MIG slice has less memory than the product that it is named after.
-        memory = node.gpu_memory_mib or lookup(node.gpu_product).memory_mib or _declared_mib(placement)
-        if not memory:
-            left_out.add(_unknown_memory(node))
-            continue
-        capability = node.compute_capability or lookup(node.gpu_product).capability
+        product = lookup(node.gpu_product)
+        # The node's own labels first: a MIG slice has less memory than the product that it is named after.
+        capability = node.compute_capability or product.capability
         why = obstacle(node.gpu_product, node.gpu_resource, capability)
         if why and spec.image is None:
             left_out.add(f"{why}: {OWN_IMAGE}")
+            continue
+        memory = node.gpu_memory_mib or product.memory_mib or _declared_mib(placement)
+        if not memory:
+            left_out.add(_unknown_memory(node))
             continue
         kind = (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector)
         rooms = groups.setdefault(kind, {})
