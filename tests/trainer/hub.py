@@ -54,9 +54,17 @@ class HubServer(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.faults: list[str] = []
         """One is used up per request, the first first; an empty one lets the request pass."""
+        self.held = ""
+        """Requests with this in their path get no answer, until `release`."""
         self.asked: list[str] = []
         """`GET /path` of every request."""
         self.lock = threading.Lock()
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Whoever is held gets an answer."""
+        self.held = ""
+        self._released.set()
 
     @property
     def url(self) -> str:
@@ -71,7 +79,10 @@ class HubServer(ThreadingHTTPServer):
         """Takes note of a request; the fault that it is to meet."""
         with self.lock:
             self.asked.append(request)
-            return self.faults.pop(0) if self.faults else ""
+            fault = self.faults.pop(0) if self.faults else ""
+        if self.held and self.held in request:
+            self._released.wait(60)
+        return fault
 
     def handle_error(self, *_: Any) -> None:
         """A client that goes away is no error here."""

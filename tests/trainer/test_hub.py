@@ -19,8 +19,8 @@ from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.errors import BadInput, DiskFailed, HubUnavailable, classify
 from grpo_trainer.hub import lease, patience
 from grpo_trainer.hub.repositories import Hub, Repository
-from grpo_trainer.weights.models import Source, locate
-from harness.ranks import demo_model
+from grpo_trainer.weights.models import Source, load_policy, locate
+from harness.ranks import demo_model, runs
 from tests.generated import cases
 from tests.trainer.hub import FOR_GOOD, PASSING, HubServer, files_of, hub_server, use
 
@@ -160,7 +160,8 @@ def test_what_is_there_needs_no_hub(hub: HubServer) -> None:
     assert set(first.commits) == {"model", "dataset"}
     hub.asked.clear()
     again = Hub(recorded=first.commits)
-    assert located(again) == before[0]
+    plan = runs.plan(Path("team/model"))
+    assert load_policy(plan, again).source == before[0]
     assert prompts(again).fingerprint == before[1].fingerprint
     assert hub.asked == []
 

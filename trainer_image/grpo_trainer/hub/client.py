@@ -5,11 +5,13 @@ for minutes without a word. Here such an answer is an exception that neither of 
 it: it ends the whole call, and patience.py makes it again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 from huggingface_hub import set_client_factory
-from huggingface_hub.utils._http import hf_request_event_hook
+from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
 
 SECONDS = 30.0
 """Longest wait for one answer where huggingface_hub sets none."""
@@ -67,9 +69,14 @@ def _retry_after(response: httpx2.Response) -> float:
     return float(given) if given.isascii() and given.isdecimal() and len(given) < 10 else 0.0
 
 
-def install() -> None:
-    """Make huggingface_hub, and with it datasets, use this client. Harmless when called twice."""
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Makes huggingface_hub, and with it datasets, use this client while the body runs, and nobody else afterwards."""
     set_client_factory(_client)
+    try:
+        yield
+    finally:
+        set_client_factory(default_client_factory)
 
 
 def _client() -> Client:

@@ -17,7 +17,7 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 
 from ..errors import BadInput
 from ..gang import led
-from .client import install
+from .client import in_use
 from .lease import Lease
 from .patience import Tell, arriving, patiently
 
@@ -159,13 +159,12 @@ def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Pa
     """
     if is_offline_mode():
         return _refused(repository, action)
-    install()
     storage = repository.storage
 
     lease = Lease(storage.parent / f".{storage.name}.lease")
 
     def under_lease() -> T:
-        with arriving([storage, *more], tell, lease.beat) as arrivals:
+        with in_use(), arriving([storage, *more], tell, lease.beat) as arrivals:
             died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
             try:
                 if died:

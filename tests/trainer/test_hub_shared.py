@@ -1,0 +1,177 @@
+"""One cache for several: ranks, pods and jobs fetch a repository once, and one that is killed is replaced."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_trainer.errors import BadInput
+from grpo_trainer.gang import led, ranks
+from grpo_trainer.hub import lease, patience
+from grpo_trainer.hub.lease import Lease
+from grpo_trainer.hub.repositories import Hub, Repository
+from harness.ranks.gang import run_gang
+from harness.ranks.launch import launch
+from tests.generated import cases
+from tests.trainer.hub import HubServer, hub_server, use
+
+MODEL = Repository("model", "team/model", None, "model")
+FILES = {f"part-{number}.json": b"%d" % number * 4096 for number in range(6)}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with a model, and an empty cache."""
+    monkeypatch.setattr(patience, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.02)
+    with hub_server() as server:
+        use(monkeypatch, server.url, tmp_path / "cache")
+        server.add("model", "team/model", FILES)
+        yield server
+
+
+def fetched(hub: HubServer) -> list[str]:
+    """The files that were fetched, as often as they were."""
+    return sorted(one.rsplit("/", 1)[1] for one in hub.asked if one.startswith("GET") and "/resolve/" in one)
+
+
+def everything(_folder: Path, url: str, cache: str) -> dict[str, Any]:
+    """On a rank: fetches the model."""
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, url, Path(cache))
+        folder, commit = Hub().snapshot(MODEL, lambda fetch: fetch(["*.json"]))
+    return {"commit": commit, "files": sorted(path.name for path in folder.iterdir())}
+
+
+def slow() -> int:
+    """A leader that is the later the higher its rank."""
+    time.sleep(0.3 * ranks.rank())
+    return ranks.rank()
+
+
+def refused(_folder: Path, url: str, cache: str) -> dict[str, Any]:
+    """On a rank: what becomes of a model that isn't there, and of a leader that is late."""
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, url, Path(cache))
+        try:
+            Hub().snapshot(Repository("model", "team/none", None, "model"), lambda fetch: fetch(["*.json"]))
+        except BadInput as error:
+            said = str(error)
+    late = led.by_leader(ranks.rank(), slow)
+    return {"said": said, "late": late, "main": led.by_main(lambda: f"rank {ranks.rank()}")}
+
+
+def test_the_ranks_of_a_pod_fetch_once(hub: HubServer, tmp_path: Path) -> None:
+    scenario = f"{__name__}:everything"
+    facts = run_gang(scenario, tmp_path / "gang", url=hub.url, cache=str(tmp_path / "cache"))
+    assert facts[0] == facts[1] == {"commit": hub.repositories["models/team/model"].main, "files": sorted(FILES)}
+    assert fetched(hub) == sorted(FILES)
+    assert hub.asked.count("GET /api/models/team/model") == 1, "only rank 0 asks what main is"
+
+
+def test_ranks_wait_for_their_leaders_and_fail_with_them(hub: HubServer, tmp_path: Path) -> None:
+    facts = run_gang(f"{__name__}:refused", tmp_path / "gang", url=hub.url, cache=str(tmp_path / "cache"))
+    assert facts[0]["said"] == facts[1]["said"]
+    assert facts[0]["said"].startswith("rank 0: spec.model.name: team/none")
+    assert [fact["late"] for fact in facts] == [0, 1]
+    assert [fact["main"] for fact in facts] == ["rank 0", "rank 0"]
+
+
+def test_jobs_that_share_a_cache_fetch_once(hub: HubServer) -> None:
+    with ThreadPoolExecutor(4) as jobs:
+        list(jobs.map(lambda _: Hub().commit(MODEL), range(4)))
+    commit = hub.repositories["models/team/model"].main
+    recorded = {"model": commit}
+    with ThreadPoolExecutor(1) as jobs:
+        first = jobs.submit(Hub(recorded).snapshot, MODEL, lambda fetch: fetch(["*.json"]))
+        second = Hub(recorded).snapshot(MODEL, lambda fetch: fetch(["*.json"]))
+        assert first.result() == second
+    assert fetched(hub) == sorted(FILES)
+
+
+def test_who_was_killed_while_fetching_is_replaced(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.held = "GET /team/model/resolve/"
+    arguments = [hub.url, str(tmp_path / "cache")]
+    process = launch("tests.trainer.hub_job", arguments, {}, tmp_path / "log")
+    held = tmp_path / "cache" / "hub" / ".models--team--model.lease"
+    while not fetched(hub):
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait(30) == -signal.SIGKILL
+    assert held.exists(), "it had no time to let go"
+    assert list(held.parent.rglob("*.incomplete")), "nor to clean up"
+    hub.release()
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.2)
+    folder, _ = Hub().snapshot(MODEL, lambda fetch: fetch(["*.json"]))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert not held.exists()
+    assert not list(held.parent.rglob("*.incomplete"))
+
+
+def test_a_holder_that_lives_is_waited_for_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
+    first, second = Lease(tmp_path / "a.lease"), Lease(tmp_path / "a.lease")
+    heard: list[int] = []
+    assert not first.take(lambda: None)
+    taken = threading.Event()
+
+    def wait() -> None:
+        second.take(lambda: heard.append(1))
+        taken.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for _ in range(20):
+        first.beat()
+        time.sleep(0.05)
+        assert not taken.is_set()
+    first.release()
+    waiting.join()
+    assert len(heard) >= 10
+    first.beat()
+    first.release()
+    assert second._ours, "the one before neither keeps nor ends what is another's"
+
+
+@given(st.lists(st.sampled_from(["take", "beat", "release", "die"]), max_size=30), st.binary(max_size=20))
+@settings(max_examples=cases(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_lease_is_free_again_whatever_its_holders_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: list[str], rubbish: bytes
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.0)
+    path = tmp_path / "a.lease"
+    path.write_bytes(rubbish)
+    holder = Lease(path)
+    for what in story:
+        if what == "take":
+            holder = Lease(path)
+            holder.take(lambda: None)
+        elif what == "die":
+            holder = Lease(path)
+        else:
+            getattr(holder, what)()
+    last = Lease(path)
+    last.take(lambda: None)
+    assert last._ours
+    last.release()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_cache_that_can_not_be_written_is_bad_input(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/hub-cache/hub")
+
+    monkeypatch.setattr(Path, "mkdir", denied)  # tests run as root, whom no mode keeps out
+    with pytest.raises(BadInput, match=r"can't be kept: .*Permission denied.* writable for the pods' user"):
+        Hub().commit(MODEL)
