@@ -46,6 +46,7 @@ class Strike:
     rank: int = 0
     parallelism: str = "1 process"
     beta: float = 0.04
+    dtype: str = "float32"
 
     def hits(self, finished: int) -> bool:
         """Whether this rank is struck in the step that follows so many."""
@@ -73,7 +74,7 @@ def struck(folder: Path, model: Path, strike: Strike) -> dict[str, Any]:
         stage,
         ranks.world_size(),
         training={"beta": strike.beta, "maxSteps": STEPS, "scaleRewards": "none"},
-        execution={"saveEverySteps": SAVED},
+        execution={"saveEverySteps": SAVED, "dtype": strike.dtype},
         folder=folder / "runs",
     )
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"keep": 1})})

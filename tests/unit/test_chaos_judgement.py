@@ -1,6 +1,7 @@
 """What chaos judges by can fail: each invariant is shown something that breaks it, and something that doesn't."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,8 @@ def test_a_job_that_does_as_it_should_is_not_blamed() -> None:
         ({"attempt": 3}, {"attempt": 4}, "nothing is started without a plan"),
         ({"restarts": 2}, {"restarts": 1}, "restarts only grow within the limit"),
         ({"restarts": 3}, {"restarts": 4}, "spec.restarts.limit is 3"),
+        ({"rollbacks": [{"attempt": 1}]}, {"rollbacks": []}, "rollbacks are never forgotten"),
+        ({"rollbacks": [1, 2]}, {"rollbacks": [1, 2, 3]}, "rollbacks are never forgotten"),
         ({}, {"observedGeneration": 2}, "nothing is observed that is not yet"),
     ],
 )
@@ -185,6 +188,21 @@ def test_restarts_are_held_against_what_failed() -> None:
     assert "attempts that surely failed: [1]" in audited(silent, ended(1, Result.OUT_OF_MEMORY))
     assert audited(silent, ended(1, Result.OUT_OF_MEMORY, sure=False)) == ""
     assert audited(silent, ended(1, Result.ERROR), Entry("uid", 1, Deed.DISRUPTED, at=0.0)) == ""
+
+
+def test_rollbacks_are_held_against_what_diverged() -> None:
+    wish = {"guard": {"onDivergence": "Rollback"}}
+    spent = replace(final("Failed", "Diverged", attempt=3, rollbacks=[rolled_back(1), rolled_back(2)]), spec=wish)
+    divergences = [ended(attempt, Result.DIVERGED) for attempt in (1, 2, 3)]
+    assert audited(spent, *divergences) == ""
+    assert "in attempt 1: nobody reported that" in audited(spent, *divergences[1:])
+    early = replace(final("Failed", "Diverged", attempt=2, rollbacks=[rolled_back(1)]), spec=wish)
+    assert "failed of a divergence after 1 rollbacks" in audited(early, *divergences)
+    assert audited(replace(early, spec={}), *divergences) == ""
+
+
+def rolled_back(attempt: int) -> dict[str, Any]:
+    return {"attempt": attempt, "reason": "Diverged", "skipped": {"first": attempt, "last": attempt}}
 
 
 def test_an_event_that_no_condition_said_is_blamed() -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from grpo_api.causes import PERMANENT
+from grpo_api.causes import DIVERGED, PERMANENT
 from grpo_api.report import Result
+from grpo_api.status import MAX_ROLLBACKS
 
 from .history import History, Job
 from .invariants import DEFAULT_LIMIT, DEFAULT_UNCOUNTED_LIMIT
@@ -43,6 +44,18 @@ def failures_have_causes(job: Job, ledger: Ledger) -> Iterator[str]:
             yield f"{reason} in attempt {now.attempt}: nobody reported that: {message}"
     else:
         yield f"Failed for {reason}, which nothing here brings about: {message}"
+
+
+def rollbacks_follow_divergences(job: Job, ledger: Ledger) -> Iterator[str]:
+    """Each is of an attempt in which the trainer diverged; who asks for them fails of a divergence only after all."""
+    now = job.last
+    found = now.status.get("rollbacks", [])
+    for one in found:
+        if not any(deed.result == one["reason"] for deed in ledger.of(job.uid, one["attempt"])):
+            yield f"a rollback for {one['reason']} in attempt {one['attempt']}: nobody reported that"
+    wanted = now.spec.get("guard", {}).get("onDivergence") == "Rollback"
+    if wanted and now.true("Failed") and now.condition("Failed")["reason"] in DIVERGED and len(found) < MAX_ROLLBACKS:
+        yield f"failed of a divergence after {len(found)} rollbacks"
 
 
 def _deadline(job: Job) -> Iterator[str]:
@@ -124,6 +137,7 @@ def _pods_told_to_end_first(job: Job, attempt: int) -> bool:
 ACCOUNTS: tuple[Account, ...] = (
     success_is_rank_0s,
     failures_have_causes,
+    rollbacks_follow_divergences,
     no_restart_is_counted_without_a_failure,
     no_failure_goes_uncounted,
     each_end_names_what_was_done,

@@ -11,8 +11,8 @@ GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 ENDED = ("Succeeded", "Failed")
 JUDGED = (
-    "phase", "attempt", "retry", "restarts", "uncountedRestarts", "conditions", "ends", "completionTime",
-    "observedGeneration",
+    "phase", "attempt", "retry", "restarts", "uncountedRestarts", "rollbacks", "conditions", "ends",
+    "completionTime", "observedGeneration",
 )  # fmt: skip
 
 

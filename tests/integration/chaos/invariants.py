@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 
+from grpo_api.status import MAX_ROLLBACKS
+
 from .history import History, Job, Version
 
 DEFAULT_LIMIT = 3
@@ -47,6 +49,13 @@ def uncounted_restarts_only_grow_within_their_limit(before: Version, after: Vers
         yield f"status.uncountedRestarts went from {was} to {now}; spec.restarts.uncountedLimit is {limit}"
 
 
+def rollbacks_are_never_forgotten(before: Version, after: Version) -> Iterator[str]:
+    """What a run leaves out it leaves out for ever, whatever the user retries; and it rolls back twice at most."""
+    was, now = (one.status.get("rollbacks", []) for one in (before, after))
+    if now[: len(was)] != was or len(now) > MAX_ROLLBACKS or (len(now) > len(was) + 1 and not after.gap):
+        yield f"status.rollbacks went from {was} to {now}"
+
+
 def every_new_attempt_is_accounted_for(before: Version, after: Version) -> Iterator[str]:
     """A restart is counted or uncounted, but not both, and no more restarts are counted than there are attempts."""
     restarts = after.restarts + after.status.get("uncountedRestarts", 0)
@@ -85,6 +94,7 @@ def nothing_is_started_without_a_plan(before: Version, after: Version) -> Iterat
 STEPS: tuple[Step, ...] = (
     attempts_only_grow_one_by_one,
     restarts_only_grow_within_the_limit,
+    rollbacks_are_never_forgotten,
     uncounted_restarts_only_grow_within_their_limit,
     every_new_attempt_is_accounted_for,
     an_end_is_final,

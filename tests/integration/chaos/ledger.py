@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
+from grpo_api.causes import DIVERGED
 from grpo_api.report import Result
 
 
@@ -40,8 +41,8 @@ class Entry:
 
     @property
     def counts(self) -> bool:
-        """Whether it is an end that counts against spec.restarts.limit."""
-        return self.deed is Deed.ENDED and self.result not in (Result.SUCCEEDED, Result.PREEMPTED)
+        """Whether it is an end that counts against spec.restarts.limit; rollbacks don't."""
+        return self.deed is Deed.ENDED and self.result not in (Result.SUCCEEDED, Result.PREEMPTED, *DIVERGED)
 
 
 class Ledger:

@@ -46,6 +46,8 @@ def draw_spec(chance: random.Random) -> Object:
         spec["placement"]["nodeSelector"] = {"there": "is-none"}
     if chance.random() < 0.7:
         spec["restarts"] = {"limit": chance.choice((0, 1, 3, 20))}
+    if chance.random() < 0.5:
+        spec["guard"] = {"onDivergence": "Rollback"}
     if chance.random() < 0.1:
         spec["activeDeadlineSeconds"] = chance.choice((5, 20, 600))
     if chance.random() < 0.3:

@@ -4,6 +4,7 @@ import json
 import random
 import time
 
+from grpo_api.causes import DIVERGED
 from grpo_api.report import Result
 
 from ..ledger import Deed, Entry
@@ -14,7 +15,7 @@ from .base import Fault, name_of
 REPORTED = (
     Result.OUT_OF_MEMORY, Result.ERROR, Result.ERROR, Result.HANG, Result.REWARD_ERROR, Result.RENDEZVOUS_TIMEOUT,
 )  # fmt: skip
-PERMANENT = (Result.BAD_INPUT, Result.DIVERGED, Result.DIVERGED_KL, Result.WEIGHTS_DIFFER)
+PERMANENT = (Result.BAD_INPUT, Result.WEIGHTS_DIFFER)
 SKEWS = (0.0, 0.0, 5.0, -5.0, 600.0, -600.0)
 """Seconds by which nodes' clocks are off."""
 
@@ -53,6 +54,13 @@ def trainer_failed(world: World, chance: random.Random) -> str:
 def trainer_gave_up(world: World, chance: random.Random) -> str:
     """What the same input would give again."""
     return _one(world, chance, said(chance.choice(PERMANENT), message="no use trying again"))
+
+
+def trainer_diverged(world: World, chance: random.Random) -> str:
+    """On some generation, which a job may go on without."""
+    first = chance.randrange(10**6)
+    on = {"first": first, "last": first + chance.randrange(3)}
+    return _one(world, chance, said(chance.choice(sorted(DIVERGED)), message="the loss is nan", divergedOn=on))
 
 
 def trainer_preempted(world: World, chance: random.Random) -> str:
@@ -158,6 +166,7 @@ def pod_preempted(world: World, chance: random.Random) -> str:
 FAULTS = (
     Fault("trainer failed", 8, trainer_failed),
     Fault("trainer gave up for good", 1, trainer_gave_up),
+    Fault("trainer diverged", 4, trainer_diverged),
     Fault("trainer preempted", 2, trainer_preempted),
     Fault("container died without a word", 5, container_died),
     Fault("several ranks failed", 4, several_ranks_failed),
