@@ -106,7 +106,7 @@ def _trainer(job: TrainingPlan, strike: Strike, witness: "Witness") -> Reference
     seal = SealCheckpoints(job, {}, Recorder(job, Placement(0, 0, 1, 1), 0.0), Preemption.of(job))
     config = runs.configuration(job)
     trainer = runs.trainer(job, config, load_policy(job), Damage(strike), seal, witness, LossGuard(), rewards=reward)
-    witness.trainer = trainer
+    trainer.save, witness.trainer = seal.save, trainer
     real = trainer._compute_loss
 
     def compute(*args: Any) -> torch.Tensor:
