@@ -40,7 +40,8 @@ STATUS: dict[str, Any] = {
     "memory": {"predictedBytes": 3 << 30, "measuredBytes": 2 << 30, "ratio": "1.500"},
     "ends": [{"attempt": 1, "reason": "Hang", "counted": True, "endTime": "2026-01-31T12:00:00Z"}],
     "avoidedNodes": ["node-0", "node-7"],
-    "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"},
+    "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"}
+    | {"standstill": {"silentSeconds": 1800, "frames": ["reward.py:9 in judge", "engine.py:7 in step"]}},
     "conditions": [
         {
             "type": "Running",
@@ -89,6 +90,8 @@ def test_status_shows_one_screen(running_job: AnyCluster, capsys: pytest.Capture
         "2: restarts 1 of 3 after failures, 0 of 100 after disruptions; ended: 1 Hang",
         "node-0, node-7",
         "Hang at step 5: rank 1 is silent",
+        "reward.py:9 in judge",
+        "engine.py:7 in step",
         "spec.rewards[0] answers",
         "shown-2-0-abcde",
     ):

@@ -196,6 +196,7 @@ def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -
     assert 'grpo_training_phase_seconds{step_phase="generate"}' in story.metrics
     assert 'grpo_training_reward_failures_total{reward="tall"} 0.0' in story.metrics
     assert "grpo_training_tokens_per_second " in story.metrics
+    assert "grpo_training_allreduce_bytes_per_second " in story.metrics
     assert 'grpo_training_memory_bytes{step_phase="generate"}' not in story.metrics, "no device, no device memory"
 
 
