@@ -210,7 +210,7 @@ class Progress(Model):
     seconds_per_step: Seconds | None = None
     """Mean of the recent steps."""
     metrics: Annotated[dict[MetricKey, float], Field(max_length=1024)] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.metrics."""
+    """Last value per metric, by the keys of grpo_api.metrics; null where that was no finite number."""
     memory: Annotated[dict[MetricKey, Count], Field(max_length=64)] = Field(default_factory=dict)
     """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that it `reserved`, and
     what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""

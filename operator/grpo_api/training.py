@@ -74,7 +74,7 @@ class TrainingSpec(Model):
     epsilon_high: Annotated[float, Field(gt=0, le=10)] | None = None
     """Upper clip range. Unset: epsilon."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Ratio per token, or per sequence (GSPO). Unset: token."""
+    """Ratio per token, or per sequence; GSPO is sequence with lossType grpo. Unset: token."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """By whose standard deviation advantages are divided. Unset: group."""
     mask_truncated_completions: bool = False

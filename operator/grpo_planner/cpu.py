@@ -47,6 +47,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         host_memory_bytes=whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup)),
         save_every_steps=save_every_steps(spec),
         reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
+        warnings=demand.notes,
     )
 
 

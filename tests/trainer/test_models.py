@@ -1,10 +1,15 @@
-"""Model folders that can't be used: a damaged tokenizer, a model of a kind that nobody knows."""
+"""Models and adapters that can't be used as declared: a damaged tokenizer, an unknown kind, modules not there."""
 
 import json
 from pathlib import Path
 
 import pytest
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, dynamic_module_utils
 
+from grpo_api.plan import TrainingPlan
+from grpo_trainer.checkpoints.export import export_model
+from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs
@@ -27,3 +32,63 @@ def test_a_model_of_an_unknown_kind_is_rejected(model: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "mystery"}))
     with pytest.raises(BadInput, match=r"can't be loaded by AutoModelForCausalLM: .*mystery"):
         load_policy(runs.plan(model))
+
+
+def adapter_plan(model: Path, *names: str) -> TrainingPlan:
+    return runs.plan(model, "Adapter", adapter={"targetModules": list(names)})
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["q_prj"], r"\[0\]: no module is called 'q_prj'"),
+        (["q_proj", "k_prj", "x"], r"\[1\]: no module is called 'k_prj'; \[2\]: no module is called 'x'"),
+        (["all-linear", "q_proj"], r"\[0\]: no module is called 'all-linear'"),
+        (["q_proj", "mlp"], r"\[1\]: 'mlp' is a Qwen2MLP, which has parts but no weights of its own"),
+        (["lm_head"], r"\[0\]: 'lm_head' is the head"),
+        (["*"], r"\[0\]: no module is called '\*'"),
+    ],
+)
+def test_modules_that_can_t_be_adapted_are_rejected(model: Path, names: list[str], problem: str) -> None:
+    there = "The model has embed_tokens, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear"
+    with pytest.raises(BadInput, match=rf"spec\.adapter\.targetModules{problem}.*\. {there}"):
+        load_policy(adapter_plan(model, *names))
+
+
+@pytest.mark.parametrize("names", [["all-linear"], ["q_proj", "layers.1.mlp.up_proj"], ["model.layers.0.mlp.up_proj"]])
+def test_modules_are_found_as_peft_finds_them(model: Path, names: list[str]) -> None:
+    loaded = load_policy(adapter_plan(model, *names))
+    assert loaded.peft_config is not None
+    adapted = get_peft_model(loaded.model, loaded.peft_config)
+    assert any("lora_A" in name for name, _ in adapted.named_parameters())
+
+
+REMOTE_CODE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+class OwnConfig(Qwen2Config):
+    model_type = "own_qwen"
+
+class OwnModel(Qwen2ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_with_code_of_its_own_is_merged_on_export(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last act of a run, after all its steps."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(model.parent / "modules"))
+    (model / "own.py").write_text(REMOTE_CODE)
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "own_qwen", "auto_map": own}))
+    plan = runs.plan(model, "Adapter", folder=model.parent / "run", adapter={"mergeOnExport": True})
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"trust_remote_code": True})})
+    claim_folder(plan)
+    loaded = load_policy(plan)
+    assert loaded.peft_config is not None
+    adapted = get_peft_model(loaded.model, loaded.peft_config)
+    folder = export_model(plan, loaded.source, adapted.save_pretrained)
+    assert folder is not None
+    merged = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(merged).__name__ == "OwnModel"
+    assert not (folder / "adapter_model.safetensors").exists()

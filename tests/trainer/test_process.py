@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
@@ -177,8 +180,42 @@ def test_preemption_saves_at_the_boundary_if_time_allows(
 
 
 def test_logs_are_translated_and_absent_stays_absent() -> None:
-    logs = {"kl": 0.5, "reward": None, "loss": math.nan, "rewards/tall/mean": 1.0, "rewards/tall/std": 0.1, "x": 2}
-    assert translate(logs) == {"kl": 0.5, "reward_by_function/tall": 1.0}
+    logs = {"kl": 0.5, "reward": None, "loss": math.inf, "rewards/tall/mean": 1.0, "rewards/tall/std": 0.1, "x": 2}
+    assert translate(logs) == {"kl": 0.5, "loss": math.inf, "reward_by_function/tall": 1.0}
+
+
+def test_all_that_several_threads_publish_at_once_is_kept() -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    began = threading.Barrier(4)
+
+    def publish(thread: int) -> None:
+        began.wait()
+        for number in range(200):
+            recorder.startup(f"{thread}-{number}", 1.0)
+            recorder.logged({f"{thread}-{number}": 1.0})
+            recorder.memory({f"{thread}-{number}": 1})
+
+    threads = [threading.Thread(target=publish, args=(thread,)) for thread in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    progress = recorder.progress
+    assert [len(found) for found in (progress.startup_seconds, progress.metrics, progress.memory)] == [800] * 3
+
+
+@given(ratio=st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 1), steps=st.integers(1, 10**8))
+@example(ratio=1.0, steps=10**8)
+def test_the_warm_up_is_the_declared_share_of_the_steps(ratio: float, steps: int) -> None:
+    training = PLAN.training.model_copy(update={"warmup_ratio": ratio})
+    words = config_arguments(PLAN.model_copy(update={"training": training}))
+    arguments = TrainingArguments("unused", use_cpu=True, report_to="none", warmup_steps=words["warmup_steps"])
+    assert arguments.get_warmup_steps(steps) == math.ceil(ratio * steps)
 
 
 def test_kl_guard_counts_consecutive_steps(tmp_path: Path) -> None:
@@ -205,11 +242,18 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
     serve(recorder)
     serve(recorder)
     assert "telemetry is off" in capsys.readouterr().out
-    recorder.logged({"kl": 0.25})
+    recorder.logged({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
+    recorder.logged({"loss": math.nan, "reward_by_function/tall": -math.inf})
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     assert "grpo_training_kl 0.25" in text
     assert "grpo_training_reward " not in text
+    assert "grpo_training_loss NaN" in text, "the last number in its place would hide it"
+    assert 'grpo_training_reward_by_function{reward="tall"} -Inf' in text
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=10) as answer:
+        progress = answer.read().decode()
+    assert json.loads(progress)["metrics"] == {"kl": 0.25, "loss": None, "reward_by_function/tall": None}
+    assert Progress.model_validate_json(progress).metrics == {"kl": 0.25}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
 

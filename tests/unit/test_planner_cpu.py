@@ -6,7 +6,7 @@ import pytest
 
 from grpo_api.quantity import GIB
 from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
-from tests.unit.planning import spec
+from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
 
 
 def cpu(**changes: Any) -> PlanResult:
@@ -91,3 +91,16 @@ def test_a_bigger_model_needs_more_memory() -> None:
     assert small is not None
     assert big is not None
     assert big.host_memory_bytes - small.host_memory_bytes > 20 * 0.49e9
+
+
+@pytest.mark.parametrize("kind", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_sequence_level_ratios_without_gspo_s_loss_are_warned_of(level: str, kind: str) -> None:
+    settings = {"training__importanceSamplingLevel": level, "training__lossType": kind}
+    chosen = cpu(**settings).chosen
+    on_gpu = plan(spec(LLAMA_1B, **settings), nodes(1, 1, H100))
+    assert chosen is not None
+    for warnings in (chosen.warnings, on_gpu.warnings):
+        assert any(f"lossType {kind} is not GSPO" in text for text in warnings) == (
+            level == "sequence" and kind != "grpo"
+        )

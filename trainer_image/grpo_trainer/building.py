@@ -22,6 +22,7 @@ from .checkpoints.identity import identity
 from .checkpoints.resume import Beginning, begin
 from .checkpoints.seal import SealCheckpoints
 from .checkpoints.volume import read_manifest
+from .data.columns import hidden
 from .data.dataset import Prompts, load_prompts
 from .data.order import Cadence, merged
 from .engine import ReferenceGRPOTrainer, Save
@@ -149,7 +150,7 @@ def make_trainer(
         skipped=parts.skipped,
         reward_funcs=list(parts.rewards.functions),
         reward_processing_classes=parts.rewards.processing_classes,
-        train_dataset=parts.prompts.rows,
+        train_dataset=hidden(parts.prompts.rows),
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)

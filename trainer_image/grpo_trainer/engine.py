@@ -41,6 +41,7 @@ from grpo_api.report import Generations
 from . import divergence, overflow
 from .checkpoints import rollouts
 from .checkpoints.writing import WritingTrainer, replaced
+from .data.columns import restored
 from .data.order import PromptOrder
 from .errors import Diverged
 from .paths import checkpoint_folder
@@ -176,11 +177,9 @@ class ReferenceGRPOTrainer(WritingTrainer):
             done = [super(ReferenceGRPOTrainer, self)._generate_single_turn(part, *args, **kwargs) for part in parts]
         return [completion for completions, _ in done for completion in completions], None
 
-    def _calculate_rewards(
-        self, inputs: list[Any], prompts: list[Any], completions: list[Any], *args: Any
-    ) -> torch.Tensor:
+    def _calculate_rewards(self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any) -> torch.Tensor:
         with self.observer.clock.phase("reward"):
-            rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, *args)
+            rewards: torch.Tensor = super()._calculate_rewards([*map(restored, inputs)], prompts, completions, *args)
         first = self.accelerator.process_index * len(prompts)
         self.observer.completed(prompts, completions, rewards[first : first + len(prompts)], self.reward_func_names)
         return rewards

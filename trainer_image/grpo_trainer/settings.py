@@ -4,6 +4,7 @@ Every plan field reaches the engine here, in one readable place, and without a t
 words with what the live trainer was given.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ SAME_NAME = (
 )
 """Fields of spec.training that GRPOConfig has under the same name and meaning."""
 
+ALL_STEPS = math.nextafter(1.0, 0.0)
+"""A warm-up over the whole run: transformers takes `warmup_steps` below 1 as a share of the steps, rounded up, and 1 as
+one step. Of as many steps as the spec allows this share is, rounded up, all."""
+
 OPTIMIZERS = {"AdamW": "adamw_torch_fused", "AdamW8bit": "adamw_8bit"}
 """The plan's optimizer in the words of transformers' OptimizerNames."""
 
@@ -50,7 +55,7 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     arguments |= _batching(execution) | _precision(plan) | _saving(plan) | _telling()
     arguments["beta"] = 0.0 if execution.strategy == "None" else training.beta
     arguments["max_steps"] = training.max_steps or -1
-    arguments["warmup_steps"] = training.warmup_ratio
+    arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)
     arguments["shuffle_dataset"] = plan.dataset.shuffle
     arguments["trust_remote_code"] = plan.model.trust_remote_code
     if uses_deepspeed(execution):

@@ -37,8 +37,15 @@ class Demand:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about where the shapes came from."""
-        return [model.note for model in (self.model, *(model for _, model in self.scorers)) if model.note]
+        """What the user should know about where the shapes came from, and of settings that do half of what is meant."""
+        told = [model.note for model in (self.model, *(model for _, model in self.scorers)) if model.note]
+        training = self.spec.training
+        if training.importance_sampling_level == "sequence" and training.loss_type != "grpo":
+            told.append(
+                f"importanceSamplingLevel sequence with lossType {training.loss_type} is not GSPO, whose loss is the "
+                "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to about 3e-4"
+            )
+        return told
 
     @property
     def margin(self) -> float:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
-from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from grpo_api.plan import TrainingPlan
@@ -18,7 +17,7 @@ from ..files import disk_errors, patiently, sync_folder, sync_tree
 from ..gang import ranks
 from ..paths import EXPORT, attempt_name, run_folder
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
-from ..weights.models import Source
+from ..weights.models import Source, load_causal
 from .volume import require_owner
 
 
@@ -50,7 +49,7 @@ def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], fol
 def _publish(plan: TrainingPlan, source: Source, temporary: Path, folder: Path) -> None:
     require_owner(plan)
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
-        _merge(source, temporary)
+        _merge(source, temporary, remote_code=plan.model.trust_remote_code)
     elif plan.execution.method == "LoRA":
         _name_base(source, temporary)
     sync_tree(temporary)
@@ -66,14 +65,14 @@ def _name_base(source: Source, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def _merge(source: Source, folder: Path) -> None:
+def _merge(source: Source, folder: Path, *, remote_code: bool) -> None:
     """Replace the saved adapter by the merged model.
 
     On a copy of the base read anew into host memory: the live one may be partitioned, and is read without ZeRO's
     zero.Init, which a DeepSpeed config in force would bring in.
     """
     unset_hf_deepspeed_config()
-    base = AutoModelForCausalLM.from_pretrained(source.folder, dtype=source.dtype)
+    base = load_causal(source, remote_code)
     merged = PeftModel.from_pretrained(base, folder).merge_and_unload()
     for name in (ADAPTER_CONFIG, ADAPTER):
         (folder / name).unlink()

@@ -19,15 +19,13 @@ from grpo_api.training import TrainingSpec
 
 from ..errors import BadInput
 from ..hub.repositories import Hub
+from .columns import RESERVED, undecoded
 from .files import read_files
 from .hub_dataset import read_hub
 from .prompts import Prompt, build_prompt, token_counts
 
 Place = Callable[[int], str]
 """From a row's index to words that say where it stands."""
-
-RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""Names under which TRL hands reward functions something else."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def load_prompts(
         Transient: the hub can't be asked now, or there is no room.
     """
     rows, where = _read_hub(dataset, hub or Hub()) if dataset.name else _read_mounted(dataset, root)
-    rows = _rename(rows, dataset.columns)
+    rows = _rename(undecoded(rows), dataset.columns)
     _check_columns(rows, dataset)
 
     def place(index: int) -> str:

@@ -23,7 +23,8 @@ class Recorder:
     """Thread-safe state of one process's run."""
 
     def __init__(self, plan: TrainingPlan, place: Placement, started: float) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Held over whatever is derived from the state that it replaces: several threads write."""
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._progress = Progress(attempt=plan.job.attempt)
         self._started = started
@@ -110,7 +111,8 @@ class Recorder:
 
     def startup(self, name: str, seconds: float) -> None:
         """Publish the time of one part of the start-up."""
-        self._update(startup_seconds={**self.progress.startup_seconds, name: round(seconds, 3)})
+        with self._lock:
+            self._update(startup_seconds={**self.progress.startup_seconds, name: round(seconds, 3)})
 
     def reached(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
@@ -157,12 +159,15 @@ class Recorder:
         self._update(step=step, epoch=epoch, last_step_time=time.time(), seconds_per_step=mean)
 
     def logged(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
-        """Merge the values of a step: keys that it didn't log keep their last value."""
-        changes: dict[str, object] = {"metrics": {**self.progress.metrics, **metrics}}
-        if samples is not None:
-            changes["samples"] = samples
-        self._update(**changes)
+        """Merge the values of a step: keys that it didn't log keep their last value. NaN and infinity are values, too:
+        the last finite one in their place would hide them."""
+        with self._lock:
+            changes: dict[str, object] = {"metrics": {**self.progress.metrics, **metrics}}
+            if samples is not None:
+                changes["samples"] = samples
+            self._update(**changes)
 
     def memory(self, peaks: dict[str, int]) -> None:
         """Peak bytes per phase, largest of all ranks."""
-        self._update(memory={**self.progress.memory, **peaks})
+        with self._lock:
+            self._update(memory={**self.progress.memory, **peaks})

@@ -1,7 +1,7 @@
 """Feeds TRL's logs and completions into the recorder, and writes each step as one JSON line.
 
 TRL writes its numbers to experiment trackers only. A key that a step did not log keeps its last value; it is never set
-to zero.
+to zero. NaN is shown as what it is.
 """
 
 import json
@@ -20,11 +20,11 @@ _BY_TRL_KEY = {metric.trl: metric.key for metric in catalogue.TRAINING if metric
 
 
 def translate(logs: Mapping[str, Any]) -> dict[str, float]:
-    """TRL's logs by the catalogue's keys; values that are None, NaN or infinite are left out."""
+    """TRL's logs by the catalogue's keys; values that are None are left out."""
     values = {}
     for name, value in logs.items():
         key = _BY_TRL_KEY.get(name) or _reward_key(name)
-        if key and isinstance(value, int | float) and math.isfinite(value):
+        if key and isinstance(value, int | float):
             values[key] = float(value)
     return values
 
@@ -67,7 +67,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         values = translate(logs) | self._tokens_per_second(logs)
         self._recorder.logged(values, self._observer.samples)
         if state.is_world_process_zero and "loss" in logs:
-            log_line(step=state.global_step, totalSteps=state.max_steps, **_by_key(logs), **values)
+            log_line(step=state.global_step, totalSteps=state.max_steps, **values)
 
     def on_save(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Say what became of a checkpoint, and how long training stood still for it."""
@@ -87,9 +87,3 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if tokens is None or before is None or not seconds or tokens <= before:
             return {}
         return {"tokens_per_second": (tokens - before) / seconds}
-
-
-def _by_key(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that are not finite numbers, by the catalogue's keys: a log must show a NaN."""
-    named = {_BY_TRL_KEY[name]: value for name, value in logs.items() if name in _BY_TRL_KEY}
-    return {key: value for key, value in named.items() if isinstance(value, float) and not math.isfinite(value)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from peft import LoraConfig, PeftConfig
+from peft import PeftConfig
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -27,12 +27,12 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import ModelReward
-from grpo_api.training import AdapterSpec
 
 from ..errors import BadInput, TrainingError
 from ..gang import ranks
 from ..hub.repositories import Fetch, Hub, Repository
 from .files import ADAPTER, WHOLE, open_weights, shards
+from .lora import lora
 from .proof import prove
 
 MODEL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py", WHOLE, ADAPTER]
@@ -77,7 +77,7 @@ def load_policy(plan: TrainingPlan, hub: Hub | None = None) -> LoadedModel:
     """The policy of a plan in its dtype. A collective: all ranks must call it, after GRPOConfig was made.
 
     Raises:
-        BadInput: the model is missing, damaged, incomplete or no causal language model.
+        BadInput: the model is missing, damaged, incomplete or no causal language model, or lacks adapter.targetModules.
         Transient: the hub can't be asked now, or there is no room.
     """
     if is_deepspeed_zero3_enabled() != (plan.execution.zero_stage == 3):
@@ -86,7 +86,7 @@ def load_policy(plan: TrainingPlan, hub: Hub | None = None) -> LoadedModel:
     source = locate(repository, plan.execution.dtype, hub or Hub())
     remote_code = plan.model.trust_remote_code
     model = load_causal(source, remote_code)
-    adapter = lora(plan.adapter) if plan.execution.method == "LoRA" else None
+    adapter = lora(plan.adapter, model) if plan.execution.method == "LoRA" else None
     return LoadedModel(model, load_tokenizer(source, remote_code), source, adapter)
 
 
@@ -134,18 +134,6 @@ def load_tokenizer(source: Source, remote_code: bool) -> PreTrainedTokenizerBase
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return cast(PreTrainedTokenizerBase, tokenizer)
-
-
-def lora(adapter: AdapterSpec) -> LoraConfig:
-    """PEFT's config of `spec.adapter`; `all-linear` is PEFT's own word for every linear layer but the head."""
-    names = adapter.target_modules
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=adapter.rank,
-        lora_alpha=adapter.alpha,
-        lora_dropout=adapter.dropout,
-        target_modules="all-linear" if names == ["all-linear"] else names,
-    )
 
 
 def without_dropout(model: M) -> M:
