@@ -45,6 +45,15 @@ ALLREDUCE = _training(
     "bytes per second",
     "Bus bandwidth of an all-reduce of all ranks before the first step.",
 )
+PROMPTS = _training("prompts", "", "prompts", "Prompts that are trained on.")
+PROMPTS_DROPPED = _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long.")
+PROMPTS_DUPLICATE = _training(
+    "prompts_duplicate",
+    "",
+    "prompts",
+    "Prompts that occurred before, kept or left out as dataset.onDuplicatePrompt says.",
+)
+
 TRAINING = (
     _training("kl", "kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the last step."),
     _training("reward", "reward", "1", "Mean weighted reward of the last generation."),
@@ -70,7 +79,9 @@ TRAINING = (
     _training("completion_length_min", "completions/min_length", "tokens", "Shortest completion."),
     _training("tokens_per_second", "", "tokens per second", "Tokens of the last step by all ranks per second."),
     _training("straggler_ratio", "", "1", "Slowest rank's own work in the last step over the mean of all ranks."),
-    _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long."),
+    PROMPTS,
+    PROMPTS_DROPPED,
+    PROMPTS_DUPLICATE,
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
     ALLREDUCE,
     _training("checkpoint_step", "", "steps", "Step of the newest complete checkpoint, which a restart goes back to."),

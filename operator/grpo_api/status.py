@@ -38,6 +38,7 @@ class ConditionType(StrEnum):
     READABLE = "Readable"
     RECOVERABLE = "Recoverable"
     TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
+    PROMPTS_DROPPED = "PromptsDropped"
 
 
 class Phase(StrEnum):

@@ -6,6 +6,8 @@ doesn't speak of.
 
 from collections.abc import Callable, Iterator
 
+from grpo_api.metrics import PROMPTS, PROMPTS_DROPPED
+from grpo_api.report import MAX_COUNT
 from grpo_api.status import Condition, ConditionType
 
 from .decisions import Action, Decision
@@ -20,13 +22,15 @@ Statement = tuple[ConditionType, bool, str, str]
 
 C = ConditionType
 MAX_MESSAGE = 4096
+WORTH_TELLING = 0.01
+"""Share of the prompts that may be dropped without a condition."""
 _TYPES = frozenset(ConditionType)
 """Others, which a newer version or somebody else wrote, stay as they are."""
 
 
 def conditions(seen: Observation, decision: Decision) -> list[Condition]:
     """What the decision states, observed now; the caller keeps the transition times of what does not change."""
-    stated = [*_STATEMENTS.get(decision.action, _going_on)(seen, decision), *_readable(seen)]
+    stated = [*_STATEMENTS.get(decision.action, _going_on)(seen, decision), *_dropped(seen), *_readable(seen)]
     return [
         Condition(
             type=kind,
@@ -44,6 +48,22 @@ def _readable(seen: Observation) -> Iterator[Statement]:
     """An object that was set aside and can be read again, by a newer operator or after a change."""
     if seen.job.condition(C.READABLE):
         yield C.READABLE, True, Reason.READABLE, "this version of the operator can read the object"
+
+
+def _dropped(seen: Observation) -> Iterator[Statement]:
+    """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's other attempts."""
+    told = seen.pull.progress.metrics if seen.pull else {}
+    dropped = told.get(PROMPTS_DROPPED.key, 0.0)
+    total = dropped + told.get(PROMPTS.key, 0.0)
+    share = dropped / total if 0 < total <= MAX_COUNT else 0.0
+    if seen.job.spec is None or not WORTH_TELLING < share <= 1:
+        return
+    limit = seen.job.spec.training.max_prompt_length
+    message = (
+        f"{dropped:.0f} of {total:.0f} prompts ({share:.1%}) have more than training.maxPromptLength {limit} "
+        "tokens, chat template included, and are not trained on; if they matter, start a new job with a higher limit"
+    )
+    yield C.PROMPTS_DROPPED, True, Reason.PROMPTS_TOO_LONG, message
 
 
 def _reject(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001

@@ -17,12 +17,18 @@ _TOLD = (
     ConditionType.SUSPENDED,
     ConditionType.TRAINS_ADAPTER_ONLY,
     ConditionType.DEGRADED,
+    ConditionType.PROMPTS_DROPPED,
     ConditionType.RUNNING,
     ConditionType.ADMITTED,
 )
 """The most telling change of a write becomes the event; the others are in the conditions."""
 
-_WARN_WHEN_TRUE = (ConditionType.FAILED, ConditionType.DEGRADED, ConditionType.TRAINS_ADAPTER_ONLY)
+_WARN_WHEN_TRUE = (
+    ConditionType.FAILED,
+    ConditionType.DEGRADED,
+    ConditionType.TRAINS_ADAPTER_ONLY,
+    ConditionType.PROMPTS_DROPPED,
+)
 
 
 def telling_change(old: list[Condition], new: list[Condition]) -> Condition | None:

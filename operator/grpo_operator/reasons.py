@@ -47,6 +47,7 @@ class Reason(StrEnum):
     SHARED_VOLUME = "SharedVolume"
     NO_CHECKPOINT_VOLUME = "NoCheckpointVolume"
     ADAPTER_IF_NEEDED = "AdapterIfNeeded"
+    PROMPTS_TOO_LONG = "PromptsTooLong"
     SUCCEEDED = "Succeeded"
     RESTART_LIMIT = "RestartLimit"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -64,6 +64,8 @@ def test_prompts_over_the_limit_are_dropped_and_counted(tmp_path: Path, limit: i
     prompts = load_prompts(spec("a.jsonl"), training, tiny_tokenizer(), root=tmp_path)
     assert prompts.rows["prompt"][:] == kept
     assert prompts.dropped == 3 - len(kept)
+    assert prompts.counts == {"prompts": len(kept), "prompts_dropped": prompts.dropped, "prompts_duplicate": 0}
+    assert prompts.left_out == (f"; {prompts.dropped} of 3 prompts were dropped as too long" if prompts.dropped else "")
 
 
 def test_the_chat_template_counts_towards_the_limit(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from grpo_trainer.rewards.base import RewardCounters, Scores
 from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.reward_model import RewardModel
 from harness.ranks import demo_model
-from harness.ranks.pods import Gang
+from harness.ranks.pods import Gang, json_lines
 from tests.generated import cases
 from tests.trainer.test_worker import make_plan
 
@@ -201,11 +201,12 @@ def late_plan(folder: Path, model: Path) -> TrainingPlan:
 
 
 def test_a_gang_outlives_late_batches_until_they_are_too_many(tmp_path: Path) -> None:
-    """Three times half a generation, each on one rank only, and all ranks end alike."""
-    (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "say {number % 10}"}}\n' for number in range(64)))
+    """Three times half a generation, each on one rank, and all ranks end alike. What became of the data is told."""
+    prompts = [*(f"say {number % 10}" for number in range(63)), "x" * 600]
+    (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
     model = demo_model.save_policy(tmp_path / "model")
     with Gang(late_plan(tmp_path, model), tmp_path, tmp_path / "pods") as gang:
-        codes, outcomes, steps = gang.wait(), [gang.outcome(0), gang.outcome(1)], gang.steps()
+        codes, outcomes, log = gang.wait(), [gang.outcome(0), gang.outcome(1)], gang.log()
     assert codes == [45, 45]
     for outcome in outcomes:
         assert (outcome.result, outcome.step) == (Result.REWARD_ERROR, 7)
@@ -214,4 +215,5 @@ def test_a_gang_outlives_late_batches_until_they_are_too_many(tmp_path: Path) ->
             "15.0% of 10 generations, more than its maxFailureShare, 10.0%"
         ) in outcome.message
         assert "did not return within timeoutSeconds = 1" in outcome.message
-    assert max(steps) == 6, "the step that is judged is not told as finished well"
+    assert json_lines(log, "prompts") == {63: {"prompts": 63, "prompts_dropped": 1, "prompts_duplicate": 53}}
+    assert max(json_lines(log, "step")) == 6, "the step that is judged is not told as finished well"

@@ -1,4 +1,4 @@
-"""What a run shows of itself: logs by the catalogue's keys, the recorder that threads share, /metrics, phases, samples."""
+"""What a run shows of itself: logs by our keys, the recorder of several threads, /metrics, phases, samples."""
 
 import json
 import math

@@ -80,7 +80,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     """An undisturbed run; then kill -9, SIGTERM to one rank, and the end in one pod of two processes."""
     folder = tmp_path_factory.mktemp("story")
     model = demo_model.save_policy(folder / "model")
-    rows = [{"prompt": f"say {number % 10}"} for number in range(64)]
+    rows = [{"prompt": f"say {number % 10}"} for number in range(64)] + [{"prompt": "x" * 600}]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcomes, codes, resumed = {}, {}, {}
     with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm") as gang:
@@ -108,6 +108,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_undisturbed_run_succeeds(story: Story) -> None:
     assert story.codes["calm"] == [0, 0]
     assert [(outcome.result, outcome.step) for outcome in story.outcomes["calm"]] == [(Result.SUCCEEDED, STEPS)] * 2
+    assert all(one.message.endswith("; 1 of 65 prompts were dropped as too long") for one in story.outcomes["calm"])
     assert sorted(story.calm) == list(range(1, STEPS + 1))
 
 

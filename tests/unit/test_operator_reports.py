@@ -11,12 +11,27 @@ from pydantic import ValidationError
 from grpo_api.report import Progress
 from grpo_api.status import GRPOJobStatus
 from grpo_operator.decisions import Action
+from grpo_operator.events import event, telling_change
 from grpo_operator.observe import Observation, Pull
 from grpo_operator.status import to_json
 from grpo_operator.times import Observed
 from tests.generated import cases
 from tests.unit.dirty_objects import VALUES
-from tests.unit.operator_world import NOW, after, judged, make_pod, make_seen, running, terminated
+from tests.unit.operator_world import (
+    NOW,
+    active_status,
+    after,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+    of_type,
+    running,
+    stored,
+    terminated,
+)
 
 NUMBERS = st.sampled_from([-1, -5.0, 0, 2**53, 2**63, 10**23, 1e308, 1e-320, 10**400, True, "7", None]) | st.floats()
 INT64 = 2**63
@@ -84,3 +99,33 @@ def test_a_step_of_ten_to_the_23_is_no_step() -> None:
     assert (decision.reason, decision.counted) == ("OutOfMemory", True)
     assert decision.ended is not None
     assert decision.ended.step == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "dropped", "told"),
+    [
+        (7473, 0, ""),
+        (990, 10, ""),
+        (900, 100, "100 of 1000 prompts (10.0%) have more than training.maxPromptLength 512 tokens"),
+        (0, 0, ""),
+        (0, 5, "5 of 5 prompts (100.0%)"),
+        (1e308, 1e308, ""),
+        (-5, 5, ""),
+        (-5, 8, ""),
+        (10, -5, ""),
+    ],
+)
+def test_dropped_prompts_are_a_condition_where_they_are_many(kept: float, dropped: float, told: str) -> None:
+    pull = make_pull(step=3, metrics={"prompts": kept, "prompts_dropped": dropped})
+    seen = make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull)
+    status = after(seen, judged(seen))
+    found = [condition for condition in status.conditions if condition.type == "PromptsDropped"]
+    assert [one.message.startswith(told) for one in found] == ([True] if told else [])
+    if told:
+        assert of_type(status, "PromptsDropped")[:2] == ("True", "PromptsTooLong")
+        change = telling_change([one for one in status.conditions if one not in found], status.conditions)
+        assert change == found[0]
+        assert event(seen.job, found[0], 0.0)["type"] == "Warning"
+        silent = make_seen(stored(seen.job, status), make_child(), make_pod(0), make_pod(1))
+        later = after(silent, judged(silent))
+        assert of_type(later, "PromptsDropped") == of_type(status, "PromptsDropped"), "also when rank 0 is silent"

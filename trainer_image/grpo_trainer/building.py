@@ -36,7 +36,7 @@ from .process.watchdog import Watchdog
 from .reference import strategy_for
 from .rewards import RewardSet, build_rewards
 from .settings import config_arguments, uses_deepspeed
-from .telemetry.logs import PublishLogs
+from .telemetry.logs import PublishLogs, log_line
 from .telemetry.observer import StepObserver
 from .telemetry.samples import KeepSamples
 from .telemetry.step_exchange import StepExchange
@@ -51,6 +51,7 @@ class Run:
     step_exchange: StepExchange
     seal: SealCheckpoints
     rewards: RewardSet
+    prompts: Prompts
     beginning: Beginning
     """The checkpoint to continue, or the adapter that the policy began with."""
     cadence: Cadence
@@ -87,7 +88,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
         prompts = _load_data(plan, loaded, hub)
         rewards.check(prompts.rows)
     recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
-    recorder.logged({"prompts_dropped": float(prompts.dropped)})
+    _tell_prompts(prompts, recorder)
     run_identity, cadence = identity(plan, prompts.fingerprint), Cadence.of(plan, len(prompts.rows))
     with recorder.part("verify"):
         beginning = begin(plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped))
@@ -103,7 +104,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     with recorder.part("trainer"):
         trainer = make_trainer(plan, parts, observer, callbacks, seal.save)
     recorder.startup("proof", sum(proof.seconds for proof in trainer.proofs))
-    return Run(trainer, step_exchange, seal, rewards, beginning, cadence)
+    return Run(trainer, step_exchange, seal, rewards, prompts, beginning, cadence)
 
 
 def _skipped(plan: TrainingPlan, beginning: Beginning) -> Sequence[Generations]:
@@ -129,6 +130,13 @@ def require_patience(plan: TrainingPlan, longest_seconds: float) -> None:
             f"the rewards' time-outs allow {longest_seconds:.0f} s for one batch, but a run without a finished step "
             f"for {limit:.0f} s is ended as a hang; raise guard.hangTimeoutSeconds, or lower the time-outs"
         )
+
+
+def _tell_prompts(prompts: Prompts, recorder: Recorder) -> None:
+    """Publish what became of the dataset: nobody notices from its results that half of it is not trained on."""
+    recorder.logged({key: float(count) for key, count in prompts.counts.items()})
+    if recorder.place.is_main:
+        log_line(**prompts.counts)
 
 
 def _load_data(plan: TrainingPlan, loaded: LoadedModel, hub: Hub) -> Prompts:

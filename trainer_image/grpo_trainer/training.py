@@ -79,4 +79,4 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
     rendezvous.leave_together()
     recorder.stage("Finished")
     where = f"; the model is in {folder}" if folder else "; no checkpoint volume, so no model was exported"
-    return f"trained {state.global_step} steps{where}"
+    return f"trained {state.global_step} steps{where}{run.prompts.left_out}"

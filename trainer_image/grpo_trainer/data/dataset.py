@@ -15,6 +15,7 @@ import datasets
 
 from grpo_api.contract import DATA_MOUNT
 from grpo_api.dataset import DatasetSpec
+from grpo_api.metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
 from grpo_api.training import TrainingSpec
 
 from ..errors import BadInput
@@ -40,6 +41,22 @@ class Prompts:
     """Prompts that occurred before; still in `rows` under dataset.onDuplicatePrompt Keep."""
     fingerprint: str
     """sha256 of the rows, in hexadecimal: equal for the same content under the same mapping."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many prompts became what, by the keys of grpo_api.metrics."""
+        return {
+            PROMPTS.key: len(self.rows),
+            PROMPTS_DROPPED.key: self.dropped,
+            PROMPTS_DUPLICATE.key: self.duplicates,
+        }
+
+    @property
+    def left_out(self) -> str:
+        """What is not trained on although it was declared, as the end of a sentence; empty if that is nothing."""
+        if not self.dropped:
+            return ""
+        return f"; {self.dropped} of {len(self.rows) + self.dropped} prompts were dropped as too long"
 
 
 def load_prompts(
