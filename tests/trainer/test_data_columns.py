@@ -58,7 +58,9 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
     loaded = load_policy(job)
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=tmp_path)
     rewards = RewardSet(list(job.rewards), ["own"], [reward], {"own": RewardCounters()})
-    trainer = make_trainer(job, TrainerParts(loaded, config, prompts, rewards), StepObserver(), [])
+    trainer = make_trainer(
+        job, TrainerParts(loaded, config, prompts, rewards, []), StepObserver(), [], lambda _, write: write()
+    )
     trainer.train()
     assert trainer.state.global_step == 1
     (given,) = seen
@@ -72,7 +74,7 @@ def test_a_column_that_rewards_could_not_get_is_rejected(tmp_path: Path, name: s
         load_prompts(job.dataset, job.training, tiny_tokenizer(), root=tmp_path)
 
 
-def test_pictures_of_a_hub_dataset_stay_as_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_of_a_hub_dataset_stay_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same fingerprint in every process, and no library that decodes them."""
     stored = {"bytes": b"\x89PNG", "path": None}
     features = datasets.Features(
@@ -87,7 +89,7 @@ def test_pictures_of_a_hub_dataset_stay_as_they_are_stored(tmp_path: Path, monke
         datasets.table.InMemoryTable(table.cast(features.arrow_schema)), datasets.DatasetInfo(features=features)
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows)
-    spec = DatasetSpec(name=str(tmp_path))
+    spec = DatasetSpec.model_validate({"name": "some/pictures"})
     training = runs.plan(Path("/models/demo"), training={"promptsPerStep": 1}).training
     first, second = (load_prompts(spec, training, tiny_tokenizer()) for _ in range(2))
     assert first.rows[0]["image"] == stored
