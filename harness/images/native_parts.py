@@ -75,6 +75,14 @@ def bitsandbytes_libraries() -> list[str]:
     return names
 
 
+def deepspeed_accelerator() -> str:
+    """The device that DeepSpeed runs on when it is imported as on a GPU node, where it finds no CUDA compiler."""
+    os.environ["DS_ACCELERATOR"] = "cuda"
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().device_name())
+
+
 def nccl_version() -> str:
     """Version that NCCL's library gives itself; a stub gives none."""
     version = ctypes.c_int()
@@ -90,6 +98,7 @@ def main(architectures: list[str]) -> None:
         "driver": triton_driver(),
         "kernels": {each: scoring_kernels(int(each)) for each in architectures or built},
         "bitsandbytes": bitsandbytes_libraries(),
+        "deepspeed": deepspeed_accelerator(),
         "nccl": nccl_version(),
     }
     json.dump(found, sys.stdout)

@@ -33,4 +33,5 @@ def test_a_pod_compiles_and_loads_what_a_gpu_run_needs(node_cluster: AnyCluster,
     assert found["user"] == spec["securityContext"]["runAsUser"]
     assert {"launch", "load_binary"} <= set(found["driver"])
     assert found["kernels"].keys() == set(ARCHITECTURES)
+    assert found["deepspeed"] == "cuda"
     assert found["bitsandbytes"] == ["libbitsandbytes_cpu.so", "libbitsandbytes_cuda130.so"]

@@ -32,6 +32,7 @@ def test_what_a_gpu_run_loads_late_is_there(tmp_path: Path) -> None:
     assert list(found["kernels"]) == [f"{major}{minor}" for major, minor in IMAGE]
     assert all(size > 4096 for kernels in found["kernels"].values() for size in kernels.values())
     assert found["bitsandbytes"] == ["libbitsandbytes_cpu.so", "libbitsandbytes_cuda130.so"]
+    assert found["deepspeed"] == "cuda"
     assert found["nccl"] == pinned("nvidia-nccl-cu13")
     assert list(tmp_path.rglob("cuda_utils*.so")), "Triton keeps what it compiled in the home"
 
