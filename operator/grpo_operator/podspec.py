@@ -206,6 +206,7 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
         {"name": "HOME", "value": SCRATCH},
         {"name": "USER", "value": "grpo"},
         {"name": "HF_HOME", "value": f"{SCRATCH}/huggingface"},
+        {"name": "HF_HUB_DISABLE_TELEMETRY", "value": "1"},
         {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": HUB_SECONDS},
         {"name": "HF_HUB_ETAG_TIMEOUT", "value": HUB_SECONDS},
         {"name": "TORCHINDUCTOR_CACHE_DIR", "value": f"{SCRATCH}/torchinductor"},
