@@ -7,7 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
+import hf_xet  # type: ignore[import-untyped]
 import pytest
+from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -105,12 +108,12 @@ def test_a_missing_revision_is_bad_input(hub: HubServer, revision: str) -> None:
 def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(patience, "LONGEST_WAIT", 1.0)
     hub.faults = ["503"] * 1000
     with pytest.raises(HubUnavailable, match=r"team/model .*nothing arrived for .*HTTP 503") as caught:
         located()
     assert classify(caught.value)[0] not in PERMANENT
-    assert len(hub.asked) > 3, "it was tried again"
+    assert len(hub.asked) > 1, "it was tried again"
 
 
 def test_nobody_there_is_waited_for_too(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +202,28 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(hub: HubServer) -> None:
 def test_a_dataset_that_is_not_there_is_bad_input(hub: HubServer, spec: dict[str, str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         prompts(None, **spec)
+
+
+def test_offline_what_is_cached_is_all_there_is(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Hub()
+    before = (located(first), prompts(first).fingerprint)
+    for module in (constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert (located(), prompts().fingerprint) == before
+    assert (located(Hub(first.commits)), prompts(Hub(first.commits)).fingerprint) == before
+    forget(tmp_path)
+    with pytest.raises(BadInput, match="HF_HUB_OFFLINE"):
+        located()
+    with pytest.raises(BadInput, match=r"team/rows.* can't be loaded"):
+        prompts(Hub(first.commits))
+    assert hub.asked == []
+
+
+def test_a_token_of_the_store_that_has_run_out_passes() -> None:
+    assert patience.passing(hf_xet.XetAuthenticationError("expired"))
+    assert patience.passing(RuntimeError("the store did not answer"))
+    assert patience.passing(RuntimeError("Dataset scripts are no longer supported, but found a.py")) is None
+    assert patience.passing(PermissionError(13, "Permission denied")) is None

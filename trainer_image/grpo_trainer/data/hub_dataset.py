@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import datasets
+from huggingface_hub import is_offline_mode
 
 from grpo_api.contract import DATASET_TOKEN_ENV
 from grpo_api.dataset import DatasetSpec
@@ -21,7 +22,7 @@ from ..gang import led
 from ..hub.patience import Tell, passing
 from ..hub.repositories import Hub, Repository, asked
 
-_REFUSED = (FileNotFoundError, datasets.exceptions.DatasetGenerationError, ValueError)
+_REFUSED = (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetGenerationError, ValueError)
 
 
 def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
@@ -33,16 +34,24 @@ def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
     """
     name, token = dataset.name or "", os.environ.get(DATASET_TOKEN_ENV)
     repository = Repository("dataset", name, dataset.revision, "dataset", token)
-    commit = "" if Path(name).is_absolute() else hub.commit(repository)
-    if not commit:  # a folder; or what datasets has cached, where no hub may be asked
+    if Path(name).is_absolute():
         return _loaded(dataset, dataset.revision)
+    commit = hub.commit(repository)
+    if is_offline_mode():
+        folder = _folder(dataset, repository, commit)
+        return datasets.load_from_disk(str(folder)) if folder.is_dir() else _loaded(dataset, dataset.revision)
     return datasets.load_from_disk(str(led.by_node(lambda: _converted(dataset, repository, commit, hub.tell))))
+
+
+def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
+    """Where the rows of that commit are, once they are there."""
+    choice = hashlib.sha256(json.dumps([dataset.config, dataset.split]).encode()).hexdigest()[:16]
+    return Path(datasets.config.HF_DATASETS_CACHE) / "commits" / repository.storage.name / (commit or "none") / choice
 
 
 def _converted(dataset: DatasetSpec, repository: Repository, commit: str, tell: Tell) -> Path:
     """The folder with the rows of that commit, as `save_to_disk` writes them."""
-    choice = hashlib.sha256(json.dumps([dataset.config, dataset.split]).encode()).hexdigest()[:16]
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "commits" / repository.storage.name / commit / choice
+    folder = _folder(dataset, repository, commit)
 
     def convert() -> Path:
         if not folder.is_dir():
@@ -76,7 +85,7 @@ def _loaded(dataset: DatasetSpec, revision: str | None, cache: Path | None = Non
             cache_dir=None if cache is None else str(cache),
         )
     except _REFUSED as error:
-        if passing(error):
+        if passing(error) and not is_offline_mode():
             raise
         which = f"{dataset.name!r} (config {dataset.config or 'default'}, split {dataset.split})"
         raise BadInput(

@@ -134,7 +134,9 @@ def passing(error: BaseException) -> NotNow | None:
             return None
         if isinstance(one, httpx2.TransportError | ConnectionError | TimeoutError):
             return NotNow(_words(one))
-    # the content-addressed store's client, hf_xet, raises a bare RuntimeError; datasets does for scripts
+    # hf_xet, which fetches large files, calls a token that has run out a PermissionError, and the rest RuntimeError
+    if type(error).__module__.startswith("hf_xet"):
+        return NotNow(_words(error))
     if isinstance(error, RuntimeError) and "scripts are no longer supported" not in str(error):
         return NotNow(_words(error))
     # an answer of the API that was cut

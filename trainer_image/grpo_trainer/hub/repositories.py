@@ -16,6 +16,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
 
 from ..errors import BadInput
+from ..files import write_atomically
 from ..gang import led
 from .client import in_use
 from .lease import Lease
@@ -91,13 +92,16 @@ class Hub:
 def _resolved(repository: Repository, tell: Tell) -> str:
     if repository.revision and COMMIT.fullmatch(repository.revision):
         return repository.revision
+    known = repository.storage / "refs" / (repository.revision or "main")
     if is_offline_mode():
-        known = repository.storage / "refs" / (repository.revision or "main")
         return known.read_text(encoding="utf-8") if known.is_file() else ""
 
     def ask() -> str:
         api = HfApi(token=repository.token)
         info = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.revision)
+        # for who may ask no hub later; huggingface_hub itself does so only where it is asked for a branch
+        known.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(known, info.sha or "")
         return info.sha or ""
 
     return asked(repository, ask, tell)
@@ -192,6 +196,6 @@ def _refused(repository: Repository, action: Callable[[], T]) -> T:
         ) from error
     except (OSError, HFValidationError) as error:
         raise BadInput(
-            f"{repository.words} can't be fetched: {error}. Check the name, the revision and spec.{repository.path}"
-            ".tokenSecretRef for a gated one; what the environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
+            f"{repository.words} can't be fetched: {error}. Check the name, the revision, spec.{repository.kind}"
+            ".tokenSecretRef for a gated one, and what the environment says (HF_HUB_OFFLINE, HF_ENDPOINT)"
         ) from error
