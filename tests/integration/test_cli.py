@@ -40,8 +40,13 @@ STATUS: dict[str, Any] = {
     "memory": {"predictedBytes": 3 << 30, "measuredBytes": 2 << 30, "ratio": "1.500"},
     "ends": [{"attempt": 1, "reason": "Hang", "counted": True, "endTime": "2026-01-31T12:00:00Z"}],
     "avoidedNodes": ["node-0", "node-7"],
+<<<<<<< HEAD
     "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"}
     | {"standstill": {"silentSeconds": 1800, "frames": ["reward.py:9 in judge", "engine.py:7 in step"]}},
+=======
+    "rollbacks": [{"attempt": 1, "reason": "Diverged", "skipped": {"first": 7, "last": 8}}],
+    "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"},
+>>>>>>> 1eccc3a (Rollbacks of a job that queues, and on the one screen of its status)
     "conditions": [
         {
             "type": "Running",
@@ -89,6 +94,7 @@ def test_status_shows_one_screen(running_job: AnyCluster, capsys: pytest.Capture
         "3.0 GiB predicted, 2.0 GiB measured",
         "2: restarts 1 of 3 after failures, 0 of 100 after disruptions; ended: 1 Hang",
         "node-0, node-7",
+        "generations 7 to 8 (Diverged)",
         "Hang at step 5: rank 1 is silent",
         "reward.py:9 in judge",
         "engine.py:7 in step",

@@ -1,6 +1,7 @@
 """spec.guard.onDivergence: what follows when a run diverges, derived from the status alone, at most twice per run."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,13 @@ def test_later_attempts_leave_it_out_too_whyever_they_start() -> None:
     crashed = make_seen(make_job(ROLLBACK, status), make_child(2), make_pod(0, 2, terminated(139)), make_pod(1, 2))
     third = committed(crashed, judged(crashed))
     assert left_out(make_job(ROLLBACK, to_json(third))) == [Generations(first=7, last=7)]
+
+
+def test_a_gang_that_queues_for_its_next_attempt_remembers_it() -> None:
+    seen = diverged(ROLLBACK)
+    queued = build(seen, replace(judged(seen), action=Action.QUEUE, reason="WaitingForGPUs", plan=PLAN))
+    assert [one.skipped.first for one in queued.rollbacks] == [7]
+    assert (queued.attempt, queued.uncounted_restarts) == (1, 1)
 
 
 def earlier(*numbers: int) -> list[dict[str, Any]]:
