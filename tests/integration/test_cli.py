@@ -40,13 +40,9 @@ STATUS: dict[str, Any] = {
     "memory": {"predictedBytes": 3 << 30, "measuredBytes": 2 << 30, "ratio": "1.500"},
     "ends": [{"attempt": 1, "reason": "Hang", "counted": True, "endTime": "2026-01-31T12:00:00Z"}],
     "avoidedNodes": ["node-0", "node-7"],
-<<<<<<< HEAD
+    "rollbacks": [{"attempt": 1, "reason": "Diverged", "skipped": {"first": 7, "last": 8}}],
     "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"}
     | {"standstill": {"silentSeconds": 1800, "frames": ["reward.py:9 in judge", "engine.py:7 in step"]}},
-=======
-    "rollbacks": [{"attempt": 1, "reason": "Diverged", "skipped": {"first": 7, "last": 8}}],
-    "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"},
->>>>>>> 1eccc3a (Rollbacks of a job that queues, and on the one screen of its status)
     "conditions": [
         {
             "type": "Running",
