@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome
-from grpo_trainer.errors import TrainingError
+from grpo_trainer.errors import TrainingError, classify
 from grpo_trainer.gang import network, rendezvous
 from grpo_trainer.gang.interfaces import GLOO_INTERFACE
 from grpo_trainer.gang.placement import Placement
@@ -71,9 +71,10 @@ def main() -> None:
     watchdog.Watchdog(plan, recorder, ended).start()
     try:
         bandwidth = rendezvous.join(plan, place, connecting=lambda: recorder.stage("Connecting"))
-    except TrainingError as error:
-        say(result=error.result.value, message=str(error))
-    rendezvous.leave_together()
+        rendezvous.leave_together()
+    except (TrainingError, RuntimeError) as error:
+        result, message = classify(error)
+        say(result=result.value, message=message)
     say(bandwidth=bandwidth, interface=os.environ.get(GLOO_INTERFACE))
 
 

@@ -28,7 +28,8 @@ def train(plan, place, recorder):
     from grpo_trainer import errors
     from grpo_trainer.process import watchdog
     from grpo_trainer.process.outcome import end_now
-    watchdog.POLL_SECONDS, watchdog.QUIET_SECONDS, watchdog.LOCKED_SECONDS = 0.05, 0.0, 1.0
+    watchdog.POLL_SECONDS, watchdog.QUIET_SECONDS = 0.05, 0.0
+    watchdog.LOCKED_SECONDS = 1.0 if place.world_size == 1 else 60.0
     watchdog.patience = lambda *_: {patience}
     watchdog.Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks)).start()
     recorder.begin(3, 9)
@@ -43,23 +44,33 @@ def loses_a_peer(recorder, errors):
     time.sleep(0.3)
     raise RuntimeError("Connection closed by peer [10.0.0.1]:1")
 
+def is_killed_while_it_speaks(recorder, errors):
+    import signal
+    from grpo_trainer.process.outcome import termination_log
+    termination_log().write_text('{{"result": "Succ')
+    os.kill(os.getpid(), signal.SIGKILL)
+
 def is_busy(recorder, errors):
     time.sleep({busy})
     open(os.environ["BUSY_FILE"], "w").close()
     return "went on for long"
 
 def waits_in_a_collective(recorder, errors):
+    while not os.path.exists(os.environ["BUSY_FILE"]):  # until the other has begun
+        recorder.event()
+        time.sleep(0.05)
     exec(compile("import time; time.sleep(60)", "/site-packages/torch/distributed/c10d.py", "exec"))
 
 def holds_the_gil(recorder, errors):
     import re
+    open(os.environ["BUSY_FILE"], "w").close()
     re.match("(a+)+$", "a" * 60 + "b")
 
 module = types.ModuleType("grpo_trainer.worker")
 module.train = train
 sys.modules["grpo_trainer.worker"] = module
 from grpo_trainer.process import supervisor
-supervisor.PATIENCE_SECONDS = 0.5
+supervisor.PATIENCE_SECONDS, supervisor.LAST_WORDS_SECONDS = 0.5, 10.0  # a busy machine is slow to write them
 """
 
 
@@ -96,6 +107,12 @@ def test_a_failure_is_told_while_the_other_process_is_busy_and_that_one_says_how
     assert not (tmp_path / "busy").exists(), "the busy process was waited for"
     assert (kept[0].result, kept[0].step) == (Result.PREEMPTED, 3)
     assert "another process of the pod failed" in kept[0].message
+
+
+def test_words_that_break_off_are_none(tmp_path: Path) -> None:
+    outcome, _ = supervised(tmp_path, "is_busy", "is_killed_while_it_speaks")
+    assert (outcome.result, outcome.rank) == (Result.ERROR, 1)
+    assert "rank 1 was ended by SIGKILL without an outcome" in outcome.message
 
 
 def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_by_its_stack(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from pydantic import ValidationError
+
 from grpo_api.causes import Tier, named_hang, tier
 from grpo_api.contract import TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
@@ -53,10 +55,13 @@ class Worker:
         self.descriptor = os.pidfd_open(self.process.pid)
 
     def outcome(self) -> Outcome | None:
-        """What the worker said, if it said anything."""
-        if not self.outcome_file.exists() or not self.outcome_file.stat().st_size:
+        """What the worker said, if it said anything and was not killed while it did."""
+        if not self.outcome_file.exists():
             return None
-        return Outcome.model_validate_json(self.outcome_file.read_text(encoding="utf-8"))
+        try:
+            return Outcome.model_validate_json(self.outcome_file.read_bytes())
+        except ValidationError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
