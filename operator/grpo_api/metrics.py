@@ -53,7 +53,9 @@ PROMPTS_DUPLICATE = _training(
     "prompts",
     "Prompts that occurred before, kept or left out as dataset.onDuplicatePrompt says.",
 )
-
+CHECKPOINT_STEP = _training(
+    "checkpoint_step", "", "steps", "Step of the newest complete checkpoint, which a restart goes back to."
+)
 TRAINING = (
     _training("kl", "kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the last step."),
     _training("reward", "reward", "1", "Mean weighted reward of the last generation."),
@@ -84,7 +86,7 @@ TRAINING = (
     PROMPTS_DUPLICATE,
     _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
     ALLREDUCE,
-    _training("checkpoint_step", "", "steps", "Step of the newest complete checkpoint, which a restart goes back to."),
+    CHECKPOINT_STEP,
     _training("checkpoint_seconds", "", "seconds", "How long training stood still for that checkpoint."),
     _training("checkpoint_failures", "", "1", "Checkpoints in a row that could not be written, until one could."),
 )

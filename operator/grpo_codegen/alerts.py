@@ -57,6 +57,17 @@ def _training_alerts() -> tuple[Alert, ...]:
             ),
         ),
         Alert(
+            name="GRPOCheckpointsFail",
+            expression=f"{_BY_KEY['checkpoint_failures']} > 0",
+            for_="15m",
+            severity="critical",
+            summary=f"No checkpoint of {_JOB} could be written for a quarter of an hour",
+            description=(
+                "Training goes on, but a restart loses all steps since grpo_training_checkpoint_step. The job's "
+                "Degraded condition has the volume's words: make room on it, or raise its quota."
+            ),
+        ),
+        Alert(
             name="GRPORewardCollapse",
             expression=f"{reward_std} < 1e-3 and {_BY_KEY['zero_variance_groups']} > 0.95",
             for_="30m",

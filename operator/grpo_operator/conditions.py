@@ -6,7 +6,7 @@ doesn't speak of.
 
 from collections.abc import Callable, Iterator
 
-from grpo_api.metrics import PROMPTS, PROMPTS_DROPPED
+from grpo_api.metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.report import MAX_COUNT
 from grpo_api.status import Condition, ConditionType
 
@@ -215,9 +215,9 @@ def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     if seen.started:
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods"
         # a new operator process has not heard of rank 0 yet either
-        still_unknown = seen.pull is None and known is not None and known.reason == Reason.PROGRESS_UNKNOWN
-        if not troubled and not still_unknown:
-            yield C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
+        unheard = seen.pull is None and known is not None and known.reason in _TOLD_BY_RANK_0
+        if not troubled and not unheard:
+            yield _as_told(seen)
     else:
         before = seen.job.condition(C.RUNNING)
         if before and before.status == "False":
@@ -228,6 +228,20 @@ def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
             yield C.DEGRADED, known.status == "True", known.reason, known.message
     if troubled:
         yield C.DEGRADED, True, decision.reason, decision.message
+
+
+_TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
+"""Reasons of Degraded that only its answer, or its silence, can change."""
+
+
+def _as_told(seen: Observation) -> Statement:
+    """What rank 0 says of a gang whose pods are all well."""
+    progress = seen.pull.progress if seen.pull else None
+    if progress is None or not progress.checkpoint_problem:
+        return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
+    back = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
+    message = f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back to step {back:.0f}"
+    return C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
 
 
 _STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     ALL_PODS_RUNNING = "AllPodsRunning"
     POD_WAITING = "PodWaiting"
     PROGRESS_UNKNOWN = "ProgressUnknown"
+    CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
     RESTARTING = "Restarting"
     RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"

@@ -7,17 +7,25 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import TrainerControl, TrainerState
 
 from grpo_api.report import Outcome, Result
 from grpo_trainer import files
 from grpo_trainer.checkpoints import resume
-from grpo_trainer.errors import DiskFailed
+from grpo_trainer.checkpoints.seal import SealCheckpoints
+from grpo_trainer.errors import DiskFailed, Preempted
 from grpo_trainer.files import patiently
+from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import keep
+from grpo_trainer.process.preemption import Preemption
+from grpo_trainer.process.recorder import Recorder
+from grpo_trainer.training import _finish
 from harness.ranks import runs
 from harness.ranks.disk_facts import OBSTACLES, fill
 from harness.ranks.gang import run_gang
@@ -54,6 +62,60 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
     assert f"checkpoint-{failed + 1}" in first["left"]
     assert sum(name.startswith("checkpoint-") for name in first["left"]) == 1
     assert first["exported"]
+
+
+def test_a_checkpoint_is_tried_again_after_ever_more_generations_and_told(tmp_path: Path) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path, execution={"stepsPerGeneration": 2, "saveEverySteps": 100})
+    resume.claim_folder(plan)
+    recorder, preemption = Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan)
+    seal = SealCheckpoints(plan, {}, recorder, preemption)
+
+    def write(step: int) -> None:
+        (tmp_path / "attempt-1" / f"checkpoint-{step}").mkdir(parents=True)
+        if step < 16:
+            raise DiskFailed("full")
+
+    saved = []
+    for step in range(1, 101):
+        control = TrainerControl(should_save=step == 2)
+        seal.on_step_end(None, TrainerState(global_step=step), control)
+        if control.should_save:
+            seal.save(step, partial(write, step))
+            saved.append(step)
+    assert saved == [2, 4, 8, 16]
+    assert seal.last == tmp_path / "attempt-1" / "checkpoint-16"
+    assert [path.name for path in (tmp_path / "attempt-1").iterdir()] == ["checkpoint-16"]
+    assert recorder.progress.metrics["checkpoint_step"] == 16
+    assert recorder.progress.metrics["checkpoint_seconds"] == preemption.save_seconds
+
+
+def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path)
+    seal = SealCheckpoints(plan, {}, Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan))
+
+    def write() -> None:
+        raise DiskFailed("full")
+
+    seal.save(1, write)
+    control = TrainerControl(should_training_stop=True)
+    seal.on_step_end(None, TrainerState(global_step=2), control)
+    assert not control.should_save
+
+
+def test_a_preempted_run_whose_checkpoint_failed_says_that_the_one_before_stands(tmp_path: Path) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path)
+    recorder = Recorder(plan, Placement(0, 0, 1, 1), 0.0)
+    recorder.not_saved(1, "the checkpoint of step 8 could not be written: rank 0: full")
+    run: Any = SimpleNamespace(
+        trainer=SimpleNamespace(state=TrainerState(global_step=8)),
+        step_exchange=SimpleNamespace(verdict="save"),
+        seal=SimpleNamespace(last=tmp_path / "attempt-1" / "checkpoint-4"),
+    )
+    with pytest.raises(Preempted, match="at step 8, the checkpoint before stands, for the checkpoint of"):
+        _finish(plan, run, recorder)
+    run.seal.last = tmp_path / "attempt-1" / "checkpoint-8"
+    with pytest.raises(Preempted, match="a checkpoint was saved at step 8"):
+        _finish(plan, run, recorder)
 
 
 def failing(times: int, error: Callable[[], Exception]) -> Callable[[], str]:

@@ -278,12 +278,3 @@ def test_the_patch_holds_only_the_difference(old: Any, new: Any, patch: Any) -> 
 )
 def test_durations_for_people(seconds: int, text: str) -> None:
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("heard", "degraded"), [(False, "True"), (True, "False")])
-def test_a_new_operator_process_does_not_take_back_that_rank_0_is_silent(heard: bool, degraded: str) -> None:
-    known = active_status()
-    known["conditions"].append(condition("Degraded", reason="ProgressUnknown"))
-    pull = make_pull() if heard else None
-    status = going_on(make_seen(make_job(status=known), make_child(), make_pod(0), make_pod(1), pull=pull))
-    assert of_type(status, "Degraded")[0] == degraded
