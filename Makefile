@@ -66,7 +66,7 @@ test-e2e: venv ## everything on a real multi-node cluster (needs root)
 
 soak: venv ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
 	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
-	  $(BIN)/pytest tests/unit tests/trainer tests/integration -m 'hypothesis or seeded' --hypothesis-profile=soak --hypothesis-seed=$$seed \
+	  $(BIN)/pytest tests/unit tests/trainer tests/integration -m 'hypothesis or seeded or soak' --hypothesis-profile=soak --hypothesis-seed=$$seed \
 	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
 
 chaos: venv ## so many faults of all kinds on a real control plane, told as they strike (SEED=… FAULTS=100 ONLY=regex)

@@ -9,8 +9,9 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from grpo_api.contract import DATA_MOUNT_ENV, INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
@@ -26,16 +27,23 @@ class Gang:
     """The pods of one attempt; a context manager that leaves no process behind."""
 
     def __init__(
-        self, plan: TrainingPlan, data: Path, folder: Path, *, fresh: bool = False, traced: bool = False
+        self,
+        plan: TrainingPlan,
+        data: Path,
+        folder: Path,
+        *,
+        fresh: bool = False,
+        traced: bool = False,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`fresh` and `traced` as in launch.py."""
+        """`fresh` and `traced` as in launch.py; `environment` is every pod's."""
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = free_port()
         (folder / "plan.json").write_text(plan.model_dump_json())
-        environment = {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
-        environment[PROGRESS_BIND_ENV] = f"127.0.0.1:{self.port}"
-        self.pods = [self._start(environment, index, fresh, traced) for index in range(plan.execution.nodes)]
+        own = {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
+        own[PROGRESS_BIND_ENV] = f"127.0.0.1:{self.port}"
+        self.pods = [self._start({**own, **environment}, index, fresh, traced) for index in range(plan.execution.nodes)]
 
     def _start(self, environment: dict[str, str], index: int, fresh: bool, traced: bool) -> Launched:
         own = {INDEX_ENV: str(index), TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}")}
