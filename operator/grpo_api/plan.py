@@ -121,7 +121,7 @@ class ExecutionPlan(Model):
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
     save_every_steps: Annotated[int, Field(ge=1)]
-    """checkpoint.everySteps raised to the next generation boundary."""
+    """Steps between checkpoints."""
     reason: Text = ""
     """Why this plan, in a sentence."""
     changes: Annotated[list[Text], Field(max_length=16, json_schema_extra=ATOMIC_LIST)] = []

@@ -189,7 +189,7 @@ class CheckpointSpec(Model):
     """A claim of the job's own, created with it. Unset and no `volume`: the run can't be recovered after a failure, and
     condition Recoverable=False says so."""
     every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
-    """Steps between checkpoints (raised to the next generation boundary, so that resume is exact). Unset: 100."""
+    """Steps between checkpoints; resume is exact at any step. Unset: 100."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Newest complete checkpoints that are kept. Unset: 2."""
 

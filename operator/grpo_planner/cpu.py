@@ -8,7 +8,7 @@ from grpo_api.plan import ExecutionPlan
 
 from .memory import Setup, predict
 from .memory.device import CPU_PROCESS, whole_mib
-from .search.batch import accumulation, generation_share, indivisible, micro_batches, save_every_steps
+from .search.batch import accumulation, generation_share, indivisible, micro_batches
 from .search.demand import Demand
 from .search.methods import Method, conflicting_pins, methods
 from .words import plural
@@ -45,7 +45,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         parameters=demand.model.label,
         architecture=demand.model.source,
         host_memory_bytes=whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup)),
-        save_every_steps=save_every_steps(spec),
+        save_every_steps=spec.checkpoint.every_steps,
         reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
         warnings=demand.notes,
     )

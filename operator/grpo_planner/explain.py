@@ -12,7 +12,7 @@ from .hardware.pools import Pool
 from .hardware.products import NETWORK_GB_PER_S
 from .memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from .result import Candidate, Rejection
-from .search.batch import generation_share, save_every_steps
+from .search.batch import generation_share
 from .search.demand import Demand
 from .search.option import Option
 from .words import gib, plural
@@ -36,7 +36,7 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
         parameters=demand.model.label, architecture=demand.model.source, memory=_memory(demand, option),
         host_memory_bytes=demand.pod_memory or whole_mib(option.host), estimated_step_seconds=round(option.seconds, 2),
-        save_every_steps=save_every_steps(spec), reason=reason, changes=changes(demand, option),
+        save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
     )  # fmt: skip
 

@@ -161,14 +161,11 @@ def test_watchdog_ends_a_run_without_steps(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("step", "waited", "step_seconds", "decision"),
-    [(8, 0.0, 1.0, "save"), (9, 0.0, 1.0, "continue"), (9, 50.0, 5.0, "stop"), (8, 54.0, 1.0, "stop")],
+    ("waited", "step_seconds", "decision"), [(0.0, 1.0, "save"), (50.0, 5.0, "stop"), (54.0, 1.0, "stop")]
 )
-def test_preemption_saves_at_the_boundary_if_time_allows(
-    step: int, waited: float, step_seconds: float, decision: str
-) -> None:
-    assert Preemption(60.0, boundary=4, can_save=True).decide(step, waited, step_seconds) == decision
-    assert Preemption(60.0, boundary=4, can_save=False).decide(step, waited, step_seconds) == "stop"
+def test_preemption_saves_if_time_allows(waited: float, step_seconds: float, decision: str) -> None:
+    assert Preemption(60.0, can_save=True).decide(waited, step_seconds) == decision
+    assert Preemption(60.0, can_save=False).decide(waited, step_seconds) == "stop"
 
 
 @given(ratio=st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 1), steps=st.integers(1, 10**8))
@@ -212,12 +209,7 @@ def test_plan_fields_reach_the_configurations() -> None:
     assert (apart["stage3_prefetch_bucket_size"], apart["stage3_max_reuse_distance"]) == (0, 0)
 
 
-def test_what_no_planner_plans_is_rejected_all_at_once(tmp_path: Path) -> None:
-    three_per_two = {"steps_per_generation": 6, "gradient_accumulation": 4}
-    plan = changed(**three_per_two, save_every_steps=4, zero_stage=2, optimizer="AdamW8bit")
-    plan = plan.model_copy(update={"checkpoint_directory": str(tmp_path)})
-    with pytest.raises(BadInput) as rejected:
-        require_supported(plan)
-    for part in ("saveEverySteps is 4, but a generation serves 3 optimizer steps", "set it to 6", "ZeRO-2"):
-        assert part in str(rejected.value)
-    require_supported(changed(**three_per_two, save_every_steps=4))
+def test_what_no_planner_plans_is_rejected() -> None:
+    with pytest.raises(BadInput, match="AdamW8bit under ZeRO-2"):
+        require_supported(changed(zero_stage=2, optimizer="AdamW8bit"))
+    require_supported(changed(steps_per_generation=6, gradient_accumulation=4, save_every_steps=4))

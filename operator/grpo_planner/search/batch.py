@@ -1,7 +1,7 @@
 """Splits the global batch of one step over processes, micro-batches and generation calls.
 
-TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to be exactly one step's completions, and a
-resume is exact only where no generated batch is half used; both are arithmetic on whole numbers, done here.
+TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to be exactly one step's completions:
+arithmetic on whole numbers, done here.
 """
 
 from grpo_api.job import GRPOJobSpec
@@ -74,13 +74,3 @@ def indivisible(spec: GRPOJobSpec, world: int, where: str) -> SpecRejected:
         f"{step} completions per step can't be split over {where}{pinned}: it must be a multiple of {unit}; "
         f"set spec.training.promptsPerStep to {prompts}",
     )
-
-
-def save_every_steps(spec: GRPOJobSpec) -> int:
-    """checkpoint.everySteps, raised so that no generated batch is half used when a checkpoint is written.
-
-    A generation batch is used for generations_ahead * num_iterations steps; only between two of them is a resume exact
-    (TRL keeps the buffered completions in memory).
-    """
-    period = updates_per_generation(spec)
-    return -(-spec.checkpoint.every_steps // period) * period

@@ -88,7 +88,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         scored = Scored(rows[:, FIELDS.index("scored")].sum().item(), {name: sum(two) for name, two in counted.items()})
         self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
         if worst["sigterm"] >= 0:
-            self._stop(state.global_step, worst, control)
+            self._stop(worst, control)
 
     def on_save(self, *_: Any, **__: Any) -> None:
         """A checkpoint's time is in how long a step takes until the next, and not in how long a step itself takes."""
@@ -116,11 +116,10 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         sums = rows[:, len(FIELDS) :].sum(dim=0).reshape(-1, 2).tolist()
         return dict(zip(self._counters, sums, strict=True))
 
-    def _stop(self, step: int, worst: dict[str, float], control: TrainerControl) -> None:
-        self.verdict = self._preemption.decide(step, worst["sigterm"], worst["step_seconds"])
-        if self.verdict != "continue":
-            control.should_training_stop = True
-            control.should_save = self.verdict == "save"
+    def _stop(self, worst: dict[str, float], control: TrainerControl) -> None:
+        self.verdict = self._preemption.decide(worst["sigterm"], worst["step_seconds"])
+        control.should_training_stop = True
+        control.should_save = self.verdict == "save"
 
 
 def exchange(row: list[float]) -> torch.Tensor:
