@@ -50,9 +50,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         """The last checkpoint that this attempt sealed."""
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Save again where a resume is exact, after a checkpoint that failed."""
-        step = state.global_step
-        due = step >= self._try_again_at and step % self._preemption.boundary == 0
+        """Save again after a checkpoint that failed."""
+        due = state.global_step >= self._try_again_at
         if due and not control.should_training_stop:  # what stops has decided already whether there is time to save
             control.should_save = True
 
@@ -87,7 +86,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
     def _failed(self, checkpoint: Path, step: int, why: str) -> None:
         """Each failure doubles the steps until the next try, which costs the time of writing until the disk is full."""
         self._failures += 1
-        self._try_again_at = step + self._preemption.boundary * 2 ** (self._failures - 1)
+        self._try_again_at = step + 2 ** (self._failures - 1)
         if ranks.rank() == 0:
             with suppress(OSError):  # what can't be deleted now is cleared away by the next rotation
                 remove(checkpoint)
