@@ -13,22 +13,29 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import torch
 from torch import nn
+from trl import GRPOConfig, GRPOTrainer
 
 from grpo_api.plan import TrainingPlan
 from grpo_trainer.building import build
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume import complete
+from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.gang import ranks
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.paths import number
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
+from grpo_trainer.rewards import build_rewards
+from grpo_trainer.settings import config_arguments
 from grpo_trainer.weights.fingerprint import combined, fingerprint
+from grpo_trainer.weights.models import load_policy
 
 from . import runs
 from .reference_facts import whole
 
+MIXUP = 0.3
 GROUP = 2
 """Completions of one prompt, and of a micro-batch."""
 REWARDS = [{"format": {"pattern": "[^0-9]*[0-9].*"}}, {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}}]
@@ -79,7 +86,7 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
         case.strategy,
         case.zero,
         world,
-        reference={"sync": {"everySteps": case.sync, "mixup": 0.3}} if case.sync else {},
+        reference={"sync": {"everySteps": case.sync, "mixup": MIXUP}} if case.sync else {},
         # one prompt per step: a plan by the planner has whole steps in a generation, and these must not
         training={"numGenerations": GROUP, "promptsPerStep": 1, "generationBatchSize": GROUP * case.ahead * world}
         | {"maxCompletionLength": 4, "beta": 0.0 if case.strategy == "None" else 0.04, "lrSchedulerType": "cosine"}
@@ -107,23 +114,49 @@ def write_data(case: Case, folder: Path) -> None:
     (folder / data(case)).write_text("".join(lines))
 
 
-def train(case: Case, folder: Path, attempt: int) -> Story:
-    """One attempt of the case to its end, from the newest checkpoint that there is. A collective."""
+def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> Story:
+    """One attempt of the case to its end, from the newest checkpoint that there is, or of `start`. A collective."""
     runs.reset()
-    job = plan(case, folder, attempt)
+    job = plan(case, folder, attempt).model_copy(update={"resume_from": start and str(start)})
     recorder = Recorder(job, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
     claim_folder(job)
     run = build(job, recorder, Watchdog(job, recorder, lambda *_: None))
     checkpoint = run.beginning.checkpoint
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     run.rewards.close()
-    steps = [entry for entry in run.trainer.state.log_history if "loss" in entry]
     reference = run.trainer.ref_model
     return Story(
-        {entry.pop("step"): {key: value for key, value in entry.items() if key != "step_time"} for entry in steps},
+        logged(run.trainer),
         hashed(run.trainer.model),
         hashed(reference) if reference is not None else "",
     )
+
+
+def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
+    """What TRL alone logs with the same configuration, data and rewards."""
+    runs.reset()
+    job = plan(case, folder, 1)
+    rewards = build_rewards(job.rewards, device=torch.device("cpu"))
+    loaded = load_policy(job)
+    config = GRPOConfig(**config_arguments(job), reward_weights=rewards.weights)
+    if case.sync:
+        config.sync_ref_model, config.ref_model_sync_steps, config.ref_model_mixup_alpha = True, case.sync, MIXUP
+    trainer = GRPOTrainer(
+        model=loaded.model,
+        processing_class=loaded.tokenizer,
+        args=config,
+        reward_funcs=list(rewards.functions),
+        train_dataset=load_prompts(job.dataset, job.training, loaded.tokenizer, root=folder).rows,
+    )
+    trainer.train()
+    rewards.close()
+    return logged(trainer)
+
+
+def logged(trainer: GRPOTrainer) -> dict[int, dict[str, Any]]:
+    """All that TRL has logged, by step, but for times."""
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {entry["step"]: {key: value for key, value in entry.items() if key != "step_time"} for entry in steps}
 
 
 def hashed(model: nn.Module) -> str:

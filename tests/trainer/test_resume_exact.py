@@ -5,7 +5,9 @@ micro-batches and generations, whether the reference moves. Trainers are built a
 """
 
 import gc
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from grpo_api.contract import DATA_MOUNT_ENV
 from harness.ranks import demo_model
-from harness.ranks.resume_cases import Case, differences
+from harness.ranks.resume_cases import Case, Story, bare, differences, train, write_data
 from tests.generated import cases
 
 MOST_STEPS = 9
@@ -65,3 +67,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @example(case=Case(rows=8, steps=9, save=5, kill=6, ahead=4, iterations=2, sync=2))  # amid a generation
 def test_a_resumed_run_is_the_undisturbed_one(folder: Path, case: Case) -> None:
     assert differences(case, folder) == []
+
+
+def test_three_passes_are_bare_trls_to_the_last_digit(folder: Path) -> None:
+    case = Case(rows=9, epochs=3.0, save=100, kill=1, accumulation=2, ahead=4, iterations=2, sync=3)
+    ours = fresh(case, folder).logged
+    theirs = bare(case, folder)
+    assert len(theirs) == 24
+    for step, values in theirs.items():
+        assert ours[step].items() >= values.items(), step
+
+
+def test_a_run_that_goes_further_has_its_own_interval_and_schedule(folder: Path) -> None:
+    short = Case(rows=8, steps=4, save=3, kill=4, accumulation=2)
+    further = replace(short, steps=7, save=2)
+    whole = fresh(further, folder).logged
+    fresh(short, folder)
+    source = (folder / "runs").rename(folder / "short")
+    continued = train(further, folder, 1, start=source).logged
+    assert {path.name for path in folder.glob("runs/*/checkpoint-*")} == {"checkpoint-6", "checkpoint-7"}
+    for step in (5, 6, 7):
+        assert continued[step]["learning_rate"] == whole[step]["learning_rate"] > 0
+
+
+def fresh(case: Case, folder: Path) -> Story:
+    """The case's run with no checkpoint to go on from."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    write_data(case, folder)
+    return train(case, folder, 1)

@@ -18,6 +18,7 @@ from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import DATASET_FINGERPRINT, Generations
 
+from .checkpoints.continuing import FollowPlan
 from .checkpoints.identity import identity
 from .checkpoints.resume import Beginning, begin
 from .checkpoints.seal import SealCheckpoints
@@ -98,7 +99,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]
-    callbacks += [LossGuard(), KLGuard(plan.guard)]
+    callbacks += [LossGuard(), KLGuard(plan.guard), FollowPlan()]
     parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped)
     recorder.stage("Proving")
     with recorder.part("trainer"):
