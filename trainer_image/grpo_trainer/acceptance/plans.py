@@ -8,13 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import Qwen2Config
-
 from grpo_api.contract import DATA_MOUNT_ENV
 from grpo_api.plan import TrainingPlan
 
 from .findings import Context
-from .tiny import save_tiny, tiny_config
 
 COMPLETIONS = 8
 """Completions of a step on each device: two groups of four."""
@@ -79,19 +76,22 @@ def make_plan(
 
 def tiny_model(context: Context) -> Path:
     """The folder of the tiny model, made where there is none yet."""
-    return _made(context, context.path / "model", tiny_config())
+    return _made(context, context.path / "model", large=False)
 
 
 def middling_model(context: Context) -> Path:
     """The folder of a model whose passes over a few thousand tokens take gigabytes."""
-    return _made(context, context.path / "middling", tiny_config(hidden=512, layers=4))
+    return _made(context, context.path / "middling", large=True)
 
 
-def _made(context: Context, folder: Path, config: Qwen2Config) -> Path:
+def _made(context: Context, folder: Path, large: bool) -> Path:
     """Made under another name first: a check that was ended in the middle leaves nothing that looks whole."""
     if not folder.exists() and context.rank == 0:
+        # transformers takes seconds to load, and not every check that has a plan has a model
+        from .tiny import save_tiny, tiny_config
+
         unfinished = folder.with_suffix(".unfinished")
-        save_tiny(unfinished, config)
+        save_tiny(unfinished, tiny_config(hidden=512, layers=4) if large else tiny_config())
         unfinished.rename(folder)
     return folder
 

@@ -29,8 +29,6 @@ TAIL = 20_000
 """Bytes of a process's output that are kept."""
 SETTINGS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
-ALLOCATOR = {ALLOCATOR_ENV[0]: EXPANDABLE_SEGMENTS}
-"""What a plan's memory is counted with; an environment that says otherwise keeps its word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class Started:
             # a session of its own: what a check starts is ended with it
             return subprocess.Popen(
                 [*command, "--context", json.dumps(asdict(context))],
-                env=ALLOCATOR | os.environ | SETTINGS | (NO_GPUS if self.check.on_cpu else {}),
+                env=_allocator() | os.environ | SETTINGS | (NO_GPUS if self.check.on_cpu else {}),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -152,6 +150,11 @@ def _placed(check: Check, context: Context) -> Context:
     """The context of a check: one process, or one per device; on a CPU where that is its place."""
     placed = context if check.ranks else replace(context, world=1)
     return replace(placed, device="cpu") if check.on_cpu else placed
+
+
+def _allocator() -> dict[str, str]:
+    """The allocator's settings that a plan's memory is counted with, unless the environment has its own."""
+    return {} if set(ALLOCATOR_ENV) & os.environ.keys() else {ALLOCATOR_ENV[0]: EXPANDABLE_SEGMENTS}
 
 
 def _last_line(log: str) -> str:

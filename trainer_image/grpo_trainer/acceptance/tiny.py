@@ -15,7 +15,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-HIDDEN = 64
 
 
 def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
@@ -36,7 +35,7 @@ def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     return fast
 
 
-def tiny_config(tied: bool = True, dropout: float = 0.0, hidden: int = HIDDEN, layers: int = 2) -> Qwen2Config:
+def tiny_config(tied: bool = True, dropout: float = 0.0, hidden: int = 64, layers: int = 2) -> Qwen2Config:
     """With the defaults about 84,000 parameters; large enough that ZeRO-3 partitions some and keeps some."""
     return Qwen2Config(
         vocab_size=len(tiny_tokenizer()),
