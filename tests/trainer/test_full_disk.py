@@ -64,8 +64,8 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
     assert first["exported"]
 
 
-def test_a_checkpoint_is_tried_again_after_ever_more_generations_and_told(tmp_path: Path) -> None:
-    plan = runs.plan(Path("/models/demo"), folder=tmp_path, execution={"stepsPerGeneration": 2, "saveEverySteps": 100})
+def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Path) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path, execution={"saveEverySteps": 100})
     resume.claim_folder(plan)
     recorder, preemption = Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan)
     seal = SealCheckpoints(plan, {}, recorder, preemption)
@@ -82,10 +82,10 @@ def test_a_checkpoint_is_tried_again_after_ever_more_generations_and_told(tmp_pa
         if control.should_save:
             seal.save(step, partial(write, step))
             saved.append(step)
-    assert saved == [2, 4, 8, 16]
-    assert seal.last == tmp_path / "attempt-1" / "checkpoint-16"
-    assert [path.name for path in (tmp_path / "attempt-1").iterdir()] == ["checkpoint-16"]
-    assert recorder.progress.metrics["checkpoint_step"] == 16
+    assert saved == [2, 3, 5, 9, 17]
+    assert seal.last == tmp_path / "attempt-1" / "checkpoint-17"
+    assert [path.name for path in (tmp_path / "attempt-1").iterdir()] == ["checkpoint-17"]
+    assert recorder.progress.metrics["checkpoint_step"] == 17
     assert recorder.progress.metrics["checkpoint_seconds"] == preemption.save_seconds
 
 
