@@ -5,7 +5,6 @@ ZeRO-3 its own partition, so that nothing is gathered; one exchange tells all of
 """
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import torch
@@ -39,18 +38,16 @@ def require_finite(model: nn.Module, optimizer: Any, step: int) -> None:
 
 def first_not_finite(model: nn.Module, optimizer: Any) -> str:
     """Name of this rank's first parameter or optimizer state with an element that isn't finite; empty for none."""
-    names: list[str] = []
-    extremes: list[torch.Tensor] = []
-    for name, tensor in chain(_parameters(model), _states(model, optimizer)):
-        if tensor.is_floating_point() and tensor.numel():
-            names.append(name)
-            # one pass without a copy of the tensor; both extremes are NaN where any element is
-            extremes.append(torch.stack(torch.aminmax(tensor.detach())).double())
-    if not names:
+    held = [*_parameters(model), *(_states(model, optimizer) if optimizer is not None else ())]
+    held = [(name, tensor) for name, tensor in held if tensor.is_floating_point() and tensor.numel()]
+    if not held:
         return ""
+    device = held[0][1].device
+    # one pass without a copy of the tensor; both extremes are NaN where any element is
+    extremes = [extreme.to(device) for _, tensor in held for extreme in torch.aminmax(tensor.detach())]
     # together, so that a GPU is waited for once
-    finite = torch.stack([pair.to(extremes[0].device) for pair in extremes]).isfinite().all(dim=1).tolist()
-    return next((name for name, fine in zip(names, finite, strict=True) if not fine), "")
+    finite = torch.stack(extremes).isfinite().view(-1, 2).all(dim=1).tolist()
+    return next((name for (name, _), fine in zip(held, finite, strict=True) if not fine), "")
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -64,7 +61,7 @@ def _states(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tenso
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     known = {id(parameter) for parameter in model.parameters()}
-    for number, (parameter, state) in enumerate(optimizer.state.items() if optimizer is not None else ()):
+    for number, (parameter, state) in enumerate(optimizer.state.items()):
         if id(parameter) not in known:
             yield f"master weight {number} of the optimizer", parameter
         for name, value in state.items():
