@@ -6,7 +6,10 @@ is replaced: the errors are those of the kernel as torch, safetensors and Python
 
 import os
 import shutil
+import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,17 @@ OBSTACLES = {
 }
 """What stands in the way of the checkpoint of step 1, 2, 3 …: a path in the attempt's folder, with rank 0's pid."""
 BALLAST = "ballast"
+
+
+@contextmanager
+def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
+    """A disk of its own, of so many MiB, at the folder."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def failing_writes(folder: Path, strategy: str) -> dict[str, Any]:

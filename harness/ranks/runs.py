@@ -3,24 +3,23 @@
 Every test and benchmark of references says only what it varies.
 """
 
-import gc
-import os
 from pathlib import Path
 from typing import Any
 
-from accelerate.state import AcceleratorState, GradientState
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl import GRPOConfig
 
 from grpo_api.plan import TrainingPlan
+from grpo_trainer.acceptance import attempts
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.reference import strategy_for
 from grpo_trainer.settings import config_arguments, uses_deepspeed
 from grpo_trainer.weights.models import LoadedModel, load_policy
 
+reset = attempts.reset
+"""Forgets the last trainer's parallelism, so that one process can run several; the process group stays."""
 PROMPTS = [{"prompt": f"say {number % 10}"} for number in range(64)]
 COMPLETION = 8
 BATCH = 8
@@ -130,13 +129,3 @@ def trainer(
     )
     built.remove_callback(PrinterCallback)
     return built
-
-
-def reset() -> None:
-    """Forgets the last trainer's parallelism, so that one process can run several; the process group stays."""
-    gc.collect()
-    unset_hf_deepspeed_config()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
-        del os.environ[name]

@@ -148,9 +148,7 @@ class GRPOJobRecord:
 
     def hang_allowance(self, stage: str) -> float | None:
         """Seconds without progress in a stage after which the operator ends an attempt: twice the trainer's own limit
-        and its grace; None without a plan.
-
-        The trainer's watchdog is to act first; this is for a rank 0 whose watchdog can't.
+        and its grace, for a rank 0 whose watchdog can't act first; None without a plan.
         """
         if self.spec is None or self.status.plan is None:
             return None

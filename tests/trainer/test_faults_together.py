@@ -6,7 +6,6 @@ commits that the one before told; the hub is gone by then.
 """
 
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ import pytest
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Result
 from harness.ranks import demo_model, runs
-from harness.ranks.disk_facts import BALLAST, fill
+from harness.ranks.disk_facts import BALLAST, fill, small_disk
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.faulty_service import lengths, serving
 from tests.trainer.hub import HubServer, environment, files_of, hub_server
@@ -53,13 +52,8 @@ class RewardService:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 32 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder], check=True)
-    try:
+    with small_disk(tmp_path / "disk", 32) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 None of it may end a run. The disk is a real one of 16 MiB, and what it says is what the kernel says.
 """
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,20 +26,15 @@ from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.training import _finish
 from harness.ranks import runs
-from harness.ranks.disk_facts import OBSTACLES, fill
+from harness.ranks.disk_facts import OBSTACLES, fill, small_disk
 from harness.ranks.gang import run_gang
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], check=True)
-    try:
+    with small_disk(tmp_path / "disk", 16) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize("strategy", list(OBSTACLES))

@@ -44,7 +44,7 @@ def test_other_gpus_of_the_cluster_are_taken_and_those_left_out_are_told() -> No
 
 @pytest.mark.parametrize("product", UNFIT)
 def test_what_an_image_of_the_users_own_can_do_is_not_known(product: str) -> None:
-    chosen = plan(spec(LLAMA_1B, image="registry.example.com/trainer:1"), nodes(1, 8, product))
+    chosen = plan(spec(LLAMA_1B, image="trainer:1"), nodes(1, 8, product))
     assert chosen.gpu_product == product
     assert f"{UNFIT[product]}: whether spec.image can compute there is not known" in chosen.warnings
 

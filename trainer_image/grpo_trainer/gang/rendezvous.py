@@ -6,7 +6,8 @@ torch's own rendezvous says only that a time is up; here the message names the r
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -66,7 +67,7 @@ def join(plan: TrainingPlan, place: Placement, connecting: Callable[[], None] = 
 def _form_group(place: Placement, store: Store, gpu: bool) -> float | None:
     if gpu:
         torch.cuda.set_device(place.local_rank)
-    try:
+    with _as_timeout(f"the process group does not come about ({chosen(os.environ)})"):
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if gpu else "gloo",
             store=PrefixStore("group", store),
@@ -77,10 +78,17 @@ def _form_group(place: Placement, store: Store, gpu: bool) -> float | None:
         if place.world_size == 1:
             return None
         return bus_bandwidth(torch.device("cuda", place.local_rank) if gpu else torch.device("cpu"))
+
+
+@contextmanager
+def _as_timeout(problem: str) -> Iterator[None]:
+    """What gloo, NCCL and the store raise is a RendezvousTimeout, with their words after ours."""
+    try:
+        yield
     except RuntimeError as error:  # gloo's, and torch's DistError; memory is another matter
         if classify(error)[0] is Result.OUT_OF_MEMORY:
             raise
-        raise RendezvousTimeout(f"the process group does not come about ({chosen(os.environ)}): {error}") from error
+        raise RendezvousTimeout(f"{problem}: {error}") from error
 
 
 def _try_network(plan: TrainingPlan, place: Placement, store: Store, gpu: bool) -> None:
@@ -116,12 +124,8 @@ def _await_main(plan: TrainingPlan, deadline: float) -> None:
 def _store(plan: TrainingPlan, deadline: float, *, serves: bool) -> Store:
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     address, port = plan.rendezvous.address, plan.rendezvous.port
-    try:
+    with _as_timeout(f"the store at {address}:{port} can't be opened"):
         return TCPStore(address, port, None, serves, timeout=left, wait_for_workers=False)
-    except RuntimeError as error:  # gloo's, and torch's DistError; memory is another matter
-        if classify(error)[0] is Result.OUT_OF_MEMORY:
-            raise
-        raise RendezvousTimeout(f"the store at {address}:{port} can't be opened: {error}") from error
 
 
 def _await_all(store: Store, place: Placement, deadline: float) -> None:
