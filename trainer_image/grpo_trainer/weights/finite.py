@@ -26,14 +26,16 @@ def require_finite(model: nn.Module, optimizer: Any, step: int) -> None:
     Raises:
         Diverged: on every rank, naming the ranks and the first parameter or state that isn't finite.
     """
-    found = ranks.gather(first_not_finite(model, optimizer))
+    own = first_not_finite(model, optimizer)
+    if not ranks.any_rank(bool(own)):
+        return
+    found = ranks.gather(own)
     wrong = [number for number, name in enumerate(found) if name]
-    if wrong:
-        raise Diverged(
-            f"{ranks.named(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
-            "model is written. Lower training.learningRate",
-            step,
-        )
+    raise Diverged(
+        f"{ranks.named(wrong)}: {found[wrong[0]]} is not finite after step {step}, so neither a checkpoint nor a "
+        "model is written. Lower training.learningRate",
+        step,
+    )
 
 
 def first_not_finite(model: nn.Module, optimizer: Any) -> str:
