@@ -5,6 +5,7 @@ word to the next one's plan, is in tests/integration/test_operator_rollback.py.
 """
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from grpo_api.report import Generations
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume import complete, read_manifest
 from grpo_trainer.data.order import PromptOrder
+from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
@@ -144,3 +146,17 @@ def test_without_a_checkpoint_it_starts_anew_without_it(train: Train) -> None:
         train(1, kept=False)
     assert end.value.diverged_on == Generations(**LEFT_OUT)
     assert sorted(train(2, LEFT_OUT, kept=False)) == [1, 2, 3, 4, 5]
+
+
+def test_weights_that_are_spoiled_after_the_last_step_are_no_success(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ReferenceGRPOTrainer.train
+
+    def spoiled(trainer: Any, **options: Any) -> None:
+        original(trainer, **options)
+        next(trainer.model.parameters()).data.view(-1)[:1] = math.nan
+
+    monkeypatch.setattr(ReferenceGRPOTrainer, "train", spoiled)
+    with pytest.raises(Diverged, match=f"is not finite after step {STEPS}"):
+        train(1, LEFT_OUT, kept=False)

@@ -99,6 +99,11 @@ def test_ended_jobs_are_counted_and_only_the_newest_have_series_of_their_own() -
     assert len({one.labels["grpojob"] for one in found if "grpojob" in one.labels}) == ENDED_JOBS + 1
 
 
+def test_a_job_that_ended_long_ago_has_no_series_although_there_is_room() -> None:
+    found = samples([over("old", ago=ENDED_SECONDS + 60), over("young", ago=ENDED_SECONDS - 60)])
+    assert {one.labels["grpojob"] for one in found if "grpojob" in one.labels} == {"young"}
+
+
 def test_series_stay_few_while_a_thousand_jobs_come_and_go() -> None:
     jobs: dict[str, GRPOJobRecord] = {}
     metrics = JobMetrics(jobs.values, lambda: NOW)

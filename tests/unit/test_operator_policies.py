@@ -153,6 +153,13 @@ def test_the_second_line_against_hangs(pull: Any, action: Action) -> None:
     assert decision.counted is (action is Action.ADMIT)
 
 
+def test_a_limit_that_passed_since_the_last_answer_sets_no_timer() -> None:
+    """The next answer wakes the job, or says that it hangs."""
+    pull = make_pull(ago=1000, still=4000, stage="Training")
+    decision = judged(make_seen(make_job(status=active_status()), make_child(), make_pod(0), make_pod(1), pull=pull))
+    assert (decision.action, decision.look_again) == (Action.WAIT, None)
+
+
 def test_a_rank_0_whose_answers_have_stopped_does_not_hang_and_is_told_after_minutes() -> None:
     def told(since: float) -> Decision:
         silence = Silence(Observed(NOW - since), "TimeoutError()")

@@ -63,21 +63,22 @@ class Gangs:
             raise PullFailed("refused")
         await asyncio.sleep(min(delay, 1e6))
 
-    def longest_gap(self, kind: str, until: float = SECONDS) -> float:
-        """Longest time that a target of that kind went without an answer."""
+    def longest_gap(self, kind: str, until: float = SECONDS, since: float = 0.0) -> float:
+        """Longest time that a target of that kind went without an answer, of those that ended after `since`."""
         gaps = [0.0]
         for address, times in self.answers.items():
             if address.startswith(kind):
-                gaps += [later - earlier for earlier, later in zip(times, [*times[1:], until], strict=True)]
+                ends = [*times[1:], until]
+                gaps += [later - earlier for earlier, later in zip(times, ends, strict=True) if later > since]
         return max(gaps)
 
 
-async def followed(mix: Mix, turn: float = 47.0) -> Gangs:
+async def followed(mix: Mix, turn: float = 47.0, seconds: float = SECONDS) -> Gangs:
     gangs = Gangs(mix.delays(), turn)
     targets = [Target(ObjectKey("n", address), address, address) for address in gangs.delays]
     puller = ProgressPuller(lambda: targets, gangs.fetch, lambda _: None, INTERVAL)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             await puller.run()
     return gangs
 
@@ -90,6 +91,12 @@ def test_700_silent_targets_of_1000_delay_no_other() -> None:
 def test_700_that_fall_silent_at_once_delay_no_other() -> None:
     gangs = virtually(followed(Mix(quick=300, slow=0, refusing=0, silent=0, turning=700)))
     assert gangs.longest_gap("quick") < 2 * INTERVAL
+
+
+def test_those_that_take_their_time_wait_for_silent_ones_only_at_first() -> None:
+    seconds = 4 * SECONDS
+    gangs = virtually(followed(Mix(quick=0, slow=30, refusing=0, silent=700, turning=0), seconds=seconds))
+    assert gangs.longest_gap("slow", seconds, since=SECONDS + 3 * INTERVAL) < 3 * INTERVAL
 
 
 @settings(max_examples=cases(12))

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grpo_api.report import Progress
+from grpo_api.report import LAST_TIME, MAX_COUNT, Progress
 from grpo_api.status import GRPOJobStatus
 from grpo_operator.decisions import Action
 from grpo_operator.events import event, telling_change
@@ -58,6 +58,7 @@ FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.item
 
 @settings(max_examples=cases(500))
 @given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES, max_size=6))
+@example({"secondsPerStep": LAST_TIME, "totalSteps": MAX_COUNT})
 def test_any_progress_is_a_failed_pull_or_makes_a_status(fields: dict[str, Any]) -> None:
     try:
         progress = Progress.model_validate({"attempt": 1, "totalSteps": 9, **fields}, extra="ignore")

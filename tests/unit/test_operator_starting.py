@@ -165,6 +165,19 @@ def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None
     build(seen, decision)
 
 
+def test_the_least_of_all_deadlines_is_waited_for() -> None:
+    seen = starting(creating(0), creating(1), ago=61, words=MOUNT, spec={"activeDeadlineSeconds": 70})
+    decision = judged(seen)
+    assert (decision.reason, decision.look_again) == ("PodWaiting", pytest.approx(9))
+
+
+def test_a_gang_of_kueue_waits_for_its_nodes_without_a_timer() -> None:
+    pods = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
+    seen = starting(*pods, ago=9000, spec={"placement": {"queueName": "team"}})
+    decision = judged(seen)
+    assert (decision.action, decision.look_again) == (Action.WAIT, None)
+
+
 def test_a_name_that_stays_taken_is_waited_for_no_longer_than_nodes() -> None:
     def kept(ago: float) -> Decision:
         status = active_status(running=False, attemptStartTime=at(-ago))
