@@ -7,7 +7,8 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
 from .memory import Setup, predict
-from .memory.device import CPU_PROCESS, whole_mib
+from .memory.device import whole_mib
+from .memory.host import CPU_PROCESS
 from .search.batch import accumulation, generation_share, indivisible, micro_batches
 from .search.demand import Demand
 from .search.methods import Method, conflicting_pins, methods

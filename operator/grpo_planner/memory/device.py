@@ -1,4 +1,4 @@
-"""From allocated bytes to what the device and the host must have.
+"""From allocated bytes to what the device must have, and what a checkpoint takes of the disk.
 
 The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed, not measured").
 """
@@ -19,10 +19,6 @@ FRAGMENTATION = {True: 0.04, False: 0.15}
 a freed block serves requests of its own size and smaller, and completions of a new length ask for new sizes."""
 MARGIN = {"Exact": 0.05, "Catalogue": 0.05, "Estimated": 0.10}
 """Share of the allocated bytes kept free, by where the shape came from."""
-PROCESS = round(3 * GIB)
-"""Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
-CPU_PROCESS = GIB
-"""The same without CUDA."""
 
 
 def device_bytes(prediction: Prediction, world: int, margin: float, *, expandable: bool) -> int:
@@ -37,22 +33,6 @@ def device_bytes(prediction: Prediction, world: int, margin: float, *, expandabl
     communicator = COMMUNICATOR if world > 1 else 0
     fragments = FRAGMENTATION[expandable] * prediction.dynamic
     return round(prediction.peak * (1 + margin) + fragments) + CONTEXT + communicator
-
-
-def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
-    """Host memory of one pod with so many processes.
-
-    Loading holds the weights once per process (ZeRO-3: the partition and a few modules); offloading holds float32
-    master, moments and gradients, 16 bytes per parameter and rank; an offloaded reference holds its weights.
-    """
-    whole = shape.parameters * setup.weight_bytes
-    partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
-    loading = partition if setup.zero == 3 else whole
-    state = 16 * trained_parameters(shape, setup) / setup.world if setup.offload else 0
-    reference = 0.0
-    if setup.reference == "Offload":
-        reference = whole / setup.world if setup.zero == 3 else whole
-    return round(processes * (PROCESS + max(loading, state) + reference))
 
 
 def whole_mib(count: int) -> int:

@@ -11,12 +11,15 @@ from .states import live_parameters
 
 
 def gathered_policy(shape: Shape, setup: Setup) -> float:
-    """What ZeRO-3 adds to its own partition to generate: the rest of the model, or without gather the live modules."""
+    """What ZeRO-3 adds to its own partition to generate: the whole model, or without gather the live modules.
+
+    Whole, not the other ranks' part of it: DeepSpeed gathers into new buffers and keeps its partition (`ds_tensor`).
+    """
     if setup.zero != 3:
         return 0
     if not setup.gather:
         return live_parameters(shape, setup)
-    return setup.weight_bytes * shape.parameters * (1 - 1 / setup.world)
+    return setup.weight_bytes * shape.parameters
 
 
 def cached_positions(shape: Shape, tokens: int) -> int:

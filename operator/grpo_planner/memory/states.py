@@ -6,6 +6,7 @@ storages of the real DeepSpeed engine on two gloo ranks. All results are bytes o
 
 from ..model.shapes import Shape
 from .setup import Setup
+from .tensors import largest_trained
 
 MAX_LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters."""
@@ -115,6 +116,16 @@ def reduction_buckets(shape: Shape, setup: Setup) -> float:
     return trained_parameters(shape, setup) * trained_bytes(setup) if setup.world > 1 else 0
 
 
+def offload_buffer(shape: Shape, setup: Setup) -> float:
+    """ZeRO-2's buffer on the GPU for what comes back from the host, as large as the largest trained tensor.
+
+    `temp_grad_buffer_for_gpu_offload`; its pinned counterpart is among the host's terms.
+    """
+    if setup.zero != 2 or not setup.offload:
+        return 0
+    return setup.weight_bytes * largest_trained(shape, setup.lora_rank)
+
+
 def live_parameters(shape: Shape, setup: Setup) -> float:
     """Parameters that ZeRO-3 keeps gathered while it computes: at most all, else MAX_LIVE_PARAMETERS and a module more.
 
@@ -164,4 +175,5 @@ def static(shape: Shape, setup: Setup) -> float:
         + reference_weights(shape, setup)
         + reduction_buckets(shape, setup)
         + permanent_gradients(shape, setup)
+        + offload_buffer(shape, setup)
     )

@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ..memory import Precision, Prediction, Predictor, Setup
-from ..memory.device import host_bytes
+from ..memory.host import host_bytes
 from . import batch
 from .demand import Demand
 from .methods import Method

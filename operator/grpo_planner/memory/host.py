@@ -1,0 +1,98 @@
+"""Host memory of a pod: its processes, the weights while they load, and what offloading keeps there.
+
+Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read off live gloo ranks; torch 2.13
+(CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are assumptions (docs/memory-model.md).
+"""
+
+from itertools import pairwise
+
+from grpo_api.quantity import GIB
+
+from ..model.shapes import Shape
+from . import states
+from .setup import Setup
+from .tensors import largest_trained, trained_matrices, trained_vectors
+
+PROCESS = round(3 * GIB)
+"""Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
+CPU_PROCESS = GIB
+"""The same without CUDA."""
+
+
+def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
+    """Host memory of one pod with so many processes.
+
+    Loading holds the weights once per process (ZeRO-3: the partition and a few modules), before the optimizer's state
+    is made; an offloaded reference holds its weights.
+    """
+    whole = shape.parameters * setup.weight_bytes
+    partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
+    loading = partition if setup.zero == 3 else whole
+    reference = 0.0
+    if setup.reference == "Offload":
+        reference = whole / setup.world if setup.zero == 3 else whole
+    return round(processes * (PROCESS + max(loading, offloaded_state(shape, setup)) + reference))
+
+
+def offloaded_state(shape: Shape, setup: Setup) -> int:
+    """Bytes of one rank's offloaded optimizer: 18 per parameter and rank (ZeRO-2 accumulating: 20), rounded."""
+    if not setup.offload:
+        return 0
+    return zero_3_state(shape, setup) if setup.zero == 3 else zero_2_state(shape, setup)
+
+
+def zero_2_state(shape: Shape, setup: Setup) -> int:
+    """ZeRO-2's buffers: float32 master and gradient, moments, weights on their way to the GPU, a tensor's gradient.
+
+    All but torch's moments are pinned; parameters with and without weight decay have their own.
+    """
+    total = pinned(setup.weight_bytes * largest_trained(shape, setup.lora_rank))
+    for elements in (sum(trained_matrices(shape, setup.lora_rank)), trained_vectors(shape, setup.lora_rank)):
+        own = -(-elements // setup.world)
+        total += 2 * pinned(4 * own) + pinned(setup.weight_bytes * own) + 8 * own
+    return total + (accumulated(shape, setup) if setup.accumulates else 0)
+
+
+def accumulated(shape: Shape, setup: Setup) -> int:
+    """ZeRO-2's gradients of earlier micro-batches, on the rank that has most: a pinned buffer per tensor.
+
+    A tensor that lies across partitions has a buffer of its whole size on every rank that has a piece of it.
+    """
+    matrices = trained_matrices(shape, setup.lora_rank)
+    own = -(-sum(matrices) // setup.world)
+    ranks = [0] * setup.world
+    end = 0
+    for elements in matrices:
+        start, end = end, end + elements
+        buffer = pinned(setup.weight_bytes * elements)
+        for rank in range(start // own, (end - 1) // own + 1):
+            ranks[rank] += buffer
+    # Norms and biases are many and small; each takes less than twice its bytes.
+    return max(ranks) + 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
+
+
+def zero_3_state(shape: Shape, setup: Setup) -> int:
+    """ZeRO-3's buffers: float32 master and moments; pinned, the gradients in the model's dtype and in float32.
+
+    The float32 gradients are pinned a sub-group at a time.
+    """
+    groups = sub_groups(shape, setup)
+    own = sum(groups)
+    return 12 * own + sum(pinned(4 * group) for group in groups) + pinned(setup.weight_bytes * own)
+
+
+def sub_groups(shape: Shape, setup: Setup) -> list[int]:
+    """One rank's elements of each sub-group: a group ends with the tensor that fills it (_create_fp16_sub_groups)."""
+    ends = [0]
+    filled = 0
+    for elements in trained_matrices(shape, setup.lora_rank):
+        filled += -(-elements // setup.world)
+        if filled - ends[-1] >= states.SUB_GROUP:
+            ends.append(filled)
+    groups = [end - start for start, end in pairwise([*ends, filled])]
+    return [group for group in [*groups, -(-trained_vectors(shape, setup.lora_rank) // setup.world)] if group]
+
+
+def pinned(count: int) -> int:
+    """Bytes that torch's pinned allocator takes for `count`: the next power of two (roundSize; pytorch issue 95823)."""
+    return 1 << (count - 1).bit_length() if count else 0

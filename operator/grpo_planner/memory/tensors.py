@@ -1,0 +1,43 @@
+"""The trained tensors one by one, in the order in which a model registers them.
+
+Most terms need totals only. DeepSpeed's host buffers don't: groups and partitions end at tensors, and pinned buffers
+are rounded up one by one. Source: transformers 5.23's decoders and Trainer (weight decay makes two parameter groups),
+PEFT 0.19's LoRA layers.
+"""
+
+from functools import lru_cache
+
+from ..model.shapes import Shape
+
+
+@lru_cache(maxsize=32)
+def trained_matrices(shape: Shape, lora_rank: int) -> tuple[int, ...]:
+    """Elements of each trained matrix: an adapter's factors of each linear map, or embedding, layers and head.
+
+    What a declared size has beyond the shape's own tensors counts as one matrix more per layer.
+    """
+    if lora_rank:
+        pairs = [(count, width) for count, *widths in shape.linears for width in widths]
+        return tuple(lora_rank * width for count, width in pairs for _ in range(count)) * shape.layers
+    beyond = (shape.parameters - shape.counted) // shape.layers
+    layer = _layer(shape) + ((beyond,) if beyond > 0 else ())
+    return (shape.head, *layer * shape.layers) + (() if shape.tied else (shape.head,))
+
+
+def _layer(shape: Shape) -> tuple[int, ...]:
+    """Matrices of one layer. All experts of a layer are two tensors beside their router."""
+    if shape.experts:
+        attention = shape.hidden * shape.query, *2 * (shape.hidden * shape.key_value,), shape.query * shape.hidden
+        gate_up, down = 2 * shape.hidden * shape.intermediate, shape.hidden * shape.intermediate
+        return *attention, shape.experts * shape.hidden, shape.experts * gate_up, shape.experts * down
+    return tuple(inputs * outputs for count, inputs, outputs in shape.linears for _ in range(count))
+
+
+def trained_vectors(shape: Shape, lora_rank: int) -> int:
+    """Elements of all norms and biases together: the parameter group without weight decay. An adapter has none."""
+    return 0 if lora_rank else shape.layers * shape.layer_vectors + shape.hidden
+
+
+def largest_trained(shape: Shape, lora_rank: int) -> int:
+    """Elements of the largest trained tensor."""
+    return max(trained_matrices(shape, lora_rank))

@@ -1,0 +1,97 @@
+"""Host memory of offloading: DeepSpeed's buffers, and torch's rounding of pinned ones.
+
+tests/trainer/test_memory_ranks.py compares the same terms with live engines.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from grpo_api.quantity import GIB
+from grpo_planner.memory import Setup, predict, states
+from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned, sub_groups
+from grpo_planner.memory.tensors import largest_trained, trained_matrices, trained_vectors
+from grpo_planner.model import catalogue
+
+SHAPES = catalogue.shapes()
+BIG = SHAPES["qwen2.5-7b"]
+
+
+def offloading(zero: Literal[2, 3], world: int, accumulation: int = 1, **settings: Any) -> Setup:
+    """Eight tokens in bfloat16 with the optimizer on the host."""
+    return Setup(
+        precision="bfloat16", prompt=4, completion=4, micro_batch=1, world=world, zero=zero, offload=True,
+        accumulation=accumulation, **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_the_tensors_add_up_to_the_model(name: str) -> None:
+    shape = SHAPES[name]
+    total = sum(trained_matrices(shape, 0)) + trained_vectors(shape, 0)
+    assert 0 <= shape.parameters - total < shape.layers
+    if not shape.experts:
+        assert sum(trained_matrices(shape, 8)) == shape.adapter_parameters(8)
+
+
+def test_a_declared_size_beyond_the_shape_is_spread_over_the_layers() -> None:
+    declared = replace(BIG, declared=BIG.counted + 28 * 1000)
+    assert sum(trained_matrices(declared, 0)) + trained_vectors(declared, 0) == declared.parameters
+
+
+@given(some.integers(1, 2**50))
+def test_pinned_buffers_are_the_next_power_of_two(count: int) -> None:
+    size = pinned(count)
+    assert count <= size < 2 * count
+    assert size & (size - 1) == 0
+
+
+def test_nothing_is_pinned_for_nothing() -> None:
+    assert (pinned(0), pinned(1), pinned(4096), pinned(4097)) == (0, 1, 4096, 8192)
+
+
+@pytest.mark.parametrize(("zero", "accumulation", "least"), [(2, 1, 18), (2, 2, 20), (3, 1, 18), (3, 2, 18)])
+@pytest.mark.parametrize("world", [1, 2, 8])
+def test_offloading_takes_what_was_measured_and_less_than_twice_that(
+    zero: Literal[2, 3], accumulation: int, least: int, world: int
+) -> None:
+    per_parameter = offloaded_state(BIG, offloading(zero, world, accumulation)) * world / BIG.parameters
+    assert least <= per_parameter < 2 * least
+
+
+def test_a_tensor_over_many_ranks_has_its_whole_buffer_on_each() -> None:
+    """64 ranks share 7B: a partition is smaller than the embedding, whose gradient buffer is whole on each of them."""
+    shared = [offloaded_state(BIG, offloading(2, 64, accumulation)) for accumulation in (1, 2)]
+    assert largest_trained(BIG, 0) > BIG.parameters / 64
+    assert shared[1] - shared[0] > pinned(2 * largest_trained(BIG, 0))
+
+
+def test_float32_gradients_are_pinned_by_sub_group() -> None:
+    groups = sub_groups(BIG, offloading(3, 2))
+    assert sum(groups) == pytest.approx(BIG.parameters / 2, rel=1e-6)
+    assert all(group >= states.SUB_GROUP for group in groups[:-2])
+
+
+def test_zero_2_keeps_a_buffer_of_the_largest_tensor_on_the_gpu() -> None:
+    for setup, buffer in ((offloading(2, 2), 2 * BIG.head), (offloading(3, 2), 0)):
+        kept = replace(setup, offload=False)
+        assert states.offload_buffer(BIG, kept) == 0
+        assert states.offload_buffer(BIG, setup) == buffer
+    state = states.weights(BIG, offloading(2, 2)) + states.reduction_buckets(BIG, offloading(2, 2))
+    assert predict(BIG, offloading(2, 2)).static == state + 2 * BIG.head
+
+
+def test_a_pod_holds_all_its_processes() -> None:
+    setup = offloading(2, 4)
+    one = host_bytes(BIG, setup, 1)
+    assert host_bytes(BIG, setup, 4) == pytest.approx(4 * one, abs=4)
+    assert one == PROCESS + offloaded_state(BIG, setup)
+    assert host_bytes(BIG, replace(setup, zero=3, offload=False), 1) < one
+
+
+def test_one_gpu_with_7b_offloaded_needs_more_host_than_150_gib() -> None:
+    """16 bytes per parameter planned 116 GiB for this; 145 to 154 were needed before rounding."""
+    assert host_bytes(BIG, offloading(2, 1, 2), 1) > 145 * GIB
