@@ -83,6 +83,20 @@ def test_a_checkpoint_is_tried_again_after_ever_more_steps_and_told(tmp_path: Pa
     assert recorder.progress.metrics["checkpoint_seconds"] == preemption.save_seconds
 
 
+def test_a_checkpoint_costs_the_time_of_writing_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = runs.plan(Path("/models/demo"), folder=tmp_path)
+    resume.claim_folder(plan)
+    recorder, preemption, now = Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def write() -> None:
+        (tmp_path / "attempt-1" / "checkpoint-3").mkdir(parents=True)
+        now[0] += 40.0
+
+    SealCheckpoints(plan, {}, recorder, preemption).save(3, write)
+    assert (recorder.progress.metrics["checkpoint_seconds"], preemption.save_seconds) == (40.0, 40.0)
+
+
 def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     seal = SealCheckpoints(plan, {}, Recorder(plan, Placement(0, 0, 1, 1), 0.0), Preemption.of(plan))

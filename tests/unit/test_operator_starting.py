@@ -168,7 +168,8 @@ def test_no_deadline_that_is_over_is_waited_for_again(seen: Observation) -> None
 def test_the_least_of_all_deadlines_is_waited_for() -> None:
     seen = starting(creating(0), creating(1), ago=61, words=MOUNT, spec={"activeDeadlineSeconds": 70})
     decision = judged(seen)
-    assert (decision.reason, decision.look_again) == ("PodWaiting", pytest.approx(9))
+    assert decision.reason == "PodWaiting"
+    assert decision.look_again == pytest.approx(9)
 
 
 def test_a_gang_of_kueue_waits_for_its_nodes_without_a_timer() -> None:
