@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from .docstrings import describe
+
 
 class Rule(NamedTuple):
     """A rule over several fields: once in CEL for the API server, once in Python for a laptop and for the operator."""
@@ -27,8 +29,9 @@ class Rule(NamedTuple):
     """CEL that says the message with what it depends on; `message` stands in for it where it fails."""
 
 
-def _add_rules(schema: dict[str, Any], model: type["Model"]) -> None:
-    """Put a model's rules into its JSON schema, where they become the CRD's."""
+def _complete(schema: dict[str, Any], model: type["Model"]) -> None:
+    """Put a model's sentences and rules into its JSON schema, where they become the CRD's."""
+    describe(schema, model)
     if model.RULES:
         schema["x-kubernetes-validations"] = [
             {"rule": rule.cel, "message": rule.message}
@@ -51,9 +54,8 @@ class Model(BaseModel):
         serialize_by_alias=True,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
-        json_schema_extra=_add_rules,
+        json_schema_extra=_complete,
     )
 
     _integers: ClassVar[frozenset[str]] = frozenset()

@@ -1,19 +1,24 @@
 """The command line `grpo`, also installed as `kubectl-grpo` (`kubectl grpo …`).
 
-Each command is a module with `register(commands)`, which adds its parser and sets `run(options) -> exit code`.
+Each command is a module with `register(parser)`, which adds its arguments and sets `run(options) -> exit code`. It is
+imported when it is named: what one command needs costs the others, and `--help`, nothing.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
-from grpo_api.job import SpecInvalid
-
-from . import logs, plan, render, status
 from .errors import WRONG, CliError
 
-COMMANDS = (plan, render, status, logs)
+COMMANDS = {
+    "plan": "plan a job and say why: strategy, GPUs, memory, time",
+    "gpus": "list the GPU products that the planner knows, and their short names",
+    "render": "print the objects that the operator would create",
+    "status": "show one job on one screen",
+    "logs": "print the log of a rank",
+}
 INTERRUPTED = 130
 """Exit code that shells give a program which SIGINT has ended."""
 
@@ -23,9 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)
-    except (CliError, SpecInvalid) as error:
-        problems = error.problems if isinstance(error, SpecInvalid) else [str(error)]
-        for problem in problems:
+    except CliError as error:
+        for problem in error.problems:
             print(f"grpo: {problem}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
@@ -33,13 +37,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Command(argparse.ArgumentParser):
+    """A command's parser, which gets its arguments when it is the one that parses."""
+
+    add: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What argparse does, after the command has added its arguments."""
+        if self.add:
+            self.add(self)
+        return super().parse_known_args(args, namespace)
+
+
+class _Version(argparse.Action):
+    """Prints the version; looked up only then, as that reads the metadata of what is installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Prints and ends."""
+        from importlib.metadata import version
+
+        print(version("grpo-operator"))
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="grpo", description="Plans, renders and watches GRPO training jobs.")
-    parser.add_argument("--version", action="version", version=version("grpo-operator"))
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.register(commands)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
+        command.add = _registration(name)
     return parser
+
+
+def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
+    """`register` of a command's module, which is imported by the call."""
+    return lambda parser: import_module(f"{__package__}.{name}").register(parser)
 
 
 if __name__ == "__main__":

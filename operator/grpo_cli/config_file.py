@@ -5,8 +5,6 @@ The planner itself reads nothing: what a plan depends on is handed to it.
 
 import json
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +54,9 @@ def fetch_config(model: str, revision: str | None = None, token: str | None = No
     Raises:
         ConfigUnreadable: the hub refuses, doesn't answer in time, or sends something else.
     """
+    import urllib.error
+    import urllib.request  # takes as long to import as a plan to make, and few plans need it
+
     url = f"{os.environ.get('HF_ENDPOINT', HUB)}/{model}/resolve/{revision or 'main'}/config.json"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:

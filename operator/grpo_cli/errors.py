@@ -13,7 +13,16 @@ WRONG = 2
 
 
 class CliError(Exception):
-    """Every error that a user can cause."""
+    """Every error that a user can cause; its arguments are sentences, one per problem."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, each a line of its own."""
+        return self.args
+
+    def __str__(self) -> str:
+        """All problems in one line."""
+        return "; ".join(self.problems)
 
 
 class ManifestError(CliError):

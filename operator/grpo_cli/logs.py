@@ -14,9 +14,8 @@ from . import kubectl
 from .errors import NotYet
 
 
-def register(commands: Any) -> None:
-    """Adds the command to argparse's sub-commands."""
-    parser: ArgumentParser = commands.add_parser("logs", help="print the log of a rank")
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
     parser.add_argument("--attempt", type=int, help="number of the attempt; unset: the last one that has pods")
     parser.add_argument("--rank", type=int, default=0, help="global rank; the ranks of one pod share its log. Unset: 0")

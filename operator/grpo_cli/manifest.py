@@ -7,11 +7,12 @@ refuse is found here, before a command counts on it.
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from grpo_api.contract import API_VERSION, KIND, MAX_JOB_NAME
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 
 from .errors import ManifestError
 
@@ -33,6 +34,31 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+class Job(NamedTuple):
+    """A GRPOJob of a file."""
+
+    metadata: dict[str, Any]
+    """With a valid name."""
+    spec: GRPOJobSpec
+
+
+def load_specs(source: str) -> list[Job]:
+    """The GRPOJobs of a file, typed.
+
+    Raises:
+        ManifestError: what load_jobs raises, or every wrong field of every job, with file, job and path.
+    """
+    read, problems = [], []
+    for job in load_jobs(source):
+        try:
+            read.append(Job(job["metadata"], parse_spec(job["spec"])))
+        except SpecInvalid as error:
+            problems += [f"{source}: {job['metadata']['name']}: {problem}" for problem in error.problems]
+    if problems:
+        raise ManifestError(*problems)
+    return read
 
 
 def load_jobs(source: str) -> list[dict[str, Any]]:
@@ -68,6 +94,17 @@ def load_documents(text: str) -> list[dict[str, Any]]:
     """
     documents = yaml.load_all(text, Loader=_Loader)
     return [document for document in documents if isinstance(document, dict)]
+
+
+def load_value(text: str) -> Any:
+    """One YAML value, such as `5e-6`, `[q_proj, v_proj]` or `null`.
+
+    Raises:
+        yaml.YAMLError: the text is no YAML.
+        ValueError: a number in it has no digits, such as `0b_`.
+        RecursionError: it is nested deeper than Python's stack.
+    """
+    return yaml.load(text, Loader=_Loader)
 
 
 def _problem(job: dict[str, Any]) -> str:

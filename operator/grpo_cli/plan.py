@@ -7,25 +7,23 @@ cheapest changes are still printed).
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.job import GRPOJobSpec
 from grpo_planner import PlanReason, PlanResult
 
-from . import picture, plan_table, sources, what_if
+from . import picture, plan_table, sources, wanted, what_if
 from .errors import WRONG, NotYet, OptionError
-from .manifest import load_jobs
+from .terminal import console
 
 PLANNED, NOTHING_FITS = 0, 3
 SPEC_IS_WRONG = (PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL)
 
 
-def register(commands: Any) -> None:
-    """Adds the command to argparse's sub-commands."""
-    parser: ArgumentParser = commands.add_parser("plan", help="plan a job and say why: strategy, GPUs, memory, time")
-    parser.add_argument("-f", "--filename", required=True, help="file with GRPOJobs; - is standard input")
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    wanted.add_arguments(parser)
     sources.add_arguments(parser)
     parser.add_argument(
         "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
@@ -41,14 +39,12 @@ def register(commands: Any) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Plans every job of the file; the exit code is the worst of them."""
-    return max(_one(options, job) for job in load_jobs(options.filename))
+    """Plans every job that is asked for; the exit code is the worst of them."""
+    return max(_one(options, job.name, job.spec) for job in wanted.wanted(options))
 
 
-def _one(options: Namespace, job: dict[str, Any]) -> int:
+def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
     """Plans and prints one job."""
-    name = job["metadata"]["name"]
-    spec = parse_spec(job["spec"])
     result = sources.planned(options, spec)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
@@ -57,7 +53,7 @@ def _one(options: Namespace, job: dict[str, Any]) -> int:
     elif options.output == "yaml":
         print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
     else:
-        plan_table.show(name, result, everything=options.all)
+        plan_table.show(console(), name, result, everything=options.all)
     code = exit_code(result)
     for change in options.what_if:
         code = max(code, _what_if(options, spec, result, change))
@@ -74,7 +70,7 @@ def _what_if(options: Namespace, spec: GRPOJobSpec, result: PlanResult, change: 
         raise OptionError("--what-if is shown as a table; leave out -o")
     changed_spec = what_if.changed(spec, change)
     changed = sources.planned(options, changed_spec)
-    plan_table.difference(change, result, changed)
+    plan_table.difference(console(), change, result, changed)
     return exit_code(changed)
 
 
@@ -97,7 +93,7 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
         raise NotYet(f"{name}: {result.message}")
     try:
         if options.output == "png":
-            path = Path(options.to or f"{name}.png")
+            path = Path(options.to or f"{name.replace('/', '-')}.png")
             picture.png(plan, path)
             print(path, file=sys.stderr)
         elif options.to:

@@ -1,29 +1,35 @@
-"""Prints plans as tables: the chosen one, every family with its reason, and differences between two plans.
+"""Prints plans: the chosen one, every family with its reason, and differences between two plans.
 
-The layout is kept apart from the command, which decides what is planned.
+The layout is kept apart from the command, which decides what is planned. A terminal too narrow for a table gets the
+same facts in lines below each other.
 """
+
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Candidate, PlanResult
 
-from .terminal import console, gib
+from .terminal import gib, show_table, table
 
 SHOWN = 12
 """Candidates that are printed without --all."""
+CHOSEN = "CHOSEN"
+HEADINGS = ("method", "sharding", "reference", "GPUs", "nodes", "batch x accum", "saving", "GiB", "of", "phase",
+            "s/step", "verdict")  # fmt: skip
 
 
-def show(name: str, result: PlanResult, everything: bool = False) -> None:
+def show(out: Console, name: str, result: PlanResult, everything: bool = False) -> None:
     """Prints the verdict, the candidates, the memory of the chosen plan, and what to do."""
-    out = console()
     verdict = "[green]planned[/green]" if result.feasible else f"[red]{result.reason}[/red]"
     out.print(f"[bold]{escape(name)}[/bold]  {verdict}  {escape(result.message)}")
-    if result.candidates and result.candidates[0].memory:
-        out.print(_candidates(result.candidates if everything else result.candidates[:SHOWN]))
-        hidden = 0 if everything else max(0, len(result.candidates) - SHOWN)
+    shown = [found for found in result.candidates if found.memory]
+    if shown:
+        _candidates(out, shown if everything else shown[:SHOWN])
+        hidden = 0 if everything else max(0, len(shown) - SHOWN)
         if hidden:
             out.print(f"[dim]… {hidden} more with --all[/dim]")
     if result.chosen:
@@ -50,34 +56,37 @@ def settings(plan: ExecutionPlan) -> list[str]:
     ]  # fmt: skip
 
 
-def _candidates(candidates: list[Candidate]) -> Table:
-    """One line per family: how it runs, what it needs, how long a step takes, and why not."""
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in (
-        "method",
-        "sharding",
-        "reference",
-        "GPUs",
-        "nodes",
-        "batch x accum",
-        "saving",
-        "GiB",
-        "of",
-        "phase",
-    ):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("s/step", justify="right")
-    table.add_column("verdict")
+def _candidates(out: Console, candidates: list[Candidate]) -> None:
+    """One row per family: how it runs, what it needs, how long a step takes, and why not."""
+    wide = table(*HEADINGS, right=["s/step"])
     for candidate in candidates:
-        memory = candidate.memory
-        if memory is None:
-            continue
-        numbers = [f"{gib(memory.device_bytes):.1f}", f"{gib(memory.usable_bytes):.1f}", memory.peak_phase]
-        verdict = candidate.rejected.message if candidate.rejected else "CHOSEN"
-        seconds = f"{candidate.estimated_step_seconds or 0:.1f}"
-        style = None if candidate.rejected else "bold green"
-        table.add_row(*settings(candidate), *numbers, seconds, escape(verdict), style=style)
-    return table
+        wide.add_row(*map(escape, _cells(candidate)), style=_style(candidate))
+    show_table(out, wide, map(_stacked, candidates))
+
+
+def _style(candidate: Candidate) -> str:
+    return "" if candidate.rejected else "bold green"
+
+
+def _cells(candidate: Candidate) -> list[str]:
+    """A candidate's cells under HEADINGS. What doesn't fit takes no time, since it never runs."""
+    memory = candidate.memory
+    assert memory is not None, "a GPU plan has a prediction"
+    seconds = candidate.estimated_step_seconds
+    return [
+        *settings(candidate), f"{gib(memory.device_bytes):.1f}", f"{gib(memory.usable_bytes):.1f}", memory.peak_phase,
+        "-" if seconds is None else f"{seconds:.1f}", candidate.rejected.message if candidate.rejected else CHOSEN,
+    ]  # fmt: skip
+
+
+def _stacked(candidate: Candidate) -> tuple[Text, ...]:
+    """The same below each other: how and where it runs, its numbers, the verdict."""
+    method, sharding, reference, gpus, nodes, batch, saving, need, usable, phase, seconds, verdict = _cells(candidate)
+    how = f"{method} {sharding}, {reference} on {gpus}, nodes {nodes}"
+    numbers = f"{need} of {usable} GiB at {phase}, batch x accum {batch}"
+    numbers += "" if seconds == "-" else f", {seconds} s/step"
+    numbers += "" if saving == "-" else f", {saving}"
+    return Text(how, _style(candidate) or "bold"), Text(numbers), Text(verdict, _style(candidate))
 
 
 def _phases(out: Console, plan: ExecutionPlan) -> None:
@@ -93,22 +102,31 @@ def _phases(out: Console, plan: ExecutionPlan) -> None:
     )
 
 
-def difference(change: str, before: PlanResult, after: PlanResult) -> None:
+def difference(out: Console, change: str, before: PlanResult, after: PlanResult) -> None:
     """Prints what a change does to the chosen plan and to its memory."""
-    out = console()
     out.print(f"\n[bold]what if {escape(change)}[/bold]  {escape(after.message)}")
     if not (before.chosen and after.chosen and before.chosen.memory and after.chosen.memory):
         return
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in ("", "now", "then", "difference"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    old, new = before.chosen.memory, after.chosen.memory
-    pairs = list(zip(old.phases.model_dump().items(), new.phases.model_dump().values(), strict=True))
-    for (name, was), now in [*pairs, (("needed per GPU", old.device_bytes), new.device_bytes)]:
-        table.add_row(name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{gib(now - was):+.2f} GiB")
-    was_s, now_s = before.chosen.estimated_step_seconds or 0, after.chosen.estimated_step_seconds or 0
-    table.add_row("step", f"{was_s:.1f} s", f"{now_s:.1f} s", f"{now_s - was_s:+.1f} s")
-    out.print(table)
-    for was_text, now_text in zip(settings(before.chosen), settings(after.chosen), strict=True):
-        if was_text != now_text:
-            out.print(f"  {escape(was_text)} becomes {escape(now_text)}")
+    _differences(out, list(_compared(before.chosen, after.chosen)))
+    for was, now in zip(settings(before.chosen), settings(after.chosen), strict=True):
+        if was != now:
+            out.print(f"  {escape(was)} becomes {escape(now)}")
+
+
+def _differences(out: Console, rows: list[tuple[str, str, str, str]]) -> None:
+    wide = table("", "now", "then", "difference", right=["now", "then", "difference"])
+    for row in rows:
+        wide.add_row(*row)
+    show_table(out, wide, ((Text(name), Text(f"{was}, then {now}: {by}")) for name, was, now, by in rows))
+
+
+def _compared(before: ExecutionPlan, after: ExecutionPlan) -> Iterator[tuple[str, str, str, str]]:
+    """What is compared, then its value before and after, and the difference."""
+    old, new = before.memory, after.memory
+    assert old is not None, "both are GPU plans"
+    assert new is not None, "both are GPU plans"
+    phases = zip(old.phases.model_dump().items(), new.phases.model_dump().values(), strict=True)
+    for (name, was), now in [*phases, (("needed per GPU", old.device_bytes), new.device_bytes)]:
+        yield name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{gib(now - was):+.2f} GiB"
+    was_s, now_s = before.estimated_step_seconds or 0, after.estimated_step_seconds or 0
+    yield "step", f"{was_s:.1f} s", f"{now_s:.1f} s", f"{now_s - was_s:+.1f} s"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from grpo_api.job import GRPOJobSpec, parse_spec
+from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.status import ResumeSource
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
@@ -17,14 +17,13 @@ from grpo_operator.names import ObjectKey, checkpoint_claim, inherited, run_fold
 
 from . import kubectl, sources
 from .errors import NotYet
-from .manifest import load_jobs
+from .manifest import load_specs
 
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 
-def register(commands: Any) -> None:
-    """Adds the command to argparse's sub-commands."""
-    parser: ArgumentParser = commands.add_parser("render", help="print the objects that the operator would create")
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt")
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
@@ -45,8 +44,7 @@ def run(options: Namespace) -> int:
 def _planned(options: Namespace) -> list[Attempt]:
     """The first attempt of each job in the file."""
     attempts = []
-    for job in load_jobs(options.filename):
-        metadata, spec = job["metadata"], parse_spec(job["spec"])
+    for metadata, spec in load_specs(options.filename):
         result = sources.planned(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")

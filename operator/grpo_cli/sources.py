@@ -4,6 +4,7 @@ Every command that plans does so on what the same flags name.
 """
 
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,7 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_operator.admission.capacity import Capacity
-from grpo_operator.admission.inventory import node_facts, pod_facts
-from grpo_operator.admission.snapshot import Snapshot
+from grpo_api.quantity import quantity_bytes
 from grpo_planner import Inventory, PlanResult, plan_job
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
@@ -26,21 +25,29 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The flags that say where the GPUs and the model's shape are."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--inventory", metavar="FILE", help="YAML file: nodes: [{count, gpuProduct, gpusPerNode, …}]")
-    source.add_argument("--gpus", metavar="[NODESx]GPUSxPRODUCT", help="such as 8xNVIDIA-L4 or 4x8xNVIDIA-H200")
+    source.add_argument(
+        "--gpus", metavar="[NODESx]GPUSxPRODUCT", help="such as 8xL4 or 4x8xH200; `grpo gpus` lists products"
+    )
     source.add_argument("--context", metavar="NAME", help="the nodes of a kubeconfig's context; `.` is the current one")
+    parser.add_argument("--host-memory", metavar="SIZE", help="with --gpus: memory of one node, such as 1Ti")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--config", metavar="PATH", help="the model's config.json, or a folder that holds it")
     shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
 
 
 def planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
-    """The plan of a spec on what the flags name.
+    """The plan of a spec on what the flags name. A plan carries the inventory's warnings; a refusal's go to stderr.
 
     Raises:
         InventoryError: a source can't be read, or a GPU job has none.
         KubectlError: kubectl is missing or fails.
     """
-    return plan_job(spec, inventory(options, spec), config=config(options, spec))
+    there = inventory(options, spec)
+    result = plan_job(spec, there, config=config(options, spec))
+    if result.chosen is None:
+        for warning in there.warnings:
+            print(f"grpo: {warning}", file=sys.stderr)
+    return result
 
 
 def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
@@ -49,9 +56,11 @@ def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     Raises:
         InventoryError: there is no such file, it is wrong, or a GPU job has no inventory.
     """
+    if options.host_memory and not options.gpus:
+        raise InventoryError("--host-memory goes with --gpus; files and clusters say how much their nodes have")
     try:
         if options.gpus:
-            return parse_gpus(options.gpus)
+            return parse_gpus(options.gpus, _bytes(options.host_memory) if options.host_memory else None)
         if options.inventory:
             return parse_inventory(yaml.safe_load(Path(options.inventory).read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, InventoryInvalid) as error:
@@ -61,7 +70,19 @@ def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
         return cluster_inventory(options, spec)
     if spec.placement.accelerator == "CPU":
         return Inventory()
-    raise InventoryError("which GPUs? Give --gpus 8xNVIDIA-H100-80GB-HBM3, --inventory FILE or --context NAME")
+    raise InventoryError("which GPUs? Give --gpus 8xH100, --inventory FILE or --context NAME")
+
+
+def _bytes(quantity: str) -> int:
+    """A byte quantity as Kubernetes writes it.
+
+    Raises:
+        InventoryError: it is none.
+    """
+    try:
+        return quantity_bytes(quantity)
+    except ValueError as error:
+        raise InventoryError(f"--host-memory {quantity}: {error}") from error
 
 
 def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
@@ -70,6 +91,11 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     Raises:
         KubectlError: kubectl is missing or fails.
     """
+    # The operator's own reading of a cluster; plans without a cluster don't wait for its modules.
+    from grpo_operator.admission.capacity import Capacity
+    from grpo_operator.admission.inventory import node_facts, pod_facts
+    from grpo_operator.admission.snapshot import Snapshot
+
     target = Namespace(context=None if options.context == "." else options.context, namespace=None)
     nodes = tuple(map(node_facts, kubectl.get(target, "nodes")["items"]))
     pods = map(pod_facts, kubectl.get(target, "pods", "--all-namespaces")["items"])

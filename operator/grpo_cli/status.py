@@ -5,7 +5,6 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,9 +20,8 @@ from .terminal import console, gib
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
 
-def register(commands: Any) -> None:
-    """Adds the command to argparse's sub-commands."""
-    parser: ArgumentParser = commands.add_parser("status", help="show one job on one screen")
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
     parser.add_argument("name", help="name of the GRPOJob")
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)

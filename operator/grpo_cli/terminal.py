@@ -1,17 +1,43 @@
-"""How every command prints: one terminal width for pipes, one spelling of memory sizes."""
+"""How every command prints: one terminal width for pipes, one spelling of memory sizes, tables that lose nothing."""
 
 import sys
+from collections.abc import Iterable
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from grpo_api.quantity import GIB
 
 _PIPE_WIDTH = 240
+_ANY_WIDTH = 10_000
+_INDENT = 2
 
 
 def console() -> Console:
     """The terminal; wide where there is none, so that pipes get whole lines."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def table(*headings: str, right: Iterable[str] = ()) -> Table:
+    """An empty table whose cells keep to one line; the columns named by `right` are set to the right."""
+    made = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in headings:
+        made.add_column(heading, no_wrap=True, justify="right" if heading in right else "left")
+    return made
+
+
+def show_table(out: Console, wide: Table, stacked: Iterable[tuple[Text, ...]]) -> None:
+    """Prints a table where it fits, else each of its rows as a line with indented lines below, wrapped and whole."""
+    if Measurement.get(out, out.options.update(max_width=_ANY_WIDTH), wide).maximum <= out.width:
+        out.print(wide)
+        return
+    for first, *below in stacked:
+        out.print(first, overflow="fold")
+        for line in below:
+            out.print(Padding(line, (0, 0, 0, _INDENT)), overflow="fold")
 
 
 def gib(count: float) -> float:

@@ -9,21 +9,21 @@ import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from grpo_api.job import GRPOJobSpec
+from grpo_api.job import GRPOJobSpec, SpecInvalid
 from grpo_planner.edit import with_value
 
 from .errors import OptionError
+from .manifest import load_value
 
 SECTIONS = ("training", "placement", "adapter", "reference", "model", "checkpoint")
 """Where a short key is looked for, in this order."""
 
 
 def changed(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
-    """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs.
+    """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs, and `KEY=null` unsets a field.
 
     Raises:
-        OptionError: the key names no field, there is no `=`, or the value is no YAML.
-        SpecInvalid: the value is not allowed there.
+        OptionError: the key names no field, there is no `=`, the value is no YAML or not allowed there.
     """
     key, separator, text = change.partition("=")
     if not separator:
@@ -31,13 +31,16 @@ def changed(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
     value = _value(change, text)
     if key == "gpus" and isinstance(value, int):
         value = {"min": value, "max": value}
-    return with_value(spec, path_of(key), value)
+    try:
+        return with_value(spec, path_of(key), value)
+    except SpecInvalid as error:
+        raise OptionError(*(f"--what-if {change}: {problem}" for problem in error.problems)) from error
 
 
 def _value(change: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
+        return load_value(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise OptionError(f"--what-if {change!r}: {text!r} is no YAML value") from error
 
 

@@ -35,7 +35,8 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
         autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
         parameters=demand.model.label, architecture=demand.model.source, memory=_memory(demand, option),
-        host_memory_bytes=demand.pod_memory or whole_mib(option.host), estimated_step_seconds=round(option.seconds, 2),
+        host_memory_bytes=demand.pod_memory or whole_mib(option.host),
+        estimated_step_seconds=None if option.shortage else round(option.seconds, 2),
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
     )  # fmt: skip

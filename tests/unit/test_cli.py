@@ -162,12 +162,17 @@ def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = changed({"training.beta": -1, "training.numGenerations": 1}, CPU)
-    assert main(["render", "-f", write(tmp_path, job("wrong", spec))]) == 2
+    path = write(tmp_path, job("wrong", spec), job("right", CPU), job("too", spec))
+    assert main(["render", "-f", path]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert [line.split(" (got")[0] for line in shown.err.splitlines()] == [
-        "grpo: spec.training.beta: Input should be greater than or equal to 0",
-        "grpo: spec.training.numGenerations: Input should be greater than or equal to 2",
+        f"grpo: {path}: {name}: spec.training.{problem}"
+        for name in ("wrong", "too")
+        for problem in (
+            "beta: Input should be greater than or equal to 0",
+            "numGenerations: Input should be greater than or equal to 2",
+        )
     ]
 
 

@@ -52,8 +52,8 @@ def test_what_an_image_of_the_users_own_can_do_is_not_known(product: str) -> Non
 def test_a_nodes_own_label_beats_the_table() -> None:
     old = result(spec(LLAMA_1B), nodes(1, 1, "NVIDIA-Past", gpu_memory_mib=81559, compute_capability=(5, 2)))
     assert "NVIDIA-Past has compute capability 5.2" in old.message
-    new = plan(spec(LLAMA_1B), nodes(1, 1, "NVIDIA-B300", gpu_memory_mib=270000, compute_capability=(10, 3)))
-    assert "GPU product 'NVIDIA-B300' is unknown: its speed is a guess" in new.warnings
+    new = plan(spec(LLAMA_1B), nodes(1, 1, "NVIDIA-R100", gpu_memory_mib=270000, compute_capability=(10, 3)))
+    assert "GPU product 'NVIDIA-R100' is unknown: its speed is a guess" in new.warnings
 
 
 def test_what_is_assumed_of_an_unknown_product_is_told() -> None:

@@ -12,9 +12,10 @@ from grpo_api.base import Model, dotted
 from grpo_api.quantity import GIB
 
 from .inventory import Inventory, Node
+from .names import label_of, unknown_product
 
 DEFAULT_HOST_GIB = 128
-"""Host memory per GPU that `--gpus` assumes."""
+"""Host memory per GPU that is assumed, and said to be, where nobody says how much there is."""
 DEFAULT_CPU = 16
 """CPU cores per GPU that `--gpus` assumes."""
 
@@ -25,7 +26,7 @@ class NodeGroup(Model):
     count: Annotated[int, Field(ge=0, le=100_000)] = 1
     """Nodes of this kind."""
     gpu_product: Annotated[str, Field(max_length=63)] = ""
-    """`nvidia.com/gpu.product` label."""
+    """`nvidia.com/gpu.product` label, or a short name of it such as `H100`."""
     gpu_memory_mib: Annotated[int, Field(ge=0, le=10_000_000, alias="gpuMemoryMiB")] = 0
     """Memory of one GPU; 0: by product."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
@@ -61,31 +62,36 @@ def parse_inventory(document: Any) -> Inventory:
     return Inventory(tuple(_node(group) for group in file.nodes if group.count))
 
 
-def parse_gpus(text: str) -> Inventory:
-    """The inventory that `8xNVIDIA-L4` or `4x8xNVIDIA-H200` means: [nodes x] GPUs per node x product.
+def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
+    """The inventory that `8xH100` or `4x8xNVIDIA-H200` means: [nodes x] GPUs per node x product.
+
+    Args:
+        text: as above; the product is a label or a short name.
+        host_memory: of one node in bytes. None: DEFAULT_HOST_GIB per GPU, which a warning says.
 
     Raises:
-        InventoryInvalid: the text is neither.
+        InventoryInvalid: the text is neither, or names no known product.
     """
     match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,2})x(\S+)", text)
     if not match:
-        raise InventoryInvalid(
-            f"{text!r} does not say which GPUs; write 8xNVIDIA-L4, or 4x8xNVIDIA-H200 for 4 nodes of 8"
-        )
-    gpus = int(match[2])
+        raise InventoryInvalid(f"{text!r} does not say which GPUs; write 8xL4, or 4x8xH200 for 4 nodes of 8")
+    gpus, product = int(match[2]), label_of(match[3])
+    if product is None:
+        raise InventoryInvalid(f"{text!r}: {unknown_product(match[3])}")
+    host = DEFAULT_HOST_GIB * gpus if host_memory is None else host_memory / GIB
     group = NodeGroup(
-        count=int(match[1] or 1), gpu_product=match[3], gpus_per_node=gpus,
-        host_memory_gib=DEFAULT_HOST_GIB * gpus, cpu=DEFAULT_CPU * gpus,
-    )  # fmt: skip
-    return Inventory((_node(group),) if group.count else ())
+        count=int(match[1] or 1), gpu_product=product, gpus_per_node=gpus, host_memory_gib=host, cpu=DEFAULT_CPU * gpus
+    )
+    assumed = f"{host} GiB of host memory per node are assumed: say how much there is by --host-memory"
+    return Inventory((_node(group),) if group.count else (), () if host_memory is not None else (assumed,))
 
 
 def _node(group: NodeGroup) -> Node:
     """The group as the planner takes it."""
-    memory = round(group.host_memory_gib * GIB)
-    selector = (("nvidia.com/gpu.product", group.gpu_product),) if group.gpu_product else ()
+    memory, product = round(group.host_memory_gib * GIB), label_of(group.gpu_product) or group.gpu_product
+    selector = (("nvidia.com/gpu.product", product),) if product else ()
     return Node(
-        gpu_product=group.gpu_product, gpu_memory_mib=group.gpu_memory_mib, gpus_free=group.gpus_per_node,
+        gpu_product=product, gpu_memory_mib=group.gpu_memory_mib, gpus_free=group.gpus_per_node,
         gpus_total=group.gpus_per_node, host_memory_free=memory, host_memory_total=memory, cpu_free=group.cpu,
         cpu_total=group.cpu, node_selector=selector, count=group.count,
     )  # fmt: skip

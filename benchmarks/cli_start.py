@@ -1,0 +1,48 @@
+"""Measures how long a command of `grpo` takes from a cold start of Python to its end.
+
+    python -m benchmarks.cli_start
+
+Goal (design): at most 0.4 s for `--help` and 0.6 s for a plan, on a machine with nothing else to do. Prints the best
+and the median of several runs, each a process of its own, and the least CPU time, which a busy machine changes least;
+never part of the tests.
+"""
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+RUNS = 15
+COMMANDS = {
+    "python alone": ["-c", "pass"],
+    "grpo --help": ["-m", "grpo_cli", "--help"],
+    "grpo plan --help": ["-m", "grpo_cli", "plan", "--help"],
+    "grpo gpus": ["-m", "grpo_cli", "gpus"],
+    "grpo plan -f": ["-m", "grpo_cli", "plan", "-f", "examples/01-first-job.yaml", "--gpus", "8xNVIDIA-H100-80GB-HBM3"],
+}
+
+
+def timed(arguments: list[str]) -> tuple[float, float]:
+    """Wall and CPU seconds of one process; it must not fail."""
+    began, used = time.perf_counter(), _cpu()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began, _cpu() - used
+
+
+def _cpu() -> float:
+    """CPU seconds of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Prints the table."""
+    print(f"{'command':18} {'best s':>8} {'median s':>9} {'CPU s':>8}")
+    for name, arguments in COMMANDS.items():
+        wall, cpu = zip(*(timed(arguments) for _ in range(RUNS)), strict=True)
+        print(f"{name:18} {min(wall):8.3f} {statistics.median(wall):9.3f} {min(cpu):8.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""`grpo gpus`: the GPU products that the planner knows, with the short names that `--gpus` and inventories take."""
+
+from argparse import ArgumentParser, Namespace
+
+from rich.markup import escape
+from rich.text import Text
+
+from grpo_planner.hardware.generations import obstacle
+from grpo_planner.hardware.names import short_names
+from grpo_planner.hardware.products import Product
+from grpo_planner.hardware.products import table as products
+
+from .terminal import console, show_table, table
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments: there are none."""
+    parser.set_defaults(run=run)
+
+
+def run(_: Namespace) -> int:
+    """Prints the list."""
+    out = console()
+    wide = table(
+        "product", "short names", "GiB", "TFLOP/s", "GB/s", "the trainer's image", right=["GiB", "TFLOP/s", "GB/s"]
+    )
+    rows = [_row(label, product) for label, product in products().items()]
+    for row in rows:
+        wide.add_row(*map(escape, row))
+    show_table(out, wide, ((Text(label, "bold"), Text(f"{names}; {gib} GiB, {flops} TFLOP/s, {speed} GB/s; {image}"))
+                           for label, names, gib, flops, speed, image in rows))  # fmt: skip
+    out.print("[dim]TFLOP/s dense in bfloat16, in float32 where there is no bfloat16; data sheets, not measured[/dim]")
+    return 0
+
+
+def _row(label: str, product: Product) -> tuple[str, str, str, str, str, str]:
+    """Label, short names, memory, speed, and whether the image computes there."""
+    names = ", ".join(short for short, meant in short_names().items() if meant == label)
+    image = "can't compute there" if obstacle(label, "", product.capability) else "computes there"
+    return (
+        label,
+        names,
+        f"{product.memory_mib / 1024:.0f}",
+        f"{product.teraflops:.0f}",
+        f"{product.bandwidth:.0f}",
+        image,
+    )

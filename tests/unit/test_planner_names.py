@@ -1,0 +1,80 @@
+"""GPU products by the names that people use, and host memory that is never assumed without a word."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.quantity import GIB
+from grpo_cli.__main__ import main
+from grpo_planner import plan_job
+from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.hardware.names import label_of, short_names, unknown_product
+from grpo_planner.hardware.products import lookup, table
+from tests.generated import cases
+from tests.unit.planning import H100, LLAMA_1B, spec
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("H100", 80), ("H20", 96), ("H800", 80), ("A800", 80), ("GH200", 96), ("B300", 269), ("RTX 6000", 48),
+     ("h100-pcie", 80), ("L4", 22), ("MI300X", 192), ("4090", 0), ("NVIDIA-H200", 140), ("nvidia_a100", 80)],
+)  # fmt: skip
+def test_products_are_known_by_short_names(name: str, gib: int) -> None:
+    label = label_of(name)
+    assert (round(lookup(label).memory_mib / 1024) if label else 0) == gib
+
+
+@given(st.sampled_from(sorted(short_names())), st.sampled_from(["-", "_", " "]), st.booleans())
+@settings(max_examples=cases(60))
+def test_a_short_name_in_any_spelling_is_a_product(name: str, between: str, capitals: bool) -> None:
+    spelled = name.replace("-", between)
+    assert label_of(spelled.upper() if capitals else spelled.lower()) == short_names()[name]
+    assert short_names()[name] in table()
+
+
+@given(st.text("AHBLNVIDRTX0123456789-", min_size=1, max_size=12))
+@settings(max_examples=cases(100))
+def test_any_name_is_a_product_or_a_sentence(name: str) -> None:
+    label = label_of(name)
+    if label is not None:
+        assert lookup(label).known
+        return
+    with pytest.raises(InventoryInvalid, match="is no GPU product that the planner knows"):
+        parse_gpus(f"8x{name}")
+
+
+def test_a_slip_is_answered_with_the_name() -> None:
+    assert "did you mean H100 or" in unknown_product("H10O")
+    assert "did you mean" not in unknown_product("zzz")
+
+
+def test_inventories_take_short_names() -> None:
+    group = {"gpuProduct": "H100", "gpusPerNode": 8, "hostMemoryGiB": 1, "cpu": 1}
+    (node,) = parse_inventory({"nodes": [group]}).nodes
+    assert node.gpu_product == H100
+    assert node.node_selector == (("nvidia.com/gpu.product", H100),)
+    (unknown,) = parse_inventory({"nodes": [group | {"gpuProduct": "ours", "gpuMemoryMiB": 4}]}).nodes
+    assert unknown.gpu_product == "ours"
+
+
+def test_host_memory_is_given_or_said_to_be_assumed() -> None:
+    assumed, given_ = parse_gpus("2x4xL4"), parse_gpus("2x4xL4", 100 * GIB)
+    assert assumed.nodes[0].host_memory_total == 512 * GIB
+    assert given_.nodes[0].host_memory_total == 100 * GIB
+    assert given_.warnings == ()
+    chosen = plan_job(spec(LLAMA_1B), assumed).chosen
+    assert chosen is not None
+    assert "512 GiB of host memory per node are assumed: say how much there is by --host-memory" in chosen.warnings
+
+
+def test_a_refusal_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "Qwen/Qwen2.5-32B", "--gpus", "1xL4", "-o", "json"]) == 3
+    assert "128 GiB of host memory per node are assumed" in capsys.readouterr().err
+
+
+def test_gpus_lists_every_product_and_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus"]) == 0
+    out = capsys.readouterr().out
+    assert all(label in out for label in table())
+    assert all(name in out for name in short_names())
+    assert "can't compute there" in out
