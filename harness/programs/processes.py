@@ -107,7 +107,8 @@ class Processes:
             for pid in self.find(role):
                 _kill(pid)
             self._reap()
-            return not self.find(role)
+            # a process that ends has no environment to be found by any more, and may still hold its ports
+            return not self.find(role) and not (self._children if role is None else {role} & self._children.keys())
 
         until(f"the end of {role or 'all'} processes of {self.directory}", none_left, seconds)
 
