@@ -133,8 +133,10 @@ class PlacementSpec(Model):
     """Labels that nodes must have. Unset: any node."""
     tolerations: Annotated[list[Toleration], Field(max_length=32, json_schema_extra=ATOMIC_LIST)] = []
     """Tolerations of the pods; GPU taints (`nvidia.com/gpu`, `amd.com/gpu`) are always tolerated. Unset: none."""
-    objective: Literal["Balanced", "Fastest", "FewestGPUs"] = "Balanced"
-    """What the plan optimises. Balanced: the fastest, but fewer GPUs where they cost at most 5 %. Unset: Balanced."""
+    objective: Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"] = "Balanced"
+    """What the plan optimises. Balanced: one node where anything fits there, and more GPUs as long as they shorten a
+    step at least as much as they raise its GPU-seconds. Cheapest: the least price of a step, on nodes with the label
+    `grpo.dev/gpu-hour-price`. Among plans within 5 %, one with room on the GPU, except for Fastest. Unset: Balanced."""
     queue_name: Name | None = None
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
     priority_class_name: Name | None = None

@@ -23,5 +23,17 @@ Rooms: model (shapes), hardware (pools), memory (predictions), search (everythin
 from .hardware.inventory import Inventory, Node
 from .plan import Planner, plan_job
 from .result import Candidate, Fix, PlanReason, PlanResult, Rejection
+from .search.curve import Size
 
-__all__ = ["Candidate", "Fix", "Inventory", "Node", "PlanReason", "PlanResult", "Planner", "Rejection", "plan_job"]
+__all__ = [
+    "Candidate",
+    "Fix",
+    "Inventory",
+    "Node",
+    "PlanReason",
+    "PlanResult",
+    "Planner",
+    "Rejection",
+    "Size",
+    "plan_job",
+]

@@ -9,7 +9,6 @@ from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
 from .hardware.generations import obstacle
 from .hardware.pools import Pool
-from .hardware.products import NETWORK_GB_PER_S
 from .memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
 from .result import Candidate, Rejection
 from .search.batch import generation_share
@@ -90,10 +89,13 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     if not pool.hardware.bfloat16:
         told.append(f"{pool.label} has no bfloat16: everything runs in float32")
     asked = {*demand.spec.resources.requested}
-    if option.place.nodes > 1 and not any("/" in name for name in asked):
+    hardware, nodes = pool.hardware, option.place.nodes
+    if nodes > 1 and not hardware.node_network and not any("/" in name for name in asked):
         told.append(
-            f"step times assume {NETWORK_GB_PER_S:.0f} GB/s per GPU between nodes, as of RDMA cards, but the pods ask "
-            "for none (spec.resources.limits, examples/10-rdma-and-init.yaml): over TCP steps take longer"
+            f"step times assume {option.place.per_node * hardware.network:.0f} GB/s between nodes, usual for these "
+            "GPUs, but the pods ask for no RDMA card (spec.resources.limits, examples/10-rdma-and-init.yaml), and no "
+            "interconnect is declared (node label grpo.dev/node-gbps, or interconnect.nodeGBps of an inventory file): "
+            "over TCP steps may take longer"
         )
     if (longest := STEP_ESTIMATES * option.seconds) > demand.spec.guard.hang_timeout_seconds:
         told.append(
@@ -169,5 +171,6 @@ def _cost(option: Option, chosen: Option) -> str:
         "its reference in host memory": method.reference == "Offload" and usual.reference != "Offload",
         f"ZeRO-{method.zero}": method.zero > usual.zero,
         plural(place.nodes, "node"): place.nodes > other.nodes,
+        f"it fills {option.device_share:.0%} of a GPU": option.crowding > chosen.crowding,
     }
     return next((cost for cost, dearer in costs.items() if dearer), f"on {place.pool.label}")

@@ -10,6 +10,7 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec
 
 from . import explain
+from .advice import advice
 from .cpu import plan_cpu
 from .fixes import ACCESS_MODE, find_fixes
 from .hardware.declared import declared
@@ -20,7 +21,8 @@ from .model.architecture import resolve
 from .result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.batch import indivisible, micro_batches
 from .search.choice import choose, closest_miss, notable, same_method
-from .search.demand import Demand, build_demand
+from .search.curve import Size, curve
+from .search.demand import Demand, build_demand, positions
 from .search.footprints import Footprints
 from .search.methods import conflicting_pins, methods
 from .search.option import Option
@@ -62,9 +64,18 @@ class Planner:
         except SpecRejected as rejected:
             return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
 
+    def curve(self, inventory: Inventory) -> list[Size]:
+        """What every number of GPUs would give on these nodes were they empty, fewest first; [] where nothing fits.
+
+        Raises:
+            SpecRejected: the spec can't be planned at all.
+        """
+        pools, _ = build_pools(inventory.merged.emptied.merged, self._spec)
+        return curve(Search(self._footprints, pools))
+
     @cached_property
     def _demand(self) -> Demand:
-        return build_demand(self._spec, resolve(self._spec.model, self._config))
+        return build_demand(self._spec, resolve(self._spec.model, self._config), positions(self._config))
 
     @cached_property
     def _footprints(self) -> Footprints:
@@ -140,7 +151,7 @@ def _planned(demand: Demand, search: Search, notes: list[str], fits_now: bool) -
     assert chosen is not None, "something fits"
     # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
     options = [option for option in found if not same_method(option, chosen)] + search.extents(chosen)
-    result = _result(demand, chosen, notes, fits_now)
+    result = _result(demand, chosen, [*advice(search, chosen), *notes], fits_now)
     assert result.chosen is not None, "it was given"
     ranked = explain.candidates(demand, notable(options, chosen), chosen)
     return result.model_copy(update={"candidates": [Candidate.of(result.chosen), *ranked[1:]]})
@@ -150,7 +161,7 @@ def _chosen(demand: Demand, search: Search, notes: list[str], fits_now: bool) ->
     """The same without candidates."""
     chosen = choose(search.fitting(), demand.spec.placement.objective)
     assert chosen is not None, "something fits"
-    return _result(demand, chosen, notes, fits_now)
+    return _result(demand, chosen, [*advice(search, chosen), *notes], fits_now)
 
 
 def _result(demand: Demand, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:

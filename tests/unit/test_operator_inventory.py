@@ -115,6 +115,18 @@ def test_amd_gpus_by_their_own_labels() -> None:
     assert (bare.memory_mib, "amd.com/gpu.vram" in warnings[0]) == (0, True)
 
 
+def test_links_and_price_are_read_off_the_administrators_labels() -> None:
+    labels = {"grpo.dev/node-gbps": "12.5", "grpo.dev/gpu-gbps": "450", "grpo.dev/gpu-hour-price": "2.49"}
+    facts = node_facts(node(GFD | labels))
+    (kind,), _ = cards(facts)
+    seen = planner_node(facts, kind, {})
+    assert (seen.node_gbps, seen.gpu_gbps, seen.gpu_hour_price) == (12.5, 450, 2.49)
+    for text in ("", "fast", "-1", "1e9", "nan", "1.2.3", "12345678"):
+        odd = node_facts(node(GFD | dict.fromkeys(labels, text)))
+        seen = planner_node(odd, kind, {})
+        assert (seen.node_gbps, seen.gpu_gbps, seen.gpu_hour_price) == (0, 0, 0), "a label can't be refused"
+
+
 def test_a_node_without_gpus_has_no_cards_and_no_warning() -> None:
     assert cards(node_facts(node({}, {}))) == ([], [])
 

@@ -22,6 +22,9 @@ from tests.unit.planning import (
     spec,
 )  # fmt: skip
 
+OWN = {"image": "trainer:1"}
+"""An image of the user's own, which may compute on cards that the trainer's is not shown to."""
+
 
 def how(plan: ExecutionPlan) -> tuple[str, str, int, str]:
     """Method, reference strategy, ZeRO stage and offload."""
@@ -74,7 +77,7 @@ def test_an_explicit_strategy_is_obeyed(strategy: str, stages: set[int]) -> None
 
 
 def test_an_explicit_strategy_that_cannot_fit_is_rejected_with_numbers_and_never_replaced() -> None:
-    answer = result(spec(QWEN_7B, reference__strategy="Clone"), nodes(1, 1, T4, host_gib=60))
+    answer = result(spec(QWEN_7B, reference__strategy="Clone", **OWN), nodes(1, 1, T4, host_gib=60))
     assert answer.reason == PlanReason.OUT_OF_DEVICE_MEMORY
     assert "Clone on 1 x Tesla-T4" in answer.message
     assert "14.5 GiB are usable" in answer.message
@@ -125,16 +128,16 @@ def test_full_training_without_zero_keeps_float32_weights_under_autocast() -> No
 
 
 def test_cards_without_bfloat16_train_in_float32() -> None:
-    chosen = plan(spec(LLAMA_1B), nodes(1, 4, T4))
+    chosen = plan(spec(LLAMA_1B, **OWN), nodes(1, 4, T4))
     assert (chosen.dtype, chosen.autocast) == ("float32", False)
     assert any("no bfloat16" in text for text in chosen.warnings)
-    rejected = result(spec(LLAMA_1B, training__dtype="bfloat16"), nodes(1, 4, T4))
+    rejected = result(spec(LLAMA_1B, training__dtype="bfloat16", **OWN), nodes(1, 4, T4))
     assert rejected.reason == PlanReason.INVALID_COMBINATION
     assert "compute capability 8.0" in rejected.message
 
 
 def test_an_old_compute_capability_beats_an_unknown_product() -> None:
-    chosen = plan(spec(LLAMA_1B), nodes(1, 1, "NVIDIA-Future", gpu_memory_mib=81559, compute_capability=(7, 5)))
+    chosen = plan(spec(LLAMA_1B, **OWN), nodes(1, 1, "NVIDIA-Future", gpu_memory_mib=81559, compute_capability=(7, 5)))
     assert (chosen.dtype, chosen.autocast) == ("float32", False)
     assert any("is unknown" in text for text in chosen.warnings)
 
@@ -145,18 +148,6 @@ def test_8_bit_moments_only_where_32_bit_ones_do_not_fit() -> None:
     assert answer.chosen is not None
     assert answer.chosen.optimizer == "AdamW8bit"
     assert "8 bits" in answer.changes[0]
-
-
-def test_objectives_trade_gpus_for_time() -> None:
-    group = nodes(1, 8, H100)
-    fewest = plan(spec(LLAMA_1B, placement__objective="FewestGPUs"), group)
-    balanced = plan(spec(LLAMA_1B), group)
-    fastest = plan(spec(LLAMA_1B, placement__objective="Fastest"), group)
-    assert fewest.gpus == 1
-    assert fewest.gpus <= balanced.gpus <= fastest.gpus
-    assert fastest.estimated_step_seconds is not None
-    assert balanced.estimated_step_seconds is not None
-    assert fastest.estimated_step_seconds <= balanced.estimated_step_seconds <= 1.05 * fastest.estimated_step_seconds
 
 
 def test_min_max_and_nodes_are_obeyed() -> None:

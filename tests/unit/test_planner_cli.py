@@ -42,7 +42,7 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_says_what_is_chosen_and_why_not_otherwise(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", manifest(), *EIGHT]) == 0
     out = capsys.readouterr().out
-    assert "mine  planned  full DDP, Clone on 4 x NVIDIA-H100-80GB-HBM3" in out
+    assert "mine  planned  full DDP, Clone on 1 x NVIDIA-H100-80GB-HBM3" in out
     assert "CHOSEN" in out
     assert "slower" in out
     assert "GiB allocated on one GPU: load" in out
@@ -83,14 +83,14 @@ def test_a_wrong_spec_is_2(manifest: Any, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_if_shows_the_difference(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = ["numGenerations=16", "max_completion_length=1024", "gpus=1"]
+    changes = ["numGenerations=16", "max_completion_length=1024", "gpus=4"]
     changes += ["spec.training.beta=0.0", "training.dtype=bfloat16"]
     flags = [flag for change in changes for flag in ("--what-if", change)]
     assert main(["plan", "-f", manifest(), *EIGHT, *flags]) == 0
     out = capsys.readouterr().out
     assert all(f"what if {change}" in out for change in changes)
     assert "needed per GPU" in out
-    assert "4 x NVIDIA-H100-80GB-HBM3 becomes 1 x NVIDIA-H100-80GB-HBM3" in out
+    assert "1 x NVIDIA-H100-80GB-HBM3 becomes 4 x NVIDIA-H100-80GB-HBM3" in out
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_what_is_faster_but_dearer_says_by_how_much() -> None:
 
 def test_a_batch_taken_at_once_fits_where_accumulating_it_would_not() -> None:
     settings = {"training__optimizer": "AdamW8bit", "placement__gpus": {"min": 8, "max": 8}}
+    settings["placement__objective"] = "Fastest"
     at_once = result(spec("microsoft/Phi-4-mini", **settings), nodes(1, 8, H100)).chosen
     accumulated = spec("microsoft/Phi-4-mini", training__perDeviceTrainBatchSize=1, **settings)
     bit_by_bit = result(accumulated, nodes(1, 8, H100)).chosen

@@ -112,7 +112,7 @@ def test_configs_are_read_from_folders_and_the_cache(tmp_path: Path, monkeypatch
 
 
 def test_products_match_by_their_longest_beginning() -> None:
-    assert products.lookup("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb") == products.table()["NVIDIA-A100-SXM4-80GB"]
+    assert products.lookup("NVIDIA-H100-80GB-HBM3-x") == products.table()["NVIDIA-H100-80GB-HBM3"]
     assert products.lookup("NVIDIA-A10").memory_mib == 23028
     assert products.lookup("NVIDIA-H200-NVL").teraflops < products.lookup("NVIDIA-H200").teraflops
     assert products.lookup("NVIDIA-A1000") == products.UNKNOWN

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node, Planner, plan_job
 from grpo_planner.edit import with_value
 from grpo_planner.memory import Predictor, Setup, ZeroStage, predict
@@ -21,6 +22,14 @@ from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B,
 MODELS = st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B, "google/gemma-3-1b-it", "Qwen/Qwen3-30B-A3B"])
 PRODUCTS = st.sampled_from([A10G, A100, H100, H200, L4, T4])
 GROUPS = st.builds(nodes, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]), PRODUCTS, st.sampled_from([32, 256, 2048]))
+OFFERS = st.builds(
+    replace,
+    GROUPS,
+    gpus_free=st.integers(0, 8),
+    node_gbps=st.sampled_from([0.0, 1.25, 50.0]),
+    gpu_gbps=st.sampled_from([0.0, 25.0]),
+    gpu_hour_price=st.sampled_from([0.0, 0.5, 3.0]),
+)
 CHANGES = st.fixed_dictionaries(
     {},
     optional={
@@ -31,8 +40,9 @@ CHANGES = st.fixed_dictionaries(
         "training__optimizer": st.sampled_from(["Auto", "AdamW", "AdamW8bit"]),
         "training__dtype": st.sampled_from(["Auto", "float32"]),
         "adapter__use": st.sampled_from(["Never", "IfNeeded", "Always"]),
-        "placement__objective": st.sampled_from(["Balanced", "Fastest", "FewestGPUs"]),
+        "placement__objective": st.sampled_from(["Balanced", "Fastest", "FewestGPUs", "Cheapest"]),
         "placement__nodes": st.integers(1, 3),
+        "image": st.just("trainer:1"),
     },
 )
 ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
@@ -68,6 +78,59 @@ def setups(draw: st.DrawFn) -> Setup:
         reference=draw(st.sampled_from(["None", "Clone", "Sharded", "Offload"])),
         scores_old_policy=draw(st.booleans()),
     )
+
+
+def cost(job: GRPOJobSpec, plan: ExecutionPlan, price: float) -> tuple[int, float, float]:
+    """What the job's objective wants little of, by its documented meaning: tier, what comes first, what has ties."""
+    assert plan.estimated_step_seconds is not None
+    seconds, gpus = plan.estimated_step_seconds, plan.gpus
+    tier = 2 if plan.method == "LoRA" else int(plan.optimizer == "AdamW8bit")
+    costs = {
+        "Balanced": (plan.nodes > 1, gpus**0.5 * seconds),
+        "Fastest": (0, seconds),
+        "FewestGPUs": (gpus, seconds),
+        "Cheapest": (0, price * gpus * seconds),
+    }
+    return (tier, *costs[job.placement.objective])
+
+
+def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
+    """What every plan keeps to: the memory, the GPUs and the batch that there are."""
+    assert plan.memory is not None
+    assert plan.memory.peak_allocated_bytes < plan.memory.device_bytes <= plan.memory.usable_bytes
+    alike = [group for group in groups if group.gpu_product == plan.gpu_product]
+    rooms = [(group.host_memory_total, group.gpus_total) for group in alike for _ in range(group.count)]
+    needed = (plan.memory.host_bytes_per_node, plan.gpus_per_node)
+    assert sum(room[0] >= needed[0] and room[1] >= needed[1] for room in rooms) >= plan.nodes
+    step = job.training.prompts_per_step * job.training.num_generations
+    assert plan.world_size * plan.micro_batch * plan.gradient_accumulation == step
+
+
+@settings(max_examples=cases(200))
+@given(jobs(), st.lists(OFFERS, min_size=1, max_size=3), st.integers(1, 60_000), st.randoms(use_true_random=False))
+def test_invariants_of_every_plan(job: GRPOJobSpec, offers: list[Node], more: int, random: Any) -> None:
+    """What is chosen fits; order and repetition change nothing; with more memory it is no worse and still there."""
+    groups = [replace(offer, gpus_free=min(offer.gpus_free, offer.gpus_total)) for offer in offers]
+    answer = plan_job(job, Inventory(tuple(groups)))
+    single = [replace(group, count=1, name=f"n{i}-{j}") for i, group in enumerate(groups) for j in range(group.count)]
+    random.shuffle(single)
+    assert plan_job(job, Inventory(tuple(single))).model_dump_json() == answer.model_dump_json()
+    # On nodes that are empty before and after: with more memory a job may start at once on what it waited past.
+    empty = [group.emptied for group in groups]
+    before = plan_job(job, Inventory(tuple(empty)))
+    bigger = [replace(group, gpu_memory_mib=group.gpu_memory_mib + more) for group in empty]
+    after = plan_job(job, Inventory(tuple(bigger)))
+    assert after.feasible or not before.feasible
+    if answer.chosen:
+        fits(job, answer.chosen, groups)
+    if before.chosen and after.chosen:
+        prices = {group.gpu_product: 0.0 for group in groups}
+        for group in groups:
+            prices[group.gpu_product] = max(prices[group.gpu_product], group.gpu_hour_price)
+        old, new = (cost(job, plan, prices[plan.gpu_product]) for plan in (before.chosen, after.chosen))
+        slack = 1.0 if job.placement.objective == "Fastest" else 1.05
+        rounding = 0.01  # estimates are published in hundredths of a second
+        assert new[:2] < old[:2] or (new[:2] == old[:2] and new[2] <= old[2] * slack * (1 + rounding) + rounding)
 
 
 @FEW

@@ -47,13 +47,18 @@ def test_another_product_that_takes_the_plan_gets_it() -> None:
     ("product", "says"),
     [
         (L4, "NVIDIA-L4 has .* GiB per GPU, where .* GiB are needed"),
-        (T4, "Tesla-T4 has no bfloat16"),
+        (T4, "Tesla-T4 has compute capability 7.5 and so no bfloat16"),
         ("NVIDIA-B200", "no node has such GPUs"),
     ],
 )
 def test_a_product_that_does_not_take_the_plan_is_named(product: str, says: str) -> None:
     with pytest.raises(PlanExcluded, match=rf"spec.placement.gpuProduct .*{says}.* set it back to {H100}"):
         refit(begun(), spec(QWEN_7B, placement__gpuProduct=product), THERE)
+
+
+def test_cards_without_bfloat16_do_not_take_a_plan_with_it_whatever_the_image() -> None:
+    with pytest.raises(PlanExcluded, match="Tesla-T4 has no bfloat16"):
+        refit(begun(), spec(QWEN_7B, placement__gpuProduct=T4, image="trainer:1"), THERE)
 
 
 @pytest.mark.parametrize(

@@ -14,23 +14,23 @@ from grpo_codegen.planner import CLUSTERS, MODELS, cluster, spec
 from grpo_planner import PlanReason, plan_job
 
 EXPERT = {
-    ("1 × T4", "1B"): ("Full", "Offload", 2, "CPU"),
     ("1 × L4", "7B"): ("LoRA", "Adapter", 0, "None"),
     ("4 × A10G", "1B"): ("Full", "Clone", 2, "None"),
     ("4 × A10G", "7B"): ("Full", "Sharded", 3, "CPU"),
-    ("8 × L40S", "7B"): ("Full", "Sharded", 3, "None"),
+    ("8 × L40S", "7B"): ("Full", "Sharded", 3, "CPU"),
     ("1 × A100 40 GB", "1B"): ("Full", "Clone", 0, "None"),
     ("1 × H100", "1B"): ("Full", "Clone", 0, "None"),
     ("1 × H100", "32B"): ("LoRA", "Adapter", 0, "None"),
     ("8 × A100 80 GB", "1B"): ("Full", "Clone", 0, "None"),
     ("8 × A100 80 GB", "32B"): ("Full", "Sharded", 3, "CPU"),
-    ("8 × H100", "7B"): ("Full", "Clone", 2, "None"),
+    ("8 × H100", "7B"): ("Full", "Sharded", 3, "None"),
     ("4 × 8 × H100", "70B"): ("Full", "Sharded", 3, "CPU"),
-    ("8 × 8 × H200", "32B"): ("Full", "Sharded", 3, "None"),
+    ("8 × 8 × H200", "32B"): ("Full", "Sharded", 3, "CPU"),
     ("7 MIG slices of 10 GB", "7B"): ("LoRA", "Adapter", 3, "None"),
 }
 REJECTED = {
-    ("1 × T4", "7B"): PlanReason.OUT_OF_DEVICE_MEMORY,
+    ("1 × T4", "1B"): PlanReason.NO_GPUS,
+    ("1 × L4", "32B"): PlanReason.OUT_OF_DEVICE_MEMORY,
     ("1 × H100", "70B"): PlanReason.OUT_OF_DEVICE_MEMORY,
     ("shared GPUs", "1B"): PlanReason.NO_GPUS,
     ("empty", "1B"): PlanReason.NO_GPUS,

@@ -1,6 +1,23 @@
 """What the planner warns of although the plan stands: what it has assumed, and what may not go as it estimates."""
 
-from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
+from dataclasses import replace
+from typing import Any
+
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import Inventory, plan_job
+from tests.unit.planning import A10G, H100, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, nodes, plan, spec
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True,
+}  # fmt: skip
+FASTEST: dict[str, Any] = {"placement__objective": "Fastest"}
+
+
+def seconds(plan: ExecutionPlan) -> float:
+    """The estimated time of a step."""
+    assert plan.estimated_step_seconds is not None
+    return plan.estimated_step_seconds
 
 
 def test_a_step_that_is_estimated_near_the_hang_limit_is_warned_of() -> None:
@@ -18,8 +35,65 @@ def test_a_plan_on_several_nodes_without_rdma_cards_says_that_its_network_is_ass
     def warned(**more: object) -> bool:
         chosen = plan(spec(LLAMA_1B, **wanted, **more), groups)
         assert chosen.nodes == 2
-        return any("GB/s per GPU between nodes" in text for text in chosen.warnings)
+        return any("assume 400 GB/s between nodes" in text for text in chosen.warnings)
 
     assert warned()
     assert not warned(resources__limits={"rdma/hca_shared_devices_a": 1})
+    declared = plan(spec(LLAMA_1B, **wanted), replace(groups, node_gbps=25.0))
+    assert not any("between nodes" in text for text in declared.warnings)
     assert not any("between nodes" in text for text in plan(spec(LLAMA_1B), nodes(1, 8, H100)).warnings)
+
+
+def test_gpus_that_the_batch_leaves_idle_are_explained() -> None:
+    six = nodes(1, 6, A10G)
+    job = {"training__promptsPerStep": 8, "placement__objective": "Fastest"}
+    chosen = plan(spec(LLAMA_1B, **job), six)
+    said = "2 of 6 GPUs stay idle: 64 completions per step can't be split over 6; spec.training.promptsPerStep: 6"
+    assert chosen.gpus == 4
+    assert [text for text in chosen.warnings if "idle" in text] == [f"{said} would use all 6"]
+    obeyed = plan(spec(LLAMA_1B, **job | {"training__promptsPerStep": 6}), six)
+    assert obeyed.gpus == 6
+    few = plan(spec(LLAMA_1B, training__promptsPerStep=1, training__numGenerations=2, **FASTEST), six)
+    assert any("spec.training.promptsPerStep: 3 would use all 6" in text for text in few.warnings)
+    assert not any("idle" in text for text in [*obeyed.warnings, *plan(spec(LLAMA_1B), nodes(1, 8, H100)).warnings])
+
+
+def test_a_plan_far_slower_than_a_sensible_one_names_it() -> None:
+    """32B with offload, and without room to gather it for generation; an adapter leaves that."""
+    job, there = {"training__promptsPerStep": 16}, nodes(1, 4, H100)
+    slow = plan(spec(QWEN_32B, **job), there)
+    text = next(text for text in slow.warnings if " would take " in text)
+    assert text.startswith(f"a step is estimated at {seconds(slow):.0f} s: LoRA")
+    assert "set spec.adapter.use to Always, which trains an adapter only" in text
+    assert 2 * seconds(plan(spec(QWEN_32B, adapter__use="Always", **job), there)) <= seconds(slow)
+    quick = plan(spec(LLAMA_1B), nodes(1, 8, H100))
+    assert not any("a step is estimated at" in text for text in quick.warnings)
+
+
+def test_a_plan_that_nobody_would_wait_for_says_what_it_spends_its_time_on() -> None:
+    hopeless = plan(spec(LLAMA_70B, adapter__use="Always"), nodes(1, 8, "NVIDIA-L40S"))
+    assert seconds(hopeless) > 600
+    text = next(text for text in hopeless.warnings if "a smaller model or larger GPUs" in text)
+    assert "s of it for sending the model between GPUs to generate" in text
+
+
+def test_more_nodes_that_would_be_far_faster_are_named() -> None:
+    many = spec(QWEN_7B, training__promptsPerStep=128, adapter__use="Never")
+    there = nodes(16, 1, H100)
+    text = next(text for text in plan(many, there).warnings if " would take " in text)
+    wanted = int(text.rsplit("spec.placement.gpus.min to ", 1)[1])
+    obeyed = plan(
+        spec(QWEN_7B, training__promptsPerStep=128, adapter__use="Never", placement__gpus={"min": wanted}), there
+    )
+    assert 2 * seconds(obeyed) <= 1.05 * seconds(plan(many, there))
+
+
+def test_sequences_beyond_the_models_positions_are_warned_of() -> None:
+    there, job = Inventory((nodes(1, 1, H100),)), spec("my/own", training__maxCompletionLength=2048)
+    long = plan_job(job, there, config=LLAMA | {"max_position_embeddings": 2048}).chosen
+    assert long is not None
+    assert any("= 2560 tokens, more than the model's max_position_embeddings 2048" in text for text in long.warnings)
+    for positions in (2560, None):
+        fine = plan_job(job, there, config=LLAMA | {"max_position_embeddings": positions}).chosen
+        assert fine is not None
+        assert not any("max_position_embeddings" in text for text in fine.warnings)

@@ -5,13 +5,14 @@ node offers, missing labels, AMD, cordoned and tainted nodes. Labels are those o
 AMD's node labeller.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from grpo_api.running import PlacementSpec
 from grpo_planner import Node
 
-from ..names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
+from ..names import LABEL_ATTEMPT, LABEL_GPU_GBPS, LABEL_JOB, LABEL_NODE_GBPS, LABEL_PRICE, LABEL_UID
 from ..podspec import GPU_TAINTS
 from ..records import ENDED_PHASES
 from ..untyped import Part
@@ -200,6 +201,11 @@ def _whole(labels: Mapping[str, str], key: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def _amount(labels: Mapping[str, str], key: str) -> float:
+    """A label's plain decimal; 0 where it is none, as a label can't be refused."""
+    return float(labels[key]) if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", labels.get(key, "")) else 0.0
+
+
 def _capability(labels: Mapping[str, str]) -> tuple[int, int] | None:
     major, minor = (labels.get(f"{NVIDIA}.compute.{part}", "") for part in ("major", "minor"))
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() and int(major) else None
@@ -247,6 +253,9 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
         cpu_free=max(0.0, cpu - taken.get("cpu", 0.0)),
         cpu_total=cpu,
         node_selector=kind.selector,
+        node_gbps=_amount(node.labels, LABEL_NODE_GBPS),
+        gpu_gbps=0.0 if kind.sliced else _amount(node.labels, LABEL_GPU_GBPS),
+        gpu_hour_price=_amount(node.labels, LABEL_PRICE),
     )
 
 

@@ -3,6 +3,7 @@
 from grpo_api.running import PlacementSpec
 
 from .inventory import Inventory, Node
+from .products import resource_of
 
 ENDLESS = 2**50
 """Host memory in bytes, and cores, of a node that is not there yet: how much it has is left to the autoscaler."""
@@ -16,7 +17,7 @@ def declared(placement: PlacementSpec) -> Inventory:
             gpu_product=product,
             gpus_free=gpus,
             gpus_total=gpus,
-            gpu_resource="amd.com/gpu" if product.startswith("AMD-") else "nvidia.com/gpu",
+            gpu_resource=resource_of(product),
             host_memory_free=ENDLESS,
             host_memory_total=ENDLESS,
             cpu_free=float(ENDLESS),

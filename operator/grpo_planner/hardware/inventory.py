@@ -38,6 +38,12 @@ class Node:
     """Allocatable CPU cores."""
     node_selector: tuple[tuple[str, str], ...] = ()
     """Labels that tie a pod to nodes with this GPU, sorted."""
+    node_gbps: float = 0.0
+    """Network of the whole node, GB/s per direction; 0 when unknown: assumed by product."""
+    gpu_gbps: float = 0.0
+    """Between two GPUs of the node, GB/s per direction; 0 when unknown: that of the product."""
+    gpu_hour_price: float = 0.0
+    """Price of one GPU for an hour, in any currency; 0 when none is declared."""
     count: int = 1
     """How many nodes are like this."""
 
@@ -52,6 +58,7 @@ class Node:
 _GIVES = attrgetter(
     *("gpu_product", "gpu_memory_mib", "gpu_resource", "node_selector", "gpus_free", "gpus_total"),
     *("host_memory_free", "host_memory_total", "cpu_free", "cpu_total"),
+    *("node_gbps", "gpu_gbps", "gpu_hour_price"),
 )
 
 

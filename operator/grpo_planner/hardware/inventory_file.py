@@ -1,6 +1,7 @@
 """The inventory as users write it: `nodes: [{count, gpuProduct, gpuMemoryMiB?, gpusPerNode, hostMemoryGiB, cpu}]`.
 
-With it a job is planned without a cluster. Strict like the job itself: an unknown field is an error.
+Optional: `interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With it a job is planned without a cluster. Strict
+like the job itself: an unknown field is an error. Products may have their short names, such as `H100`.
 """
 
 import re
@@ -13,11 +14,21 @@ from grpo_api.quantity import GIB
 
 from .inventory import Inventory, Node
 from .names import label_of, unknown_product
+from .products import is_slice, resource_of
 
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that is assumed, and said to be, where nobody says how much there is."""
 DEFAULT_CPU = 16
 """CPU cores per GPU that `--gpus` assumes."""
+
+
+class Interconnect(Model):
+    """How fast GPUs reach each other, GB/s per direction: 10 Gbit/s Ethernet is 1.25, a 400 Gbit/s card 50."""
+
+    node_gbps: Annotated[float, Field(ge=0, le=100_000, alias="nodeGBps")] = 0
+    """Network of one node, all its cards together; 0: assumed by product."""
+    gpu_gbps: Annotated[float, Field(ge=0, le=100_000, alias="gpuGBps")] = 0
+    """Between two GPUs of one node; 0: by product."""
 
 
 class NodeGroup(Model):
@@ -35,6 +46,10 @@ class NodeGroup(Model):
     """Host memory of one node."""
     cpu: Annotated[float, Field(ge=0, le=100_000)]
     """CPU cores of one node."""
+    interconnect: Interconnect = Interconnect()
+    """Links of the GPUs."""
+    gpu_hour_price: Annotated[float, Field(ge=0, le=1e6)] = 0
+    """Price of one GPU for an hour, in any currency; 0: none."""
 
 
 class InventoryFile(Model):
@@ -87,11 +102,15 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
 
 
 def _node(group: NodeGroup) -> Node:
-    """The group as the planner takes it."""
+    """The group as the planner takes it; of a node's MIG instances a pod takes one."""
     memory, product = round(group.host_memory_gib * GIB), label_of(group.gpu_product) or group.gpu_product
-    selector = (("nvidia.com/gpu.product", product),) if product else ()
+    resource = resource_of(product)
+    label = f"{resource}.product-name" if resource.startswith("amd") else f"{resource}.product"
+    gpus = min(1, group.gpus_per_node) if is_slice(product) else group.gpus_per_node
     return Node(
-        gpu_product=product, gpu_memory_mib=group.gpu_memory_mib, gpus_free=group.gpus_per_node,
-        gpus_total=group.gpus_per_node, host_memory_free=memory, host_memory_total=memory, cpu_free=group.cpu,
-        cpu_total=group.cpu, node_selector=selector, count=group.count,
+        gpu_product=product, gpu_memory_mib=group.gpu_memory_mib, gpus_free=gpus, gpus_total=gpus,
+        gpu_resource=resource, host_memory_free=memory, host_memory_total=memory, cpu_free=group.cpu,
+        cpu_total=group.cpu, node_selector=((label, product),) if product else (), count=group.count,
+        gpu_hour_price=group.gpu_hour_price, node_gbps=group.interconnect.node_gbps,
+        gpu_gbps=group.interconnect.gpu_gbps,
     )  # fmt: skip

@@ -5,6 +5,7 @@ nodes by what they give, and keeps every answer.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -21,6 +22,20 @@ from .products import Product, lookup, usable_bytes
 
 Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 """What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node selector."""
+
+
+UNPRICED = (
+    "has no price, which objective Cheapest needs: label its nodes with grpo.dev/gpu-hour-price, or set gpuHourPrice "
+    "in the inventory file"
+)
+
+
+class Links(NamedTuple):
+    """What a node's inventory declares of its links and price; 0 where it doesn't."""
+
+    node_gbps: float
+    gpu_gbps: float
+    price: float
 
 
 class Room(NamedTuple):
@@ -43,6 +58,8 @@ class Pool:
     """Bytes that torch sees on one GPU."""
     resource: str
     selector: tuple[tuple[str, str], ...]
+    price: float = 0.0
+    """Of one GPU for an hour, the dearest of its nodes'; 0 when none is declared."""
     rooms: tuple[tuple[Room, int], ...]
     """What its nodes have to give, and how many nodes give just that; a thousand nodes are often a handful of rooms."""
     _places: dict[tuple[int, int | None, float | None, int | None], "Place | None"] = field(
@@ -131,6 +148,7 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     """
     placement = spec.placement
     groups: dict[Kind, dict[Room, int]] = {}
+    links: dict[Kind, set[Links]] = {}
     left_out: set[str] = set()
     for node in inventory.nodes:
         if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
@@ -148,21 +166,39 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
             continue
         kind = (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector)
         rooms = groups.setdefault(kind, {})
+        links.setdefault(kind, set()).add(Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price))
         room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         rooms[room] = rooms.get(room, 0) + node.count
-    pools = [_pool(kind, rooms) for kind, rooms in groups.items()]
+    pools = [_pool(kind, rooms, links[kind]) for kind, rooms in groups.items()]
+    if placement.objective == "Cheapest":
+        left_out |= {f"{pool.label or pool.resource} {UNPRICED}" for pool in pools if not pool.price}
+        pools = [pool for pool in pools if pool.price]
     pools.sort(key=lambda pool: (-pool.usable, pool.label, pool.resource, pool.selector))
     return [pool for pool in pools if pool.widest], sorted(left_out)
 
 
-def _pool(kind: Kind, rooms: dict[Room, int]) -> Pool:
-    """One pool; nodes that have the same to give are one entry with a count."""
+def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
+    """One pool; nodes that have the same to give are one entry with a count.
+
+    Its links are the slowest that are declared, and its price the highest: a gang may land on any of its nodes.
+    """
     label, memory, capability, resource, selector = kind
-    hardware = replace(lookup(label), capability=capability)
+    hardware = lookup(label)
+    hardware = replace(
+        hardware,
+        capability=capability,
+        link=_least(link.gpu_gbps for link in links) or hardware.link,
+        node_network=_least(link.node_gbps for link in links),
+    )
     return Pool(
         label=label, hardware=hardware, usable=usable_bytes(memory), resource=resource, selector=selector,
-        rooms=tuple(sorted(rooms.items())),
+        price=max(link.price for link in links), rooms=tuple(sorted(rooms.items())),
     )  # fmt: skip
+
+
+def _least(declared: Iterable[float]) -> float:
+    """The smallest of those that are declared; 0 if none is."""
+    return min((value for value in declared if value), default=0.0)
 
 
 def _declared_mib(placement: PlacementSpec) -> int:

@@ -4,7 +4,8 @@ A node's labels carry a name and at best MiB, while a plan must know how fast an
 products.yaml.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -12,13 +13,22 @@ import yaml
 
 from grpo_api.quantity import GIB, MIB
 
-from .generations import Capability
+from .generations import BFLOAT16, Capability
 
-BFLOAT16_CAPABILITY = (8, 0)
-"""CUDA compute capability from which tensor cores multiply bfloat16."""
+NVLINK_GB_PER_S = 150.0
+"""Links between the GPUs of one node that only NVLink reaches."""
+CARDS_GB_PER_S = {9: 50.0, 8: 25.0}
+"""Network per GPU of machines with NVLink by the GPU's major version, later ones as 9: a 400 or 200 Gbit/s RDMA card
+for each (assumed)."""
+SHARED_GB_PER_S = 1.6
+"""Network per GPU of other machines: 100 Gbit/s between eight (assumed)."""
 
-NETWORK_GB_PER_S = 50.0
-"""Bandwidth between nodes per GPU and direction, of a 400 Gbit/s network card; an assumption."""
+MIG_PROFILE = re.compile(r"-MIG-(\d+)g\.(\d+)gb")
+"""The profile in the label of a MIG instance, such as `1g.10gb`: compute slices and memory."""
+A100_MIB = 40_000
+"""Memory of the smallest card with seven compute slices."""
+MIB_PER_GB, MIG_SHARE = 1024, 0.95
+"""An instance's label has 95 % of what its profile says: 9728 MiB of 10 GB, 4864 of 5 GB (GPU feature discovery)."""
 
 TORCH_SHARE, TORCH_RESERVE = 0.996, round(0.4 * GIB)
 """torch sees 99.6 % of a label's memory less 0.4 GiB; fits the totals in out-of-memory messages of twelve products."""
@@ -38,13 +48,23 @@ class Product:
     """To a neighbour in the same node, GB/s per direction."""
     capability: Capability | None
     """CUDA compute capability; None where it is unknown, or there is no CUDA."""
+    node_network: float = 0.0
+    """Network of a whole node as its inventory declares it, GB/s per direction; 0 when undeclared."""
     known: bool = True
     """False when the numbers are guesses for an unknown product."""
 
     @property
     def bfloat16(self) -> bool:
         """Whether matrix products run in bfloat16; taken for granted where the capability isn't known."""
-        return self.capability is None or self.capability >= BFLOAT16_CAPABILITY
+        return self.capability is None or self.capability >= BFLOAT16
+
+    @property
+    def network(self) -> float:
+        """GB/s per GPU and direction between nodes, where no inventory declares it."""
+        if self.link < NVLINK_GB_PER_S:
+            return SHARED_GB_PER_S
+        major = self.capability[0] if self.capability else 9
+        return CARDS_GB_PER_S.get(min(major, 9), SHARED_GB_PER_S)
 
 
 UNKNOWN = Product(memory_mib=0, teraflops=100, bandwidth=600, link=25, capability=None, known=False)
@@ -71,10 +91,38 @@ def _product(memory_mib: int, teraflops: float, bandwidth: float, link: float, c
 def lookup(label: str) -> Product:
     """The product whose name is the longest that the label begins with; UNKNOWN without one.
 
-    The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`.
+    The match ends at a word: `NVIDIA-A10` does not begin `NVIDIA-A100-SXM4-40GB`. AMD's labeller writes `_` for spaces:
+    `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
     """
-    found = [name for name in table() if label == name or label.startswith(f"{name}-")]
-    return table()[max(found, key=len)] if found else UNKNOWN
+    name = label.replace("_", "-")
+    found = [known for known in table() if name == known or name.startswith(f"{known}-")]
+    if not found:
+        return UNKNOWN
+    product, mig = table()[max(found, key=len)], MIG_PROFILE.search(name)
+    return _slice(product, int(mig[1]), int(mig[2])) if mig else product
+
+
+def _slice(card: Product, slices: int, gigabytes: int) -> Product:
+    """One MIG instance: its own of 7 compute slices (an A30's 4) and 8 of memory; it has no link but the host's."""
+    of = 4 if card.memory_mib < A100_MIB else 7
+    memory = min(1.0, gigabytes * MIB_PER_GB / card.memory_mib)
+    return replace(
+        card,
+        memory_mib=round(gigabytes * MIB_PER_GB * MIG_SHARE),
+        teraflops=card.teraflops * slices / of,
+        bandwidth=card.bandwidth * max(1, round(8 * memory)) / 8,
+        link=min(card.link, SHARED_GB_PER_S),
+    )
+
+
+def is_slice(label: str) -> bool:
+    """Whether a label names MIG instances: NCCL can't join two of one node, so a pod takes one."""
+    return MIG_PROFILE.search(label) is not None
+
+
+def resource_of(label: str) -> str:
+    """The extended resource that a pod requests for one GPU of a product."""
+    return "amd.com/gpu" if label.startswith("AMD") else "nvidia.com/gpu"
 
 
 def usable_bytes(memory_mib: int) -> int:

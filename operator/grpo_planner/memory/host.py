@@ -4,6 +4,7 @@ Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read
 (CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are assumptions (docs/memory-model.md).
 """
 
+from functools import lru_cache
 from itertools import pairwise
 
 from grpo_api.quantity import GIB
@@ -56,19 +57,29 @@ def zero_2_state(shape: Shape, setup: Setup) -> int:
 def accumulated(shape: Shape, setup: Setup) -> int:
     """ZeRO-2's gradients of earlier micro-batches, on the rank that has most: a pinned buffer per tensor.
 
-    A tensor that lies across partitions has a buffer of its whole size on every rank that has a piece of it.
+    Norms and biases are many and small; each takes less than twice its bytes.
     """
-    matrices = trained_matrices(shape, setup.lora_rank)
-    own = -(-sum(matrices) // setup.world)
-    ranks = [0] * setup.world
+    vectors = 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
+    return _fullest_rank(shape, setup.lora_rank, setup.weight_bytes, setup.world) + vectors
+
+
+@lru_cache(maxsize=512)
+def _fullest_rank(shape: Shape, lora_rank: int, weight_bytes: int, world: int) -> int:
+    """Pinned bytes of the matrices on the rank that has most.
+
+    A tensor that lies across partitions has a buffer of its whole size on every rank that has a piece of it. Kept, as
+    it goes through all tensors, and many methods and fixes ask for the same.
+    """
+    matrices = trained_matrices(shape, lora_rank)
+    own = -(-sum(matrices) // world)
+    ranks = [0] * world
     end = 0
     for elements in matrices:
         start, end = end, end + elements
-        buffer = pinned(setup.weight_bytes * elements)
+        buffer = pinned(weight_bytes * elements)
         for rank in range(start // own, (end - 1) // own + 1):
             ranks[rank] += buffer
-    # Norms and biases are many and small; each takes less than twice its bytes.
-    return max(ranks) + 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
+    return max(ranks)
 
 
 def zero_3_state(shape: Shape, setup: Setup) -> int:

@@ -1,26 +1,61 @@
-"""The choice among options: the best, the nearest miss where nothing fits, and which are worth showing."""
+"""The choice among options: the best, the nearest miss where nothing fits, and which are worth showing.
+
+An objective gives every option a score, and scores within NEAR of the best are a tie: neither the constants of memory
+nor those of time have been measured on a GPU. In a tie, room that is left on the GPU decides, as a run that goes out of
+memory costs more than 5 %.
+"""
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Literal
 
+from ..hardware.pools import Place
 from .option import Option
 
 NEAR = 1.05
-"""Balanced takes fewer GPUs where that costs at most this factor in time."""
+"""Costs within this factor of the best are as good as it; an objective of Fastest takes no such liberty."""
+
+Objective = Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest", "Knee"]
+"""The spec's objectives, and Knee: Balanced on any number of nodes."""
+Score = tuple[int, float]
+"""What an objective compares first, and what it then wants little of; only the latter has ties."""
 
 
-def choose(options: Sequence[Option], objective: Literal["Balanced", "Fastest", "FewestGPUs"]) -> Option | None:
-    """The best that fits: first by what is trained, then by the objective; None if nothing fits."""
+def score(objective: Objective, place: Place, seconds: float) -> Score:
+    """What an objective wants little of; grows with `seconds`, so a lower bound of them bounds it.
+
+    Balanced takes more GPUs only as long as GPU-seconds per step rise no faster than time falls, `N2 t2 / (N1 t1) <=
+    t1 / t2`: the least `N t**2`, whose root is proportional to time.
+    """
+    if objective in ("Balanced", "Knee"):
+        cost = sqrt(place.world) * seconds
+    else:
+        cost = place.pool.price * place.world * seconds if objective == "Cheapest" else seconds
+    return precedence(objective, place), cost
+
+
+def precedence(objective: Objective, place: Place) -> int:
+    """What an objective compares first, known before any time: Balanced stays on one node where anything fits there."""
+    if objective == "FewestGPUs":
+        return place.world
+    return int(objective == "Balanced" and place.nodes > 1)
+
+
+def as_good(objective: Objective, one: Score, best: Score) -> bool:
+    """Whether a score is a tie with the best, or better."""
+    return one <= (best[0], best[1] * (1.0 if objective == "Fastest" else NEAR))
+
+
+def choose(options: Sequence[Option], objective: Objective) -> Option | None:
+    """The best that fits: first by what is trained, then by the objective, then by room; None if nothing fits."""
     fitting = [option for option in options if not option.shortage]
     if not fitting:
         return None
     tier = min(option.tier for option in fitting)
-    fitting = [option for option in fitting if option.tier == tier]
-    if objective == "FewestGPUs":
-        return min(fitting, key=lambda option: option.preference)
-    fastest = min(option.seconds for option in fitting)
-    allowed = NEAR if objective == "Balanced" else 1.0
-    return min((o for o in fitting if o.seconds <= fastest * allowed), key=lambda option: option.preference)
+    scored = [(score(objective, o.place, o.seconds), o) for o in fitting if o.tier == tier]
+    best, leader = min(scored, key=lambda pair: (pair[0], pair[1].preference))
+    equals = [o for found, o in scored if o.place.world == leader.place.world and as_good(objective, found, best)]
+    return min(equals, key=lambda option: option.prudence)
 
 
 def closest_miss(options: Sequence[Option]) -> Option | None:

@@ -3,8 +3,10 @@
 The search then sees shapes, limits and bytes instead of a spec's optional fields.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.quantity import parse_quantity, quantity_bytes
@@ -29,6 +31,8 @@ class Demand:
     """The policy."""
     scorers: tuple[tuple[ModelReward, ResolvedModel], ...]
     """Reward models as the spec declares them, each with its shape."""
+    positions: int = 0
+    """Longest sequence that the policy was made for; 0 when unknown."""
 
     @property
     def shape(self) -> Shape:
@@ -130,8 +134,14 @@ class Demand:
         return "bfloat16" if narrow else "mixed"
 
 
-def build_demand(spec: GRPOJobSpec, model: ResolvedModel) -> Demand:
-    """The demand of a job whose policy has been resolved.
+def positions(config: Mapping[str, Any] | None) -> int:
+    """max_position_embeddings of the language model in a config.json; 0 where there is none."""
+    text = (config or {}).get("text_config") or config or {}
+    return int(text.get("max_position_embeddings") or 0)
+
+
+def build_demand(spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0) -> Demand:
+    """The demand of a job whose policy has been resolved; `longest` is the sequence that it was made for.
 
     Raises:
         SpecRejected: a reward model's size is unknown.
@@ -141,4 +151,4 @@ def build_demand(spec: GRPOJobSpec, model: ResolvedModel) -> Demand:
         for index, reward in enumerate(spec.rewards)
         if reward.model
     )
-    return Demand(spec, model, tuple(scorers))
+    return Demand(spec, model, tuple(scorers), longest)

@@ -69,6 +69,12 @@ class Variants:
         return self._footprint(self._knobs.fastest)
 
     @cached_property
+    def quickest(self) -> tuple[Setup, float]:
+        """Setup and calls of generate of the fastest variant, whose time is a bound that needs no prediction."""
+        setup = self._setup(self._knobs.fastest)
+        return setup, self._calls(setup)
+
+    @cached_property
     def leanest(self) -> Footprint:
         """The variant that takes least of a GPU.
 
@@ -133,15 +139,19 @@ class Variants:
         if known is None:
             demand, setup = self._demand, self._setup(settings)
             prediction = self._predictor.predict(setup, demand.scoring_bytes)
-            generations = ceil(batch.generation_share(demand.spec, self._world) / setup.generation_batch)
             known = self._footprints[settings] = Footprint(
                 method=self._method,
                 setup=setup,
                 prediction=prediction,
                 device=demand.device_bytes(prediction, self._world),
-                calls=generations / demand.updates_per_generation,
+                calls=self._calls(setup),
             )
         return known
+
+    def _calls(self, setup: Setup) -> float:
+        """Calls of generate per optimizer step."""
+        generations = ceil(batch.generation_share(self._demand.spec, self._world) / setup.generation_batch)
+        return generations / self._demand.updates_per_generation
 
     def _setup(self, settings: Settings) -> Setup:
         spec, method = self._demand.spec, self._method

@@ -1,10 +1,15 @@
 """Option: one way of running the job in one place, with everything that the choice looks at."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..hardware.pools import Place
 from .footprints import Footprint
+from .steptime import StepTime
+
+ROOMY, NEARLY_FULL = 0.80, 0.90
+"""Shares of a GPU up to which a plan has room for what the model doesn't know, and some of it: in the 454 measured runs
+of Fujii et al. (2024, arXiv 2411.06465) no estimate below 80 % ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +20,14 @@ class Option:
     footprint: Footprint
     host: int
     """Bytes of host memory that one pod must have."""
-    seconds: float
+    time: StepTime
+    """Time of one step by its parts."""
+    seconds: float = field(init=False)
     """Time of one step."""
+
+    def __post_init__(self) -> None:
+        """Adds up the time once, as sorting asks for it again and again."""
+        object.__setattr__(self, "seconds", self.time.total)
 
     @property
     def tier(self) -> Literal[0, 1, 2]:
@@ -39,6 +50,16 @@ class Option:
     def host_share(self) -> float:
         """The same of a node's host memory."""
         return self.host / max(1, self.place.host_memory)
+
+    @property
+    def crowding(self) -> Literal[0, 1, 2]:
+        """How much it lacks room on a GPU: not at all, a little, or very much. Up to ROOMY, less is no better."""
+        return 0 if self.device_share <= ROOMY else 1 if self.device_share <= NEARLY_FULL else 2
+
+    @property
+    def prudence(self) -> tuple[object, ...]:
+        """Among equals on as many GPUs: no offloaded optimizer, whose host memory is the least known, then room."""
+        return self.footprint.method.offload, self.crowding, self.preference
 
     @property
     def preference(self) -> tuple[object, ...]:

@@ -9,17 +9,21 @@ from itertools import groupby
 from operator import itemgetter
 
 from ..hardware.pools import Place, Pool
-from ..memory import Precision
-from .choice import NEAR
+from ..memory import Precision, Setup
+from .choice import NEAR, Objective, Score, as_good, choose, precedence, score
+from .demand import Demand
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
-from .option import Option
-from .steptime import step_seconds
+from .option import NEARLY_FULL, ROOMY, Option
+from .steptime import StepTime, step_time
 
 WHOLE_NODES = 16
 """GPUs past which a gang takes whole nodes only."""
 SPACING = 1.25
 """Least ratio of two extents past WHOLE_NODES."""
+
+SLOW, FAR = 60.0, 2.0
+"""Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
 
 Extent = tuple[Place, Variants]
 """A method in one place, and its variants on so many processes."""
@@ -32,16 +36,22 @@ class Search:
         """Finds nothing yet; `footprints` may have served other searches of the same demand."""
         self._footprints, self._demand = footprints, footprints.demand
         self._methods = methods(self._demand.spec)
+        self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
         self._places = {pool: list(self._places_in(pool)) for pool in pools}
 
+    @property
+    def demand(self) -> Demand:
+        """What the job asks for."""
+        return self._demand
+
     def options(self) -> list[Option]:
         """Options of each pool and method: those that may be chosen or shown, and where none fits, all misses."""
-        found = []
+        found: list[Option] = []
         for pool in self._places:
             for method, precision in self._with_precision(pool, self._methods):
                 extents = self._extents(pool, method, precision)
-                found += self._promising(extents) or [self._best(*extent) for extent in extents]
+                found += self._promising(extents) or [self._miss(*extent) for extent in extents]
         return found
 
     @property
@@ -65,8 +75,46 @@ class Search:
     def extents(self, chosen: Option) -> list[Option]:
         """The chosen option and its method on every other extent of its pool."""
         method, precision = chosen.footprint.method, chosen.footprint.setup.precision
-        found = self._extents(chosen.place.pool, method, precision)
-        return [chosen if extent[0] == chosen.place else self._best(*extent) for extent in found]
+        found: list[Option] = []
+        for place, variants in self._extents(chosen.place.pool, method, precision):
+            fitting = self._good(place, variants)
+            if place == chosen.place:
+                # A fuller variant that is faster is shown beside the chosen one.
+                found += [chosen, *(o for o in fitting if o.footprint is not chosen.footprint)]
+            else:
+                found.append(choose(fitting, self._objective) or self._miss(place, variants))
+        return found
+
+    def sooner(self, chosen: Option) -> Option | None:
+        """On the same GPUs, what takes at most 1/FAR of the time, on more nodes or with other methods; None if nothing.
+
+        Of several, what departs least from what was asked.
+        """
+        if chosen.seconds < SLOW:
+            return None
+        pool = chosen.place.pool
+        found: list[Option] = []
+        for pair in self._possible(pool, self._methods):
+            options = self._promising(self._extents(pool, *pair), "Knee")
+            found += [option for option in options if option.seconds * FAR <= chosen.seconds]
+        return choose(found, "Knee")
+
+    def sizes(self) -> list[Option]:
+        """For every number of GPUs the best of what fits and departs least from what was asked, fewest GPUs first."""
+        fitting = [
+            option
+            for pool in self._places
+            for pair in self._possible(pool, self._methods)
+            for extent in self._extents(pool, *pair)
+            for option in self._good(*extent)
+        ]
+        tier = min((option.tier for option in fitting), default=0)
+        by_world: dict[int, list[Option]] = {}
+        for option in fitting:
+            if option.tier == tier:
+                by_world.setdefault(option.place.world, []).append(option)
+        best = (choose(options, self._objective) for _, options in sorted(by_world.items()))
+        return [option for option in best if option]
 
     def _fitting(self, pool: Pool, method: Method) -> list[Option]:
         found: list[Option] = []
@@ -79,26 +127,45 @@ class Search:
         pairs = self._with_precision(pool, allowed) if self._places[pool] else []
         return [pair for pair in pairs if self._footprints.floor(*pair) <= pool.usable]
 
-    def _promising(self, extents: Sequence[Extent]) -> list[Option]:
+    def _promising(self, extents: Sequence[Extent], objective: Objective | None = None) -> list[Option]:
         """Of one method's extents in a pool, those that may be chosen or shown; empty where none fits.
 
-        An objective takes the smallest extent that fits, the fastest, or any whose time is within NEAR of the fastest.
-        An extent's fastest variant is a lower bound of its time whether or not it fits. So extents are looked at in the
-        order of their bounds, and once a bound is past NEAR of the best time found, no later one can matter.
+        What an objective compares first needs no times: where something fits, whatever comes later can't matter.
         """
-        smallest = next((extent for extent in extents if self._fits(*extent)), None)
-        if smallest is None:
-            return []
-        found = [self._best(*smallest)]
-        least = found[0].seconds
-        others = (extent for extent in extents if extent is not smallest)
-        bounds = ((self._option(*extent, extent[1].fastest).seconds, extent) for extent in others)
-        for bound, extent in sorted(bounds, key=itemgetter(0)):
-            if bound > least * NEAR:
+        aim = objective or self._objective
+
+        def first(extent: Extent) -> int:
+            return precedence(aim, extent[0])
+
+        for _, equals in groupby(sorted(extents, key=first), key=first):
+            found = self._best_of([extent for extent in equals if self._fits(*extent)], aim)
+            if found:
+                return found
+        return []
+
+    def _best_of(self, extents: Sequence[Extent], aim: Objective) -> list[Option]:
+        """Options of extents that fit, of equal precedence: those that no other excludes.
+
+        An extent's fastest variant is a lower bound of its time whether or not it fits, and bounds its score. So
+        extents are looked at in the order of their bounds, and once a bound is no tie with the best score found, no
+        later one can matter.
+        """
+        found: list[Option] = []
+        least: Score | None = None
+        bounds = ((self._bound(aim, *extent), extent) for extent in extents)
+        for bound, (place, variants) in sorted(bounds, key=itemgetter(0)):
+            if least is not None and not as_good(aim, bound, least):
                 break
-            found.append(self._best(*extent))
-            least = min(least, least if found[-1].shortage else found[-1].seconds)
+            best = self._fastest(place, variants, place.pool.usable)
+            reached = score(aim, place, best.seconds)
+            least = min(least or reached, reached)
+            found += self._with_room(best, variants) if as_good(aim, reached, least) else [best]
         return found
+
+    def _bound(self, objective: Objective, place: Place, variants: Variants) -> Score:
+        """The best score that any variant can have."""
+        setup, calls = variants.quickest
+        return score(objective, place, self._time(place, setup, calls).total)
 
     def _with_precision(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
         """Methods with the precision that a pool's GPUs give them, without those whose pinned dtype they lack."""
@@ -139,18 +206,39 @@ class Search:
         """Whether the leanest variant does; host memory first, which needs no prediction."""
         return variants.host(place.per_node) <= place.host_memory and variants.leanest.device <= place.pool.usable
 
-    def _best(self, place: Place, variants: Variants) -> Option:
-        """The fastest variant that fits; else the one that takes least."""
-        usable = place.pool.usable
+    def _good(self, place: Place, variants: Variants) -> list[Option]:
+        """The fastest variant that fits, with what has more room and is as good; [] if none fits."""
         if not self._fits(place, variants):
-            return self._option(place, variants, variants.leanest)
-        if variants.fastest.device <= usable:
+            return []
+        return self._with_room(self._fastest(place, variants, place.pool.usable), variants)
+
+    def _with_room(self, best: Option, variants: Variants) -> list[Option]:
+        """The fastest variant, and where that fills the GPU, the roomiest that is as good."""
+        if not best.crowding or self._objective == "Fastest":
+            return [best]
+        for share in (ROOMY, NEARLY_FULL):
+            limit = int(share * best.place.pool.usable)
+            if variants.leanest.device <= limit:
+                roomier = self._fastest(best.place, variants, limit)
+                if roomier.crowding < best.crowding and roomier.seconds <= best.seconds * NEAR:
+                    return [best, roomier]
+        return [best]
+
+    def _miss(self, place: Place, variants: Variants) -> Option:
+        """The variant that takes least."""
+        return self._option(place, variants, variants.leanest)
+
+    def _fastest(self, place: Place, variants: Variants, limit: int) -> Option:
+        """The fastest variant that takes no more than `limit` bytes of a GPU, where the leanest does."""
+        if variants.fastest.device <= limit:
             return self._option(place, variants, variants.fastest)
-        fitting = [self._option(place, variants, footprint) for footprint in variants.fitting(usable)]
+        fitting = [self._option(place, variants, footprint) for footprint in variants.fitting(limit)]
         return min(fitting, key=lambda option: (round(option.seconds, 6), option.footprint.setup.checkpointing))
 
     def _option(self, place: Place, variants: Variants, footprint: Footprint) -> Option:
         """One option with its numbers."""
-        shape, setup, hardware = self._demand.shape, footprint.setup, place.pool.hardware
-        seconds = step_seconds(shape, setup, hardware, place.nodes, footprint.calls)
-        return Option(place, footprint, variants.host(place.per_node), seconds)
+        time = self._time(place, footprint.setup, footprint.calls)
+        return Option(place, footprint, variants.host(place.per_node), time)
+
+    def _time(self, place: Place, setup: Setup, calls: float) -> StepTime:
+        return step_time(self._demand.shape, setup, place.pool.hardware, place.nodes, calls)

@@ -1,0 +1,93 @@
+"""What an expert would remark on a plan that stands: slow for what it is, GPUs left idle, sequences too long.
+
+A plan that fits is not yet one that anybody wants to wait for; the numbers that show it are the planner's own.
+"""
+
+from collections.abc import Iterator
+
+from grpo_api.job import GRPOJobSpec
+
+from .search.batch import micro_batches, step_completions
+from .search.demand import Demand
+from .search.option import Option
+from .search.search import Search
+
+LONG_STEP = 600.0
+"""Seconds of a step that nobody expects; then the plan says what they are spent on."""
+SPENT = {
+    "compute": "training",
+    "generation": "generating",
+    "gathering": "sending the model between GPUs to generate, because no GPU has room for all of it",
+    "communication": "sending gradients and weights between GPUs",
+    "offload": "moving optimizer state between GPU and host",
+}
+"""What the parts of a step are called."""
+
+
+def advice(search: Search, chosen: Option) -> list[str]:
+    """Sentences about a chosen plan."""
+    return [*_too_slow(search, chosen), *_idle(search.demand, chosen), *_too_long(search.demand)]
+
+
+def _too_slow(search: Search, chosen: Option) -> Iterator[str]:
+    """Where the time goes in a very long step, and what would be far faster on the same GPUs."""
+    parts = chosen.time._asdict()
+    name = max(parts, key=lambda part: parts[part])
+    told = f"a step is estimated at {chosen.seconds:.0f} s"
+    spent = f"{told}, {parts[name]:.0f} s of it for {SPENT[name]}"
+    sooner = search.sooner(chosen)
+    if sooner:
+        head = spent if chosen.seconds > LONG_STEP else told
+        yield (
+            f"{head}: {sooner.footprint.method.name} on {sooner.place.name} would take {sooner.seconds:.0f} s; "
+            f"{_way(chosen, sooner)}"
+        )
+    elif chosen.seconds > LONG_STEP:
+        yield f"{spent}: fewer or shorter completions, a smaller model or larger GPUs would be faster"
+
+
+def _way(chosen: Option, sooner: Option) -> str:
+    """The change of the spec that leads to a faster option."""
+    place = sooner.place
+    steps = []
+    if sooner.tier > chosen.tier and sooner.footprint.method.lora:
+        steps.append("set spec.adapter.use to Always, which trains an adapter only")
+    elif sooner.tier > chosen.tier:
+        steps.append("set spec.training.optimizer to AdamW8bit")
+    if place.world != chosen.place.world:
+        steps.append(f"set spec.placement.gpus.min to {place.world}")
+    return " and ".join(steps) or f"pin {sooner.footprint.method.name}"
+
+
+def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
+    """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over them."""
+    place, spec = chosen.place, demand.spec
+    whole = min(place.nodes * place.pool.widest, demand.most_gpus or place.pool.gpus)
+    if any(micro_batches(spec, world) for world in range(place.world + 1, whole + 1)) or whole <= place.world:
+        return
+    prompts = _prompts_for(spec, whole)
+    yield (
+        f"{whole - place.world} of {whole} GPUs stay idle: {step_completions(spec)} completions per step can't be "
+        f"split over {whole}; spec.training.promptsPerStep: {prompts} would use all {whole}"
+    )
+
+
+def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
+    """The most prompts per step, up to the present ones, that so many processes can share; else the fewest above."""
+    training, unit = spec.training, world * (spec.training.per_device_train_batch_size or 1)
+    now = training.prompts_per_step
+    below = (n for n in range(now, 0, -1) if n * training.num_generations % unit == 0)
+    above = (n for n in range(now, now + unit + 1) if n * training.num_generations % unit == 0)
+    return next(below, None) or next(above)
+
+
+def _too_long(demand: Demand) -> Iterator[str]:
+    """Sequences longer than the model has positions for."""
+    training, positions = demand.spec.training, demand.positions
+    length = training.max_prompt_length + training.max_completion_length
+    if positions and length > positions:
+        yield (
+            f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "
+            f"{training.max_completion_length} = {length} tokens, more than the model's max_position_embeddings "
+            f"{positions}: it was never trained on such positions; lower one of them"
+        )

@@ -1,0 +1,100 @@
+"""GPUs as their labels name them: AMD's, MIG instances, and what an inventory declares of links."""
+
+import pytest
+
+from grpo_planner import Inventory, Node, plan_job
+from grpo_planner.hardware.declared import declared
+from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_inventory
+from grpo_planner.hardware.pools import build_pools
+from grpo_planner.hardware.products import UNKNOWN, lookup, table
+from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
+
+MIG = "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
+GROUP = {"gpuProduct": H100, "gpusPerNode": 8, "hostMemoryGiB": 512, "cpu": 128}
+
+
+def group(**changes: object) -> Node:
+    """The one node of an inventory file."""
+    (node,) = parse_inventory({"nodes": [GROUP | changes]}).nodes
+    return node
+
+
+@pytest.mark.parametrize(
+    ("label", "known"),
+    [
+        ("AMD_Instinct_MI300X_OAM", "AMD-Instinct-MI300X"),
+        ("AMD_Instinct_MI325X_OAM", "AMD-Instinct-MI325X"),
+        ("AMD_Instinct_MI210", "AMD-Instinct-MI210"),
+        ("AMD-Instinct-MI300X", "AMD-Instinct-MI300X"),
+    ],
+)
+def test_amd_gpus_are_known_by_the_labels_that_its_labeller_writes(label: str, known: str) -> None:
+    assert lookup(label) == table()[known]
+    assert lookup("AMD_Instinct_MI300") == UNKNOWN, "the match ends at a word"
+
+
+@pytest.mark.parametrize("label", ["AMD_Instinct_MI300X_OAM", "AMD-Instinct-MI300X"])
+def test_a_files_amd_gpus_are_amd_resources(label: str) -> None:
+    node = group(gpuProduct=label)
+    assert node.gpu_resource == "amd.com/gpu"
+    assert node.node_selector == (("amd.com/gpu.product-name", label),)
+    chosen = plan_job(spec(LLAMA_1B, image="trainer:1"), Inventory((node,))).chosen
+    assert chosen is not None
+    assert chosen.gpu_resource == "amd.com/gpu"
+    there = declared(
+        spec(
+            LLAMA_1B,
+            placement__provisioning="CreatePods",
+            placement__gpuProduct=label,
+            placement__gpusPerNode=8,
+            placement__nodes=1,
+            placement__nodeSelector={"pool": "amd"},
+        ).placement
+    )
+    assert there.nodes[0].gpu_resource == "amd.com/gpu"
+
+
+def test_a_pod_takes_one_mig_instance_at_its_own_speed() -> None:
+    node = group(gpuProduct=MIG, gpusPerNode=4)
+    assert (node.gpus_free, node.gpus_total) == (1, 1)
+    chosen = plan(spec(LLAMA_1B), node)
+    assert chosen.gpus_per_node == 1
+    whole, instance = lookup("NVIDIA-A100-SXM4-80GB"), lookup(MIG)
+    assert instance.teraflops == pytest.approx(whole.teraflops / 7)
+    assert instance.bandwidth == pytest.approx(whole.bandwidth / 8)
+    assert (instance.memory_mib, instance.capability) == (9728, whole.capability)
+    half = lookup("NVIDIA-A100-SXM4-80GB-MIG-3g.40gb")
+    assert half.teraflops == pytest.approx(whole.teraflops * 3 / 7)
+    assert half.bandwidth == pytest.approx(whole.bandwidth / 2)
+    assert lookup("NVIDIA-A30-MIG-1g.6gb").teraflops == pytest.approx(lookup("NVIDIA-A30").teraflops / 4)
+    slow, fast = plan(spec(LLAMA_1B), node), plan(spec(LLAMA_1B), group(gpuProduct="NVIDIA-A100-SXM4-80GB"))
+    assert (slow.estimated_step_seconds or 0) > 4 * (fast.estimated_step_seconds or 0)
+
+
+def test_a_file_declares_links_and_the_slowest_of_a_pool_counts() -> None:
+    file = {
+        "nodes": [
+            GROUP | {"interconnect": {"nodeGBps": 25}},
+            GROUP | {"interconnect": {"nodeGBps": 12.5, "gpuGBps": 200}},
+            GROUP,
+        ]
+    }
+    (pool,), _ = build_pools(parse_inventory(file), spec(LLAMA_1B))
+    assert (pool.hardware.node_network, pool.hardware.link) == (12.5, 200)
+    (plain,), _ = build_pools(parse_inventory({"nodes": [GROUP]}), spec(LLAMA_1B))
+    assert (plain.hardware.node_network, plain.hardware.link) == (0, table()[H100].link)
+    with pytest.raises(InventoryInvalid, match=r"nodes\.0\.interconnect\.nodeGbps|nodes\[0\]\.interconnect\.nodeGbps"):
+        parse_inventory({"nodes": [GROUP | {"interconnect": {"nodeGbps": 25}}]})
+
+
+def test_the_network_between_nodes_is_that_of_machines_with_such_gpus() -> None:
+    assert lookup(H100).network == 50
+    assert lookup("NVIDIA-A100-SXM4-80GB").network == 25
+    assert lookup("NVIDIA-B200").network == 50
+    for label in ("NVIDIA-L4", "Tesla-T4", "NVIDIA-H100-PCIe", "NVIDIA-Future"):
+        assert lookup(label).network < 2, label
+
+
+def test_links_are_no_reason_to_keep_equal_nodes_apart() -> None:
+    merged = Inventory((nodes(1, 8, H100, node_gbps=25.0), nodes(2, 8, H100), nodes(3, 8, H100))).merged
+    assert sorted(node.count for node in merged.nodes) == [1, 5]

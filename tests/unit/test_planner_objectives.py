@@ -1,0 +1,93 @@
+"""What spec.placement.objective means: the knee of the curve, one node, room on the GPU, GPUs, time and price."""
+
+from dataclasses import replace
+
+import pytest
+
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import Planner, PlanReason
+from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, plan, result, spec
+
+
+def seconds(plan: ExecutionPlan) -> float:
+    """The estimated time of a step."""
+    assert plan.estimated_step_seconds is not None
+    return plan.estimated_step_seconds
+
+
+def filled(plan: ExecutionPlan) -> float:
+    """Share of a GPU that the plan takes."""
+    assert plan.memory is not None
+    return plan.memory.device_bytes / plan.memory.usable_bytes
+
+
+def test_objectives_trade_gpus_for_time() -> None:
+    group = nodes(1, 8, H100)
+    fewest = plan(spec(LLAMA_1B, placement__objective="FewestGPUs"), group)
+    balanced = plan(spec(LLAMA_1B), group)
+    fastest = plan(spec(LLAMA_1B, placement__objective="Fastest"), group)
+    assert fewest.gpus == 1
+    assert fewest.gpus <= balanced.gpus <= fastest.gpus
+    assert seconds(fastest) <= seconds(balanced) <= seconds(fewest)
+
+
+def test_balanced_stops_where_gpu_seconds_rise_faster_than_time_falls() -> None:
+    """1,024 L40S: 512 of them would be the fastest, 64 need a fraction of their GPU-seconds."""
+    job = spec(QWEN_7B, training__promptsPerStep=128, placement__gpus={"min": 16})
+    sizes = Planner(job).curve(inventory(nodes(128, 8, "NVIDIA-L40S")))
+    chosen = next(size for size in sizes if size.chosen)
+    larger = [size for size in sizes if size.gpus > chosen.gpus]
+    assert larger
+    assert chosen.gpus < max(sizes, key=lambda size: -size.step_seconds).gpus
+    for size in larger:
+        dearer = size.step_gpu_seconds / chosen.step_gpu_seconds
+        assert dearer * 1.05**2 >= chosen.step_seconds / size.step_seconds
+    assert plan(job, nodes(128, 8, "NVIDIA-L40S")).gpus == chosen.gpus
+
+
+def test_balanced_stays_on_one_node_unless_nothing_fits_there() -> None:
+    there = nodes(64, 8, H100)
+    assert plan(spec(QWEN_7B, training__promptsPerStep=128), there).nodes == 1
+    assert plan(spec(LLAMA_70B, adapter__use="Never"), there).nodes > 1
+    assert plan(spec(QWEN_7B, training__promptsPerStep=128, placement__objective="Fastest"), there).nodes > 1
+
+
+def test_cheapest_is_the_least_price_of_a_step() -> None:
+    job, fast, slow = {"placement__objective": "Cheapest"}, nodes(1, 8, H100), nodes(1, 8, L4)
+    assert (
+        plan(spec(LLAMA_1B, **job), replace(fast, gpu_hour_price=3.0), replace(slow, gpu_hour_price=0.2)).gpu_product
+        == L4
+    )
+    dear = plan(spec(LLAMA_1B, **job), replace(fast, gpu_hour_price=3.0), replace(slow, gpu_hour_price=3.0))
+    assert dear.gpu_product == H100
+    known = plan(spec(LLAMA_1B, **job), fast, replace(slow, gpu_hour_price=3.0))
+    assert known.gpu_product == L4
+    assert any(text.startswith(f"{H100} has no price, which objective Cheapest needs") for text in known.warnings)
+    nowhere = result(spec(LLAMA_1B, **job), fast, slow)
+    assert nowhere.reason == PlanReason.NO_GPUS
+    assert "grpo.dev/gpu-hour-price" in nowhere.message
+
+
+def test_the_curve_counts_gpu_hours_and_their_price() -> None:
+    job, priced = spec(LLAMA_1B, training__maxSteps=1000), nodes(1, 8, H100, gpu_hour_price=2.0)
+    sizes = Planner(job).curve(inventory(priced))
+    assert [size.gpus for size in sizes] == [1, 2, 4, 8]
+    for size in sizes:
+        assert size.gpu_hours == pytest.approx(1000 * size.gpus * size.step_seconds / 3600)
+        assert size.price == pytest.approx(2 * (size.gpu_hours or 0))
+        assert 0 <= size.headroom < 1
+    bare = Planner(spec(LLAMA_1B)).curve(inventory(nodes(1, 8, H100)))
+    assert {(size.gpu_hours, size.price) for size in bare} == {(None, None)}
+    assert Planner(spec(LLAMA_70B, adapter__use="Never")).curve(inventory(nodes(1, 1, L4))) == []
+
+
+def test_room_on_the_gpu_is_worth_5_percent_of_time_except_to_fastest() -> None:
+    job = {"adapter__use": "Never", "placement__gpus": {"min": 8, "max": 8}}
+    roomy, there = spec(QWEN_7B, **job), nodes(1, 8, H100)
+    fastest = plan(spec(QWEN_7B, **job, placement__objective="Fastest"), there)
+    chosen = plan(roomy, there)
+    assert filled(fastest) > 0.9
+    assert filled(chosen) <= 0.8
+    assert seconds(fastest) < seconds(chosen) <= 1.05 * seconds(fastest)
+    fuller = [c for c in result(roomy, there).candidates if c.rejected and "of a GPU" in c.rejected.message]
+    assert any(filled(candidate) > 0.9 for candidate in fuller), "the faster one is shown with what it costs"
