@@ -166,6 +166,7 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     from grpo_trainer.process.recorder import Recorder
     from grpo_trainer.process.watchdog import Watchdog
     from grpo_trainer.telemetry.logs import PublishLogs
+    from grpo_trainer.telemetry.observer import StepObserver
     from grpo_trainer.telemetry.samples import KeepSamples
     from grpo_trainer.telemetry.server import serve
     from grpo_trainer.telemetry.step_exchange import StepExchange
@@ -175,7 +176,7 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
     serve(recorder)
     watchdog = Watchdog(plan, recorder, lambda *_: None)
     watchdog.start()
-    trainer = build(plan, recorder, watchdog).trainer
+    trainer = build(plan, recorder, watchdog, StepObserver()).trainer
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, StepExchange | PublishLogs | KeepSamples):
             meter.watch(callback, "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log")

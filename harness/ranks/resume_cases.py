@@ -29,6 +29,7 @@ from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.rewards import build_rewards
 from grpo_trainer.settings import config_arguments
+from grpo_trainer.telemetry.observer import StepObserver
 from grpo_trainer.weights.fingerprint import combined, fingerprint
 from grpo_trainer.weights.models import load_policy
 
@@ -37,7 +38,7 @@ from .reference_facts import whole
 
 MIXUP = 0.3
 GROUP = 2
-"""Completions of one prompt, and of a micro-batch."""
+"""Completions of one prompt, and of a micro-batch where a case says nothing else."""
 REWARDS = [{"format": {"pattern": "[^0-9]*[0-9].*"}}, {"name": "tall", "format": {"pattern": ".*[bdfhkl].*"}}]
 
 
@@ -64,6 +65,10 @@ class Case:
     """Steps between two moves of the reference; 0: it stays."""
     strategy: str = "Clone"
     zero: int = 0
+    micro_batch: int = GROUP
+    """Completions of a micro-batch on each process."""
+    checkpointing: bool = False
+    loss: str = "dapo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Story:
     """Fingerprint of the trained model."""
     reference: str
     """Fingerprint of the reference; empty where it has no model of its own."""
+    last: dict[str, Any]
+    """Prompts, completions, rewards and advantages of the last generation, of all ranks."""
 
 
 def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
@@ -88,11 +95,13 @@ def plan(case: Case, folder: Path, attempt: int) -> TrainingPlan:
         world,
         reference={"sync": {"everySteps": case.sync, "mixup": MIXUP}} if case.sync else {},
         # one prompt per step: a plan by the planner has whole steps in a generation, and these must not
-        training={"numGenerations": GROUP, "promptsPerStep": 1, "generationBatchSize": GROUP * case.ahead * world}
+        training={"numGenerations": GROUP, "promptsPerStep": 1, "lossType": case.loss}
+        | {"generationBatchSize": case.micro_batch * case.ahead * world}
         | {"maxCompletionLength": 4, "beta": 0.0 if case.strategy == "None" else 0.04, "lrSchedulerType": "cosine"}
         | {"numIterations": case.iterations, "numTrainEpochs": case.epochs, "maxSteps": case.steps},
-        execution={"microBatch": GROUP, "gradientAccumulation": case.accumulation, "saveEverySteps": case.save}
-        | {"stepsPerGeneration": case.ahead},
+        execution={"microBatch": case.micro_batch, "gradientAccumulation": case.accumulation}
+        | {"stepsPerGeneration": case.ahead, "saveEverySteps": case.save}
+        | {"gradientCheckpointing": case.checkpointing},
         adapter={"dropout": 0.1},
         folder=folder / "runs",
     ).model_dump(by_alias=True)
@@ -120,7 +129,7 @@ def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> 
     job = plan(case, folder, attempt).model_copy(update={"resume_from": start and str(start)})
     recorder = Recorder(job, Placement(ranks.rank(), ranks.rank(), ranks.world_size(), 1), time())
     claim_folder(job)
-    run = build(job, recorder, Watchdog(job, recorder, lambda *_: None))
+    run = build(job, recorder, Watchdog(job, recorder, lambda *_: None), StepObserver())
     checkpoint = run.beginning.checkpoint
     run.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     run.rewards.close()
@@ -129,7 +138,15 @@ def train(case: Case, folder: Path, attempt: int, start: Path | None = None) -> 
         logged(run.trainer),
         hashed(run.trainer.model),
         hashed(reference) if reference is not None else "",
+        generated(run.trainer),
     )
+
+
+def generated(trainer: GRPOTrainer) -> dict[str, Any]:
+    """What TRL keeps of the last generation, as plain lists."""
+    kept = trainer._logs
+    texts = {key: list(kept[key]) for key in ("prompt", "completion", "advantages")}
+    return texts | {f"rewards/{name}": list(values) for name, values in kept["rewards"].items()}
 
 
 def bare(case: Case, folder: Path) -> dict[int, dict[str, Any]]:
@@ -169,6 +186,12 @@ def differences(case: Case, folder: Path) -> list[str]:
 
     The kill is what it leaves: the whole run's checkpoints up to that step.
     """
+    undisturbed, resumed = (asdict(story) | {"last": {}} for story in killed(case, folder, case))
+    return list(different(undisturbed, resumed))
+
+
+def killed(case: Case, folder: Path, goes_on: Case) -> tuple[Story, Story]:
+    """The whole run, and what it is if it was killed and another case goes on from its checkpoints. A collective."""
     if ranks.rank() == 0:
         shutil.rmtree(folder / "runs", ignore_errors=True)
         write_data(case, folder)
@@ -179,7 +202,7 @@ def differences(case: Case, folder: Path) -> list[str]:
             if number(checkpoint) > case.kill:
                 shutil.rmtree(checkpoint)
     ranks.gather(None)
-    return list(different(asdict(undisturbed), asdict(train(case, folder, 2))))
+    return undisturbed, train(goes_on, folder, 2)
 
 
 def different(one: dict[str, Any], other: dict[str, Any], path: str = "") -> list[str]:

@@ -113,6 +113,19 @@ class Generations(Model):
         return self
 
 
+class MemoryShortage(Model):
+    """What a process lacked memory for."""
+
+    phase: Literal["load", "generate", "reward", "reference", "forward", "backward", "step"] | None = None
+    """The phase of a step, or load for all before the first; absent where the process could not say."""
+    memory: Literal["Device", "Host"] = "Device"
+    """Whose memory it was."""
+    requested_bytes: Count = 0
+    """What was asked for and not given; 0 where nobody said."""
+    allocated_bytes: Count = 0
+    """Peak of what the process had by then in that phase: of torch on the device, or resident on the host."""
+
+
 class Outcome(Model):
     """How a process ended: the termination message, and a durable file beside the checkpoints."""
 
@@ -139,6 +152,10 @@ class Outcome(Model):
     """What happened and what to do, in a sentence."""
     standstill: Standstill | None = None
     """Where it stood, if it had made no progress for a while."""
+    shortage: MemoryShortage | None = None
+    """For OutOfMemory: what there was no memory for, where the process could say so."""
+    checkpoint_step: Count | None = None
+    """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where it is not known."""
 
 
 _ELLIPSIS = " […] "

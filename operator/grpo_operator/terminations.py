@@ -12,14 +12,20 @@ from pydantic_core import from_json
 
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import CONTAINER
-from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
+from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result, with_message
 
 from .texts import cut
 from .untyped import MAX_OBJECT, Part
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_DETAIL = 8192
-_DETAILS = (("rank",), ("step",), ("totalSteps",), ("divergedOn",), ("metrics",), ("revisions",), ("standstill",))
+_DETAILS = tuple(
+    (name,)
+    for name in (
+        *("rank", "step", "totalSteps", "divergedOn", "metrics", "revisions", "standstill"),
+        *("shortage", "checkpointStep"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +138,7 @@ def _concluded(terminated: Part, detail: str) -> Outcome:
     code = terminated.integer("exitCode")
     if terminated.text("reason") == "OOMKilled":
         message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.resources.limits.memory"
-        return Outcome(result=Result.OUT_OF_MEMORY, message=message)
+        return Outcome(result=Result.OUT_OF_MEMORY, message=message, shortage=MemoryShortage(memory="Host"))
     if code == 0:
         result, message = Result.ERROR, "the container ended with exit code 0 but left no outcome, so it is not done"
     else:

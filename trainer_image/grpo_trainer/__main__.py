@@ -58,7 +58,10 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
         result, message = classify(error)
         diverged_on = error.diverged_on if isinstance(error, Diverged) else None
         text = f"{recorder.current_stage}: {message}"
-        outcome = make_outcome(place.rank, result, text, recorder.progress, diverged_on)
+        outcome = make_outcome(
+            place.rank, result, text, recorder.progress, diverged_on=diverged_on, shortage=recorder.shortage,
+            checkpoint_step=recorder.checkpoint_step,
+        )  # fmt: skip
     code = announce(outcome)  # first: it is a local file, while the volume may be what failed
     keep(plan, outcome)
     return code

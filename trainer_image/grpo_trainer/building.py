@@ -70,8 +70,8 @@ class TrainerParts:
     """What is left out of the order of the data."""
 
 
-def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
-    """Everything up to the first step. A collective.
+def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver) -> Run:
+    """Everything up to the first step; `observer` is new. A collective.
 
     Raises:
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
@@ -94,7 +94,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> Run:
     with recorder.part("verify"):
         beginning = begin(plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped))
     skipped = _skipped(plan, beginning)
-    observer, preemption = StepObserver(), Preemption.of(plan)
+    preemption = Preemption.of(plan)
     observer.clock.entered = recorder.sign_of_life
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)

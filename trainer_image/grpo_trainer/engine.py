@@ -147,7 +147,8 @@ class ReferenceGRPOTrainer(WritingTrainer):
         self._step = epoch * steps_in_epoch + begun
         self._order.epoch = epoch
         if self.resumed_from and self._within_generation():
-            self._buffered_inputs = rollouts.load(self.resumed_from, self.accelerator.device)
+            parts = self.args.steps_per_generation
+            self._buffered_inputs = rollouts.load(self.resumed_from, self.accelerator.device, parts)
         super()._run_epoch(epoch=epoch, steps_in_epoch=steps_in_epoch, **kwargs)
 
     def _within_generation(self) -> bool:

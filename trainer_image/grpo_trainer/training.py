@@ -7,13 +7,14 @@ from grpo_api.plan import TrainingPlan
 
 from .building import Run, build
 from .checkpoints.export import export_model
-from .checkpoints.volume import read_manifest
 from .errors import Diverged, Preempted
 from .gang import rendezvous
 from .paths import number
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
 from .telemetry.logs import log_line
+from .telemetry.observer import StepObserver
+from .telemetry.shortage import shortage_of
 
 
 def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
@@ -22,7 +23,17 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
     Raises:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
-    built = build(plan, recorder, watchdog)
+    observer = StepObserver()
+    try:
+        return _run(plan, recorder, watchdog, observer)
+    except Exception as error:
+        recorder.shortage = shortage_of(error, observer.clock)
+        raise
+
+
+def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver) -> str:
+    """Build, train and export."""
+    built = build(plan, recorder, watchdog, observer)
     _announce_start(plan, recorder, built)
     checkpoint = built.beginning.checkpoint
     try:
@@ -36,10 +47,10 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
 
 
 def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
-    """Say in the log where this attempt begins, and what it leaves out."""
+    """Say where this attempt begins and, in the log, what it leaves out."""
+    checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
+    recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
-        step = read_manifest(checkpoint).step if checkpoint else 0
         recorder.resumed(step)
         log_line(
             attempt=plan.job.attempt,

@@ -26,6 +26,7 @@ from ..gang import rendezvous
 from ..gang.placement import Placement, launch_environment
 from ..process.recorder import Recorder
 from ..process.watchdog import Watchdog
+from ..telemetry.observer import StepObserver
 from .findings import Context
 from .plans import prompts
 
@@ -70,7 +71,7 @@ def run(context: Context, plan: TrainingPlan, prepare: Callable[[ReferenceGRPOTr
         rendezvous.join(plan, place)
     claim_folder(plan)
     recorder = Recorder(plan, place, time.time())
-    built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None))
+    built = build(plan, recorder, Watchdog(plan, recorder, lambda *_: None), StepObserver())
     logs = Logs()
     built.trainer.add_callback(logs)
     prepare(built.trainer)

@@ -1,6 +1,8 @@
 """What makes two attempts the same run: the fields that a checkpoint records and a resume compares.
 
-Model, data, reference and batch split each change the result, so none of them may change silently between attempts.
+Model, data, reference and the size of a batch each change the result, so none of them may change silently between
+attempts. How a batch is cut into micro-batches, and whether activations are recomputed, does not: it is recorded beside
+and may change where a plan ran out of memory.
 """
 
 from pathlib import Path
@@ -17,15 +19,25 @@ EXECUTION = (
     "method",
     "zero_stage",
     "world_size",
-    "micro_batch",
-    "gradient_accumulation",
-    "steps_per_generation",
-    "generation_sub_batch",
     "optimizer",
     "dtype",
     "autocast",
 )
 """Fields of the execution plan on which the numbers of a step depend."""
+
+SPLIT = (
+    "micro_batch",
+    "gradient_accumulation",
+    "steps_per_generation",
+    "generation_sub_batch",
+    "gradient_checkpointing",
+)
+"""Fields of the execution plan that cut the work of a step. They may change with what must not: completions per step
+and per generation on each process. Another generation_sub_batch draws other samples of the same distribution; with the
+others, what is sampled stays and the loss moves by rounding (measured in float32: 2e-7)."""
+
+PER_MICRO_BATCH = ("bnpo",)
+"""Values of training.lossType that are normalised within a micro-batch, whose size is part of what is trained."""
 
 
 def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
@@ -39,7 +51,7 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
         "reference.sync": dump["reference"]["sync"],
     }
     parts |= {f"training.{key}": value for key, value in dump["training"].items()}
-    parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION}
+    parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
     if plan.execution.method == "LoRA":
         parts["adapter"] = dump["adapter"]
     return {path: identity_text(value) for path, value in parts.items()}
@@ -84,7 +96,20 @@ def require_continuable(checkpoint: Path, manifest: Manifest, current: dict[str,
         )
 
 
+def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
+    """The part of an identity that must match: without the split, but with what the split may not change."""
+    kept = {path: value for path, value in identity.items() if path.removeprefix("plan.") not in SPLIT}
+    micro, per_step, per_generation = (identity.get(f"plan.{name}") for name in SPLIT[:3])
+    if micro and per_step and per_generation:
+        kept["plan.completions_per_step"] = str(int(micro) * int(per_step))
+        kept["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
+    if micro and identity.get("training.lossType") in [identity_text(name) for name in PER_MICRO_BATCH]:
+        kept["plan.micro_batch"] = micro
+    return kept
+
+
 def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
+    saved, current = what_is_trained(saved), what_is_trained(current)
     return [
         f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}"
         for path in sorted(saved.keys() | current.keys())

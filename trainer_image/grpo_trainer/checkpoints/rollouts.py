@@ -5,6 +5,7 @@ memory only. With these files a run resumes at any step; a checkpoint between tw
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,13 +30,25 @@ def save(folder: Path, rollouts: Rollouts) -> None:
     save_file({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, _path(folder))
 
 
-def load(folder: Path, device: torch.device) -> Rollouts:
-    """Every rank's part of a checkpoint. A collective.
+def load(folder: Path, device: torch.device, micro_batches: int) -> Rollouts:
+    """Every rank's part of a checkpoint, cut into so many micro-batches. A collective.
 
     Raises:
         BadInput: a rank's file is missing, so that the steps that are left of the generation can't be taken.
     """
-    return ranks.together(lambda: _load(folder, device))
+    return recut(ranks.together(lambda: _load(folder, device)), micro_batches)
+
+
+def recut(rollouts: Rollouts, micro_batches: int) -> Rollouts:
+    """The same generation in another number of micro-batches, as after a plan that ran out of memory."""
+    if len(rollouts) == micro_batches:
+        return rollouts
+    cut: dict[str, Sequence[torch.Tensor]] = {}
+    for name, first in rollouts[0].items():
+        whole = [batch[name] for batch in rollouts]
+        # numbers of the whole generation are the same in each of its micro-batches
+        cut[name] = torch.cat(whole).chunk(micro_batches) if first.ndim else [first] * micro_batches
+    return [{name: parts[at] for name, parts in cut.items()} for at in range(micro_batches)]
 
 
 def _load(folder: Path, device: torch.device) -> Rollouts:

@@ -12,7 +12,7 @@ from pathlib import Path
 from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 from grpo_api.metrics import OUTCOME_KEYS
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Generations, Outcome, Progress, Result, with_message
+from grpo_api.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result, with_message
 
 from ..files import write_atomically
 from ..paths import ATTEMPTS, attempt_folder, run_folder
@@ -23,9 +23,16 @@ KEEP_SECONDS = 5.0
 
 
 def make_outcome(
-    rank: int, result: Result, message: str, reached: Progress, diverged_on: Generations | None = None
+    rank: int,
+    result: Result,
+    message: str,
+    reached: Progress,
+    *,
+    diverged_on: Generations | None = None,
+    shortage: MemoryShortage | None = None,
+    checkpoint_step: int | None = None,
 ) -> Outcome:
-    """The Outcome of a process that came as far as `reached`."""
+    """The Outcome of a process that came as far as `reached`, with what else it knows for that result."""
     last = {key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics}
     outcome = Outcome(
         result=result,
@@ -34,6 +41,8 @@ def make_outcome(
         total_steps=reached.total_steps,
         attempt=reached.attempt,
         diverged_on=diverged_on,
+        shortage=shortage,
+        checkpoint_step=checkpoint_step if result is Result.OUT_OF_MEMORY else None,
         metrics={key: value for key, value in last.items() if math.isfinite(value)},
         revisions=reached.revisions,
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import MAX_COUNT, MAX_PROBLEM, Outcome, Progress, Stage
+from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage
 
 from ..gang.placement import Placement
 
@@ -32,6 +32,10 @@ class Recorder:
         self._last_sign = self._last_event
         self._own_events = 0
         self.place = place
+        self.shortage: MemoryShortage | None = None
+        """What there was no memory for, once there was none."""
+        self.checkpoint_step: int | None = None
+        """Step of the run's newest complete checkpoint, 0 for none; None before that is known."""
 
     def _update(self, **changes: object) -> None:
         with self._lock:
@@ -138,6 +142,7 @@ class Recorder:
 
     def saved(self, step: int, seconds: float) -> None:
         """A checkpoint of this step is complete, and training stood still for `seconds`."""
+        self.checkpoint_step = step
         self.logged({"checkpoint_step": float(step), "checkpoint_seconds": seconds, "checkpoint_failures": 0.0})
         self._update(checkpoint_problem="")
 

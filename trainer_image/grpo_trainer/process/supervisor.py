@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from grpo_api.causes import Tier, named_hang, tier
 from grpo_api.contract import TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Progress, Result
+from grpo_api.report import MemoryShortage, Outcome, Progress, Result
 
 from ..gang.placement import LOCAL_RANK_ENV, Placement
 from .outcome import announce, keep, keep_in_time, make_outcome
@@ -182,7 +182,8 @@ def _concluded(worker: Worker, plan: TrainingPlan, oom_killed: bool) -> Outcome:
     # the counter is the container's: only together with this process's SIGKILL does it mean this process
     if code == -signal.SIGKILL and oom_killed:
         text = f"rank {worker.rank} was ended by the kernel's OOM killer: the pod's memory limit is too low for it"
-        return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown)
+        short = MemoryShortage(memory="Host")
+        return make_outcome(worker.rank, Result.OUT_OF_MEMORY, text, unknown, shortage=short)
     end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return make_outcome(worker.rank, Result.ERROR, f"rank {worker.rank} {end} without an outcome", unknown)
 

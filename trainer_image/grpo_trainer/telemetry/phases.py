@@ -27,7 +27,10 @@ class PhaseClock:
         self.peaks = dict.fromkeys(MEMORY, 0)
         self.reserved = 0
         """Most bytes that the caching allocator held of the device."""
+        self.short: tuple[str, int] | None = None
+        """The phase that device memory did not suffice for, and the peak of allocated bytes in it by then."""
         self._current: str | None = LOAD
+        self._last = LOAD
         self._since = 0.0
 
     def enter(self, phase: str | None) -> str | None:
@@ -35,6 +38,7 @@ class PhaseClock:
         now = self._now()
         self.entered()
         ended = self._current
+        self._last = ended or self._last
         if ended in self.seconds:
             self.seconds[ended] += now - self._since
         if _on_gpu():
@@ -51,8 +55,17 @@ class PhaseClock:
         interrupted = self.enter(name)
         try:
             yield
+        except torch.OutOfMemoryError:
+            self.ran_short()
+            raise
         finally:
             self.enter(interrupted)
+
+    def ran_short(self) -> tuple[str, int]:
+        """Remember that device memory did not suffice for what runs now: the innermost phase, which says so first."""
+        peak = torch.cuda.max_memory_allocated() if _on_gpu() else 0
+        self.short = self.short or (self._current or self._last, peak)
+        return self.short
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call, and start anew."""

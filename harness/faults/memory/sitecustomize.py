@@ -1,0 +1,83 @@
+"""Makes a trainer run out of device memory in a named phase, where there is no device: a fault for tests.
+
+Put this folder on PYTHONPATH of the training container; Python imports a module of this name by itself when it starts.
+GRPO_TEST_OUT_OF_MEMORY is `phase:entry:fits`: that entry into the phase, from 1, ends in the exception of torch's CUDA
+allocator, as long as the plan's micro-batch is more than `fits`. Nothing of the product knows of it.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FAULT_ENV = "GRPO_TEST_OUT_OF_MEMORY"
+PHASES = "grpo_trainer.telemetry.phases"
+MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
+
+
+class Strike(MetaPathFinder):
+    """Lets the module of the phases be imported, and puts the fault into its clock."""
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, with a loader that does more."""
+        if name != PHASES:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        assert spec is not None, "it is being imported"
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            strike(module, os.environ[FAULT_ENV])
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def strike(module: ModuleType, fault: str) -> None:
+    """Replaces the clock's ways into a phase."""
+    phase, entry, fits = fault.split(":")
+    clock: Any = module.PhaseClock
+    real_phase, real_enter, entered = clock.phase, clock.enter, [0]
+
+    def entry_into(name: str | None) -> None:
+        entered[0] += name == phase
+        if name == phase and entered[0] == int(entry) and micro_batch() > int(fits):
+            raise module.torch.OutOfMemoryError(MESSAGE)
+
+    @contextmanager
+    def inside(self: Any, name: str) -> Iterator[None]:
+        with real_phase(self, name):
+            entry_into(name)
+            yield
+
+    def enter(self: Any, name: str | None) -> str | None:
+        ended: str | None = real_enter(self, name)
+        if name in ("backward", "step"):  # they have no end of their own, so nothing surrounds them
+            entry_into(name)
+        return ended
+
+    clock.phase, clock.enter = inside, enter
+
+
+def micro_batch() -> int:
+    """The plan's, which this process was given."""
+    from grpo_api.contract import PLAN_ENV, PLAN_PATH  # not before the trainer itself has found its packages
+
+    plan = json.loads(Path(os.environ.get(PLAN_ENV, PLAN_PATH)).read_text(encoding="utf-8"))
+    return int(plan["execution"]["microBatch"])
+
+
+if os.environ.get(FAULT_ENV):
+    sys.meta_path.insert(0, Strike())
