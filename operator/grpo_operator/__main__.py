@@ -24,7 +24,7 @@ from .admission.queue import AdmissionQueue
 from .cluster import credentials
 from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
 from .cluster.backoff import Backoff
-from .cluster.cache import Cache, Caches
+from .cluster.cache import Cache, Caches, Gangs
 from .cluster.client import HttpCluster
 from .cluster.facts import ClusterFacts
 from .cluster.progress import ProgressPuller, Target, http_fetch
@@ -77,7 +77,7 @@ class Operator:
         )
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=chosen.namespaces, resync=chosen.resync)
         self._admission = AdmissionQueue(
-            caches.grpojobs,
+            Gangs(caches),
             self.facts,
             queue.add_all,
             limits=chosen.limits,

@@ -19,7 +19,7 @@ from grpo_api.contract import GROUP, PLURAL, VERSION
 from . import kopf_settings
 from .cluster.backoff import Backoff
 from .cluster.cache import Caches
-from .cluster.transport import EmptyLists, open_session
+from .cluster.transport import EmptyLists, json_only, open_session
 from .cluster.unreadable import identity
 from .workqueue import WorkQueue
 
@@ -36,7 +36,7 @@ def registry(
     handlers = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        session = open_session(configuration, 0, EmptyLists(listed))
+        session = open_session(configuration, 0, EmptyLists(listed), json_only)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:

@@ -227,3 +227,16 @@ async def test_many_new_specs_are_planned_over_several_passes_and_those_ahead_do
     assert len(await bench.news()) == MOST_NEW_SPECS
     assert await bench.news() == [(f"j{number:03}", False) for number in range(MOST_NEW_SPECS, count)]
     assert await bench.action(jobs[0]) is Action.QUEUE
+
+
+async def test_a_gang_that_can_not_be_looked_at_any_more_holds_its_place_until_its_jobs_say_otherwise() -> None:
+    holder, waits = job("holder", gang(1, 8), age=200, active=True), job("waits", gang(1, 8))
+    bench = Bench([holder, waits], cluster(8))
+    bench.queue.noticed(holder.key, None)  # its status can't be read, and its Job lives
+    await bench.news()
+    assert await bench.action(waits) == Action.QUEUE
+    bench.jobs.remove(holder)
+    bench.queue.noticed(holder.key, None)
+    assert bench.queue._woken.is_set(), "its GPUs are free"
+    await bench.news()
+    assert await bench.action(waits) == Action.COMMIT

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from grpo_operator.cluster.transport import (
     SHORT_WATCH,
     EmptyLists,
     WatchPace,
+    json_only,
 )
 
 
@@ -100,3 +102,23 @@ def test_a_list_is_made_to_select_nothing_and_told_of_once_it_was_answered(prefi
 )
 def test_whatever_is_no_list_of_them_passes_untouched(method: str, url: str) -> None:
     assert sent(method, url) == (url, 0)
+
+
+@pytest.mark.parametrize(
+    ("ok", "kind", "broken"),
+    [(True, "text/html", True), (True, "application/json", False), (False, "text/html", False)],
+)
+def test_a_proxys_page_is_a_connection_that_broke(ok: bool, kind: str, broken: bool) -> None:
+    closed: list[bool] = []
+    answer = type("Answer", (), {"ok": ok, "content_type": kind, "close": lambda _: closed.append(True)})()
+
+    async def send(_: Any) -> Any:
+        return answer
+
+    request: Any = type("Request", (), {"url": URL("http://a/apis")})
+    if broken:
+        with pytest.raises(aiohttp.ClientConnectionError, match="/apis was answered with text/html, not JSON"):
+            asyncio.run(json_only(request, send))
+    else:
+        assert asyncio.run(json_only(request, send)) is answer
+    assert closed == [True] * broken

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from grpo_operator.cluster.api import Object
-from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.cache import Caches, Gangs
 from grpo_operator.cluster.unreadable import Teller
 from grpo_operator.errors import Conflict, Denied, Unavailable
 from tests.unit.dirty_objects import GRPOJOB
-from tests.unit.operator_world import KEY, NOW, condition
+from tests.unit.operator_world import KEY, NOW, SPEC, UID, active_status, condition, make_child
 
 
 class Recorded:
@@ -95,3 +95,55 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
     telling.cancel()
     assert [patch["metadata"]["resourceVersion"] for _, _, patch in cluster.patches][:1] == ["11" if failures else "99"]
     assert caches.unreadables.grpojobs.empty()
+
+
+def stored(phase: str, version: int) -> Any:
+    """A job whose second attempt was committed, with a status of this phase."""
+    meta = {"namespace": KEY.namespace, "name": KEY.name, "uid": UID, "resourceVersion": str(version), "generation": 1}
+    return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2), "phase": phase}}
+
+
+def held(caches: Caches) -> list[int]:
+    """The attempts that admission must count, whether it asks for all jobs or for this one."""
+    one = Gangs(caches).get(KEY)
+    found = [job.status.attempt for job in Gangs(caches)]
+    assert found == ([one.status.attempt] if one else [])
+    return found
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job_lives(listed: bool) -> None:
+    caches = Caches()
+    caches.grpojobs.put(stored("Starting", 5))
+    caches.jobs._store(make_child(2))
+    if listed:
+        with caches.grpojobs.listing() as listing:
+            listing.begin()
+            listing.take(stored("Draining", 6))
+            listing.finish(7)
+    else:
+        caches.grpojobs.put(stored("Draining", 6))
+    assert caches.grpojobs.get(KEY) is None, "nobody may act on an old picture"
+    assert held(caches) == [2]
+    caches.jobs._store(make_child(2, ended="Complete"))
+    assert held(caches) == []
+    caches.jobs._store(make_child(1))
+    assert held(caches) == [], "the Job of another attempt"
+
+
+@pytest.mark.parametrize("gone", ["deleted", "not listed", "readable"])
+def test_what_was_known_of_it_is_forgotten_with_it(gone: str) -> None:
+    caches = Caches()
+    caches.grpojobs.put(stored("Starting", 5))
+    caches.jobs._store(make_child(2))
+    caches.grpojobs.put(stored("Draining", 6))
+    if gone == "deleted":
+        caches.grpojobs.discard(KEY, UID)
+    elif gone == "not listed":
+        with caches.grpojobs.listing() as listing:
+            listing.begin()
+            listing.finish(7)
+    else:
+        caches.grpojobs.put(stored("Running", 7))
+    assert held(caches) == ([2] if gone == "readable" else [])
+    assert not caches.grpojobs.aside

@@ -96,7 +96,8 @@ class AdmissionQueue:
         self._woken.set()
 
     def noticed(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
-        """A job was looked at, or is gone; wakes a pass if what concerns the queue is new."""
+        """A job was looked at, or is gone or can't be read; wakes a pass if what concerns the queue is new."""
+        job = job or self._jobs.get(key)
         mark = self._mark(job) if job and not job.finished and job.competes else None
         if mark == self._marks.get(key):
             return

@@ -5,13 +5,14 @@ real LIST now and then, which heals whatever an event stream missed. Our own wri
 reconcile sees them before the event comes.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..names import ObjectKey
 from ..parsing import grpojob_record, job_record, pod_record, service_record
+from ..records import GRPOJobRecord
 from ..untyped import Part, Unreadable
 from .api import GRPOJOBS, JOBS, PODS, SERVICES, Resource
 from .unreadable import Unreadables, identity
@@ -43,6 +44,7 @@ class Cache(Generic[R]):
         self._unreadables = unreadables
         self._items: dict[ObjectKey, R] = {}
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
+        self._aside: dict[ObjectKey, R] = {}
         self._listings: list[Listing[R]] = []
         self.ghosts = 0
         """Objects that a LIST found missing although no event had said so."""
@@ -62,6 +64,11 @@ class Cache(Generic[R]):
     def of(self, job_key: ObjectKey) -> Collection[R]:
         """The objects that belong to a GRPOJob; not itself."""
         return self._children.get(job_key, {}).values()
+
+    @property
+    def aside(self) -> Mapping[ObjectKey, R]:
+        """Those that are set aside now, as they were when they could be read last: too old to act on."""
+        return self._aside
 
     def read(self, item: Any) -> R | None:
         """The record of an object; None for one that can't be read, which is set aside."""
@@ -91,6 +98,7 @@ class Cache(Generic[R]):
         self._unreadables.forget(self.resource.plural, key)
         for listing in self._listings:
             listing.left(key, uid)
+        self._aside.pop(key, None)
         known = self._items.get(key)
         if known is None or known.uid != uid:
             return None
@@ -115,9 +123,11 @@ class Cache(Generic[R]):
         known = self._items.get(key)
         if known:
             self._remove(known)
+            self._aside[key] = known
         return known
 
     def _store(self, record: R) -> None:
+        self._aside.pop(record.key, None)
         known = self._items.get(record.key)
         if known:
             self._remove(known)
@@ -187,6 +197,9 @@ class Listing(Generic[R]):
         """All objects were taken: what is known and older than the list, but not in it, is gone."""
         cache = self._cache
         cache._unreadables.keep(cache.resource.plural, self._unread, self._namespace)
+        for key in [key for key in cache._aside if self._namespace in (None, key.namespace)]:
+            if key not in self._unread:
+                del cache._aside[key]
         for key, known in list(cache._items.items()):
             if key not in self._seen and known.version <= version and self._namespace in (None, key.namespace):
                 cache._remove(known)
@@ -224,3 +237,32 @@ class Caches:
         if not job.active or not self.jobs.of(key):
             return False
         return all(pod.live for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
+
+
+class Gangs:
+    """All GRPOJobs that the admission queue must count.
+
+    One that can't be read any more is set aside, and its gang goes on: as long as the Job of its attempt lives, pods of
+    it may come that no node has yet, so what was promised to it is nobody else's.
+    """
+
+    def __init__(self, caches: Caches) -> None:
+        """As these caches know them."""
+        self._caches = caches
+
+    def __iter__(self) -> Iterator[GRPOJobRecord]:
+        """Each of them."""
+        yield from self._caches.grpojobs
+        yield from filter(self._lives, self._caches.grpojobs.aside.values())
+
+    def get(self, key: ObjectKey) -> GRPOJobRecord | None:
+        """The one of that namespace and name."""
+        aside = self._caches.grpojobs.aside.get(key)
+        return self._caches.grpojobs.get(key) or (aside if aside and self._lives(aside) else None)
+
+    def _lives(self, job: GRPOJobRecord) -> bool:
+        """Whether the Job of the attempt is there and has not ended."""
+        own = (job.uid, job.status.attempt)
+        return job.active and any(
+            (child.grpojob_uid, child.attempt) == own and not child.ended for child in self._caches.jobs.of(job.key)
+        )

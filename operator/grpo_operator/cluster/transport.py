@@ -100,6 +100,22 @@ class EmptyLists:
         return answer
 
 
+async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+    """A middleware for a client that takes every success for JSON.
+
+    A proxy in between may answer with a page of its own. kopf would end its watch over that, with tracebacks; what it
+    knows how to ask again after is a connection that broke.
+
+    Raises:
+        aiohttp.ClientConnectionError: the answer is a success, and no JSON.
+    """
+    answer = await send(request)
+    if answer.ok and answer.content_type != "application/json":
+        answer.close()
+        raise aiohttp.ClientConnectionError(f"{request.url.path} was answered with {answer.content_type}, not JSON")
+    return answer
+
+
 def open_session(
     configuration: Configuration, limit: int = 0, *middlewares: aiohttp.ClientMiddlewareType
 ) -> aiohttp.ClientSession:
