@@ -54,6 +54,29 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     return EfficientAttention.apply(query, key, value, F.pad(bias, (0, pad)) if pad else bias)  # type: ignore[no-untyped-call, no-any-return]
 
 
+class GroupedProduct(torch.autograd.Function):
+    """grouped_mm: rows sorted by expert times each expert's matrix, in the dtype of both."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
+        """Returns a row each; saves what the gradients that are wanted need."""
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights if ctx.needs_input_grad[0] else None)
+        ctx.rows, ctx.weights = rows.shape, weights.transpose(-2, -1).shape
+        return rows.new_empty(rows.shape[0], weights.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of rows and matrices, the latter laid out as the weights are stored."""
+        rows = grad.new_empty(ctx.rows) if ctx.needs_input_grad[0] else None
+        return rows, grad.new_empty(ctx.weights).transpose(-2, -1) if ctx.needs_input_grad[1] else None
+
+
+def grouped_product(rows: Tensor, weights: Tensor, *, offs: Tensor, **_settings: Any) -> Tensor:
+    """torch.nn.functional.grouped_mm, whose meta function knows bfloat16 only."""
+    assert offs.shape[0] == weights.shape[0], "an offset per expert"
+    return GroupedProduct.apply(rows, weights)  # type: ignore[no-untyped-call, no-any-return]
+
+
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """A Triton tile or cuBLAS call that works in place and allocates nothing."""
 
@@ -64,6 +87,7 @@ def substituted() -> Iterator[None]:
     with (
         mock.patch.object(F, "scaled_dot_product_attention", attention),
         mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
+        mock.patch.object(F, "grouped_mm", grouped_product),
         mock.patch.object(tiles, "_forward_tile", _nothing),
         mock.patch.object(tiles, "_backward_tile", _nothing),
         mock.patch.object(tiles, "_addmm_fp32", _nothing),

@@ -15,9 +15,10 @@ from .fake_models import Case
 
 
 def shape(name: str, layers: int) -> Shape:
-    """A catalogued shape with fewer layers; of Gemma's, every sixth layer attends to everything."""
+    """A catalogued shape with fewer layers, of which the same share attends to everything."""
     whole = catalogue.shapes()[name]
-    return replace(whole, layers=layers, full_attention_layers=layers // 6 if whole.sliding_window else 0)
+    period = whole.layers // whole.full_attention_layers if whole.full_attention_layers else 0
+    return replace(whole, layers=layers, full_attention_layers=layers // period if period else 0)
 
 
 def case(name: str, family: str, precision: Precision = "bfloat16", layers: int = 2, **settings: Any) -> Case:
@@ -63,7 +64,8 @@ def predicted(case: Case, accumulation: int) -> Prediction:
     setup = Setup(
         precision=case.precision, prompt=case.prompt, completion=case.completion, micro_batch=case.micro_batch,
         accumulation=accumulation, generation_batch=case.generation_batch, lora_rank=case.lora_rank,
-        eight_bit=case.eight_bit, checkpointing=case.checkpointing, reference="Adapter",
+        lora_targets=case.lora_targets, eight_bit=case.eight_bit, checkpointing=case.checkpointing,
+        reference="Adapter",
     )  # fmt: skip
     return predict(case.shape, setup)
 

@@ -26,6 +26,11 @@ SCHEMA_VERSION: Literal[1] = 1
 """Raised when a pod of the old image could misread a plan of the new operator."""
 
 
+ShapeSource = Literal["Spec", "FormerAttempt", "ConfigFile", "Catalogue", "Size"]
+"""Where a model's shape is found, in the order of trust: spec.model.architecture, what a former attempt of the job
+reported, config.json (the CLI's alone), the built-in catalogue by name, the nearest shape of spec.model.parameters."""
+
+
 class MemoryPhases(Model):
     """Peak of allocated bytes on one GPU during each phase of a step."""
 
@@ -113,7 +118,10 @@ class ExecutionPlan(Model):
     parameters: Annotated[str, Field(max_length=16)] = ""
     """Size of the model, such as `1.24B`."""
     architecture: Literal["Exact", "Catalogue", "Estimated"] = "Estimated"
-    """Where the shape for the memory model came from."""
+    """How exact the shape for the memory model is. Exact: of a model type that is held to transformers' own classes."""
+    shape_source: ShapeSource | None = None
+    """Where that shape was found; the first of these that knows the model is taken. Absent where a former version of
+    the operator made the plan."""
     memory: MemoryPrediction | None = None
     """Predicted memory; absent for CPU."""
     host_memory_bytes: Bytes = 0

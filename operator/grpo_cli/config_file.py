@@ -1,6 +1,7 @@
-"""Reads a model's config.json: from its folder, from the hub's cache on this machine, or, when allowed, from the hub.
+"""Reads a model's config.json: from its folder or, when allowed, from the hub.
 
-The planner itself reads nothing: what a plan depends on is handed to it.
+The planner itself reads nothing: what a plan depends on is handed to it. Nothing is read that the user didn't name: the
+operator has no files, and a plan that depends on what lies about on a laptop would not be the operator's.
 """
 
 import json
@@ -18,21 +19,6 @@ HUB = "https://huggingface.co"
 
 class ConfigUnreadable(OSError):
     """A config.json that was asked for and can't be had; the message says why."""
-
-
-def local_config(model: str) -> dict[str, Any] | None:
-    """The config.json of a model folder, or of a hub id in this machine's cache; None if there is none.
-
-    Raises:
-        ConfigUnreadable: the file is there and is not a JSON object.
-    """
-    path = Path(model) / "config.json"
-    if not path.is_file():
-        cached = sorted(_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"))
-        if not cached:
-            return None
-        path = cached[-1]
-    return read_config(path)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -66,12 +52,6 @@ def fetch_config(model: str, revision: str | None = None, token: str | None = No
         raise ConfigUnreadable(f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN") from error
     except OSError as error:
         raise ConfigUnreadable(f"{url}: {error}") from error
-
-
-def _cache() -> Path:
-    """The hub's cache, as huggingface_hub finds it."""
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from .errors import WRONG, NotYet, OptionError
 from .terminal import console
 
 PLANNED, NOTHING_FITS = 0, 3
-SPEC_IS_WRONG = (PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL)
+SPEC_IS_WRONG = (
+    PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL,
+    PlanReason.UNSUPPORTED_MODEL,
+)  # fmt: skip
 
 
 def register(parser: ArgumentParser) -> None:

@@ -21,6 +21,12 @@ CHOSEN = "CHOSEN"
 HEADINGS = ("method", "sharding", "reference", "GPUs", "nodes", "batch x accum", "saving", "GiB", "of", "phase",
             "s/step", "verdict")  # fmt: skip
 
+SHAPE_SOURCES = {
+    "Spec": "spec.model.architecture", "FormerAttempt": "a former attempt", "ConfigFile": "config.json",
+    "Catalogue": "the catalogue", "Size": "spec.model.parameters", None: "an unknown source",
+}  # fmt: skip
+"""How a plan's shapeSource is named to a reader."""
+
 
 def show(out: Console, name: str, result: PlanResult, everything: bool = False) -> None:
     """Prints the verdict, the candidates, the memory of the chosen plan, and what to do."""
@@ -97,7 +103,8 @@ def _phases(out: Console, plan: ExecutionPlan) -> None:
     phases = "  ".join(f"{name} {gib(count):.1f}" for name, count in plan.memory.phases.model_dump().items())
     out.print(f"GiB allocated on one GPU: {phases}")
     out.print(
-        f"shape: {plan.architecture.lower()}; host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; "
+        f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}; "
+        f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; "
         f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
     )
 

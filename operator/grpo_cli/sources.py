@@ -1,4 +1,4 @@
-"""Where GPUs and the model's shape come from: a file, a few words, a cluster, a cache or the hub.
+"""Where GPUs and the model's shape come from: a file, a few words, a cluster or the hub.
 
 Every command that plans does so on what the same flags name.
 """
@@ -7,18 +7,18 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.quantity import quantity_bytes
-from grpo_planner import Inventory, PlanResult, plan_job
+from grpo_planner import Inventory, ModelFacts, PlanResult, plan_job
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
 from . import kubectl
-from .config_file import ConfigUnreadable, fetch_config, local_config, read_config
+from .config_file import ConfigUnreadable, fetch_config, read_config
 from .errors import InventoryError
+from .weight_files import stored_parameters
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
         KubectlError: kubectl is missing or fails.
     """
     there = inventory(options, spec)
-    result = plan_job(spec, there, config=config(options, spec))
+    result = plan_job(spec, there, facts=facts(options, spec))
     if result.chosen is None:
         for warning in there.warnings:
             print(f"grpo: {warning}", file=sys.stderr)
@@ -102,17 +102,19 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     return Capacity(Snapshot(nodes=nodes, gpu_pods=tuple(pod for pod in pods if pod)), ()).usable_by(spec)
 
 
-def config(options: Namespace, spec: GRPOJobSpec) -> dict[str, Any] | None:
-    """The model's config.json: the given one, the hub's when allowed, else one that is on this machine.
+def facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
+    """What the flags tell of the model; without them what the operator knows, which reads no files.
 
     Raises:
-        InventoryError: it was asked for and can't be read.
+        InventoryError: a config.json was asked for and can't be read.
     """
     try:
         if options.config:
-            return read_config(Path(options.config))
+            config = read_config(Path(options.config))
+            return ModelFacts(config=config, stored=stored_parameters(Path(options.config), config))
         if options.fetch_config:
-            return fetch_config(spec.model.name, spec.model.revision, os.environ.get("HF_TOKEN"))
-        return local_config(spec.model.name)
+            fetched = fetch_config(spec.model.name, spec.model.revision, os.environ.get("HF_TOKEN"))
+            return ModelFacts(config=fetched)
     except ConfigUnreadable as error:
         raise InventoryError(str(error)) from error
+    return ModelFacts()

@@ -21,6 +21,7 @@ Rooms: model (shapes), hardware (pools), memory (predictions), search (everythin
 """
 
 from .hardware.inventory import Inventory, Node
+from .model.architecture import ModelFacts
 from .plan import Planner, plan_job
 from .result import Candidate, Fix, PlanReason, PlanResult, Rejection
 from .search.curve import Size
@@ -29,6 +30,7 @@ __all__ = [
     "Candidate",
     "Fix",
     "Inventory",
+    "ModelFacts",
     "Node",
     "PlanReason",
     "PlanResult",

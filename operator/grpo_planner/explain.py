@@ -33,7 +33,8 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
         dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
         autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
-        parameters=demand.model.label, architecture=demand.model.source, memory=_memory(demand, option),
+        parameters=demand.model.label, architecture=demand.model.source,
+        shape_source=demand.model.found_in, memory=_memory(demand, option),
         host_memory_bytes=demand.pod_memory or whole_mib(option.host),
         estimated_step_seconds=None if option.shortage else round(option.seconds, 2),
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
@@ -57,7 +58,7 @@ def changes(demand: Demand, option: Option) -> list[str]:
     """What a user who asked for neither an adapter nor 8 bits must be told."""
     spec, method, told = demand.spec, option.footprint.method, []
     if method.lora and not spec.adapter_requested:
-        trained = demand.shape.adapter_parameters(spec.adapter.rank)
+        trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(spec.adapter.target_modules))
         told.append(
             f"trains a LoRA adapter of rank {spec.adapter.rank} on {', '.join(spec.adapter.target_modules)} only "
             f"({trained / demand.shape.parameters:.2%} of the parameters), because no plan with all parameters fits; "

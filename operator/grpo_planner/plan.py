@@ -3,9 +3,7 @@
 It brings the rooms together, and turns everything that can go wrong into an answer with a reason and a way out.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 
@@ -17,7 +15,7 @@ from .hardware.declared import declared
 from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
 from .memory import Predictor
-from .model.architecture import resolve
+from .model.architecture import NOTHING, ModelFacts, resolve
 from .result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.batch import indivisible, micro_batches
 from .search.choice import choose, closest_miss, notable, same_method
@@ -30,27 +28,27 @@ from .search.search import Search
 from .words import gib, plural
 
 
-def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, config: Mapping[str, Any] | None = None) -> PlanResult:
+def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, facts: ModelFacts = NOTHING) -> PlanResult:
     """How to run a job on these nodes, or why not. Deterministic: the same arguments give the same bytes.
 
     Args:
         spec: the job.
         inventory: nodes that its pods may be bound to.
-        config: the model's config.json, where the caller could read it.
+        facts: what the caller knows of the model beside the spec.
     """
-    return Planner(spec, config=config).plan(inventory)
+    return Planner(spec, facts=facts).plan(inventory)
 
 
 class Planner:
     """Plans one job on one inventory after another; what depends on the job alone is worked out once."""
 
-    def __init__(self, spec: GRPOJobSpec, *, config: Mapping[str, Any] | None = None, brief: bool = False) -> None:
+    def __init__(self, spec: GRPOJobSpec, *, facts: ModelFacts = NOTHING, brief: bool = False) -> None:
         """Takes what plan_job takes, less the inventory; works nothing out yet.
 
         `brief`: the chosen plan alone, not what it was compared with. That is most of the work and nearly all of what
         an answer weighs.
         """
-        self._spec, self._config, self._brief = spec, config, brief
+        self._spec, self._facts, self._brief = spec, facts, brief
         self._waiting: dict[Inventory, PlanResult] = {}
 
     def plan(self, inventory: Inventory) -> PlanResult:
@@ -75,7 +73,7 @@ class Planner:
 
     @cached_property
     def _demand(self) -> Demand:
-        return build_demand(self._spec, resolve(self._spec.model, self._config), positions(self._config))
+        return build_demand(self._spec, resolve(self._spec.model, self._facts), positions(self._facts.config))
 
     @cached_property
     def _footprints(self) -> Footprints:

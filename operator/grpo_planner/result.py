@@ -14,6 +14,7 @@ class PlanReason(StrEnum):
     WAITING_FOR_GPUS = "WaitingForGPUs"
     INVALID_BATCH_SPLIT = "InvalidBatchSplit"
     UNKNOWN_MODEL = "UnknownModel"
+    UNSUPPORTED_MODEL = "UnsupportedModel"
     INVALID_COMBINATION = "InvalidCombination"
     NO_GPUS = "NoGPUs"
     NOT_ENOUGH_GPUS = "NotEnoughGPUs"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, plan_job
+from grpo_planner import Inventory, ModelFacts, plan_job
 from tests.unit.planning import A10G, H100, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, nodes, plan, spec
 
 LLAMA: dict[str, Any] = {
@@ -90,10 +90,10 @@ def test_more_nodes_that_would_be_far_faster_are_named() -> None:
 
 def test_sequences_beyond_the_models_positions_are_warned_of() -> None:
     there, job = Inventory((nodes(1, 1, H100),)), spec("my/own", training__maxCompletionLength=2048)
-    long = plan_job(job, there, config=LLAMA | {"max_position_embeddings": 2048}).chosen
+    long = plan_job(job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": 2048})).chosen
     assert long is not None
     assert any("= 2560 tokens, more than the model's max_position_embeddings 2048" in text for text in long.warnings)
     for positions in (2560, None):
-        fine = plan_job(job, there, config=LLAMA | {"max_position_embeddings": positions}).chosen
+        fine = plan_job(job, there, facts=ModelFacts(config=LLAMA | {"max_position_embeddings": positions})).chosen
         assert fine is not None
         assert not any("max_position_embeddings" in text for text in fine.warnings)

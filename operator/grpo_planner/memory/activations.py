@@ -74,7 +74,11 @@ def checkpoint(shape: Shape, setup: Setup) -> float:
 def weight_casts(shape: Shape, setup: Setup) -> float:
     """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under autocast."""
     matrices = 2 * shape.layer_matrices if setup.precision == "mixed" else 0
-    adapters = 2 * shape.adapter_parameters(setup.lora_rank) / shape.layers if setup.compute_bytes == 2 else 0
+    adapters = (
+        2 * shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
+        if setup.compute_bytes == 2
+        else 0
+    )
     return matrices + adapters
 
 

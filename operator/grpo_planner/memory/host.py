@@ -47,8 +47,11 @@ def zero_2_state(shape: Shape, setup: Setup) -> int:
 
     All but torch's moments are pinned; parameters with and without weight decay have their own.
     """
-    total = pinned(setup.weight_bytes * largest_trained(shape, setup.lora_rank))
-    for elements in (sum(trained_matrices(shape, setup.lora_rank)), trained_vectors(shape, setup.lora_rank)):
+    total = pinned(setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets))
+    for elements in (
+        sum(trained_matrices(shape, setup.lora_rank, setup.lora_targets)),
+        trained_vectors(shape, setup.lora_rank),
+    ):
         own = -(-elements // setup.world)
         total += 2 * pinned(4 * own) + pinned(setup.weight_bytes * own) + 8 * own
     return total + (accumulated(shape, setup) if setup.accumulates else 0)
@@ -60,17 +63,18 @@ def accumulated(shape: Shape, setup: Setup) -> int:
     Norms and biases are many and small; each takes less than twice its bytes.
     """
     vectors = 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
-    return _fullest_rank(shape, setup.lora_rank, setup.weight_bytes, setup.world) + vectors
+    found = _fullest_rank(shape, setup.lora_rank, setup.lora_targets, setup.weight_bytes, setup.world)
+    return found + vectors
 
 
 @lru_cache(maxsize=512)
-def _fullest_rank(shape: Shape, lora_rank: int, weight_bytes: int, world: int) -> int:
+def _fullest_rank(shape: Shape, lora_rank: int, targets: tuple[str, ...], weight_bytes: int, world: int) -> int:
     """Pinned bytes of the matrices on the rank that has most.
 
     A tensor that lies across partitions has a buffer of its whole size on every rank that has a piece of it. Kept, as
     it goes through all tensors, and many methods and fixes ask for the same.
     """
-    matrices = trained_matrices(shape, lora_rank)
+    matrices = trained_matrices(shape, lora_rank, targets)
     own = -(-sum(matrices) // world)
     ranks = [0] * world
     end = 0
@@ -96,7 +100,7 @@ def sub_groups(shape: Shape, setup: Setup) -> list[int]:
     """One rank's elements of each sub-group: a group ends with the tensor that fills it (_create_fp16_sub_groups)."""
     ends = [0]
     filled = 0
-    for elements in trained_matrices(shape, setup.lora_rank):
+    for elements in trained_matrices(shape, setup.lora_rank, setup.lora_targets):
         filled += -(-elements // setup.world)
         if filled - ends[-1] >= states.SUB_GROUP:
             ends.append(filled)

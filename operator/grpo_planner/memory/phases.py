@@ -111,8 +111,8 @@ class Predictor:
 
     def _states_of(self, setup: Setup) -> StateBytes:
         key = (
-            setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.eight_bit, setup.reference,
-            setup.accumulates,
+            setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.lora_targets,
+            setup.eight_bit, setup.reference, setup.accumulates,
         )  # fmt: skip
         if key not in self._states:
             self._states[key] = state_bytes(self._shape, setup)
@@ -120,7 +120,8 @@ class Predictor:
 
     def _passes_of(self, setup: Setup) -> PassBytes:
         key = (
-            setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.checkpointing,
+            setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.lora_targets,
+            setup.checkpointing,
         )  # fmt: skip
         if key not in self._passes:
             self._passes[key] = pass_bytes(self._shape, setup)

@@ -6,6 +6,8 @@ With it every term of the memory model takes two arguments, a shape and a setup,
 from dataclasses import dataclass
 from typing import Literal
 
+from ..model.shapes import ALL_LINEAR
+
 Precision = Literal["bfloat16", "mixed", "float32"]
 """bfloat16: weights and activations. mixed: float32 weights under bfloat16 autocast (TRL's default). float32: no
 bfloat16 at all, for GPUs without it and for CPUs. LoRA under bfloat16 has float32 adapters and autocast."""
@@ -38,6 +40,8 @@ class Setup:
     """Optimizer state and gradients live in host memory (ZeRO only)."""
     lora_rank: int = 0
     """Rank of the adapter; 0 trains all parameters."""
+    lora_targets: tuple[str, ...] = ALL_LINEAR
+    """Modules that have an adapter, as spec.adapter.targetModules names them."""
     eight_bit: bool = False
     """AdamW's moments in 8 bits."""
     checkpointing: bool = True

@@ -23,7 +23,7 @@ PROOF_CHUNK = 1 << 24
 
 def trained_parameters(shape: Shape, setup: Setup) -> int:
     """Parameters with a gradient: the adapter's, or all."""
-    return shape.adapter_parameters(setup.lora_rank) if setup.lora else shape.parameters
+    return shape.adapter_parameters(setup.lora_rank, setup.lora_targets) if setup.lora else shape.parameters
 
 
 def trained_bytes(setup: Setup) -> int:
@@ -57,11 +57,10 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     every nn.Embedding so. Experts, and what a declared size has beyond the shape's tensors, count as large matrices.
     """
     if setup.lora:
-        rank, pairs = setup.lora_rank, shape.linears
-        per_layer = sum(n * (moments(rank * inputs) + moments(rank * outputs)) for n, inputs, outputs in pairs)
-        return shape.layers * per_layer
+        rank, adapted = setup.lora_rank, shape.adapted(setup.lora_targets)
+        return sum(n * (moments(rank * inputs) + moments(rank * outputs)) for _, n, inputs, outputs in adapted)
     linears = () if shape.experts else shape.linears
-    tensors = [(shape.layers * count, inputs * outputs) for count, inputs, outputs in linears]
+    tensors = [(shape.layers * count, inputs * outputs) for _, count, inputs, outputs in linears]
     tensors += shape.vectors
     rest = shape.parameters - shape.head - sum(count * elements for count, elements in tensors)
     return 8 * shape.head + sum(count * moments(elements) for count, elements in tensors) + (2 + 8 / BLOCK) * rest
@@ -123,7 +122,7 @@ def offload_buffer(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 2 or not setup.offload:
         return 0
-    return setup.weight_bytes * largest_trained(shape, setup.lora_rank)
+    return setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets)
 
 
 def live_parameters(shape: Shape, setup: Setup) -> float:

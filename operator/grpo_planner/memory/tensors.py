@@ -7,18 +7,19 @@ PEFT 0.19's LoRA layers.
 
 from functools import lru_cache
 
-from ..model.shapes import Shape
+from ..model.shapes import ALL_LINEAR, Shape
 
 
 @lru_cache(maxsize=32)
-def trained_matrices(shape: Shape, lora_rank: int) -> tuple[int, ...]:
+def trained_matrices(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[int, ...]:
     """Elements of each trained matrix: an adapter's factors of each linear map, or embedding, layers and head.
 
     What a declared size has beyond the shape's own tensors counts as one matrix more per layer.
     """
     if lora_rank:
-        pairs = [(count, width) for count, *widths in shape.linears for width in widths]
-        return tuple(lora_rank * width for count, width in pairs for _ in range(count)) * shape.layers
+        maps = [linear for layer in shape.adapted_by_layer(targets) for linear in layer]
+        pairs = [(linear.copies, width) for linear in maps for width in (linear.inputs, linear.outputs)]
+        return tuple(lora_rank * width for copies, width in pairs for _ in range(copies))
     beyond = (shape.parameters - shape.counted) // shape.layers
     layer = _layer(shape) + ((beyond,) if beyond > 0 else ())
     return (shape.head, *layer * shape.layers) + (() if shape.tied else (shape.head,))
@@ -30,7 +31,7 @@ def _layer(shape: Shape) -> tuple[int, ...]:
         attention = shape.hidden * shape.query, *2 * (shape.hidden * shape.key_value,), shape.query * shape.hidden
         gate_up, down = 2 * shape.hidden * shape.intermediate, shape.hidden * shape.intermediate
         return *attention, shape.experts * shape.hidden, shape.experts * gate_up, shape.experts * down
-    return tuple(inputs * outputs for count, inputs, outputs in shape.linears for _ in range(count))
+    return tuple(linear.inputs * linear.outputs for linear in shape.linears for _ in range(linear.copies))
 
 
 def trained_vectors(shape: Shape, lora_rank: int) -> int:
@@ -38,6 +39,6 @@ def trained_vectors(shape: Shape, lora_rank: int) -> int:
     return 0 if lora_rank else shape.layers * shape.layer_vectors + shape.hidden
 
 
-def largest_trained(shape: Shape, lora_rank: int) -> int:
+def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
     """Elements of the largest trained tensor."""
-    return max(trained_matrices(shape, lora_rank))
+    return max(trained_matrices(shape, lora_rank, targets))

@@ -1,30 +1,52 @@
-"""Finds the shape of the job's model: from its config.json, the spec, the catalogue or its declared size.
+"""Finds the shape of the job's model, from the source that is trusted most, and says which one that was.
 
-That is also the order of trust: the nearest source wins, and the plan says which one it was.
+The order is spec.model.architecture, what a former attempt reported, config.json, the catalogue, the declared size. It
+is the same for the operator and the CLI. Numbers of parameters that contradict each other are refused, not averaged.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from grpo_api.model import Architecture, ModelSpec
+from grpo_api.plan import ShapeSource
 from grpo_api.quantity import format_parameters, parameter_count
 
 from ..result import PlanReason, SpecRejected
-from . import catalogue
+from . import catalogue, config
+from .families import families, traits
 from .shapes import Shape
 
 Source = Literal["Exact", "Catalogue", "Estimated"]
 TOLERANCE = 0.1
-"""A catalogued model whose size differs by more than this from the declared one is another model."""
+"""A catalogued model whose size differs by more than this from the declared one is another model, since people round;
+the widths of an architecture that differ by more contradict it."""
+TOWER = 0.5
+"""A file that nests its language model has other parts, such as a vision tower: at most this share of it on top."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What a caller knows of the policy beside the spec."""
+
+    reported: Architecture | None = None
+    """What a former attempt found the model to be."""
+    config: Mapping[str, Any] | None = None
+    """Its config.json."""
+    stored: int = 0
+    """Parameters in its safetensors files, by their index or header; 0: not known."""
+
+
+NOTHING = ModelFacts()
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A shape, where it came from, and what the user should know about that."""
+    """A shape, how exact it is, where it came from, and what the user should know about that."""
 
     shape: Shape
     source: Source
+    found_in: ShapeSource
     note: str = ""
 
     @property
@@ -33,28 +55,124 @@ class ResolvedModel:
         return format_parameters(self.shape.parameters)
 
 
-def resolve(model: ModelSpec, config: Mapping[str, Any] | None = None) -> ResolvedModel:
-    """The shape of spec.model; `config` is its config.json where the caller could read it.
+def resolve(model: ModelSpec, facts: ModelFacts = NOTHING) -> ResolvedModel:
+    """The shape of spec.model.
 
     Raises:
-        SpecRejected: the model is unknown and no size is declared.
+        SpecRejected: the model is unknown and no size is declared, it can't be trained, or its sizes contradict.
     """
-    if config is not None:
-        return ResolvedModel(from_config(config), "Exact")
+    if facts.config is not None:
+        # Whatever else is said of the shape, these are the weights that would be loaded.
+        config.refuse_encoders(facts.config)
+        config.refuse_quantised(facts.config)
     if model.architecture is not None:
-        return ResolvedModel(from_architecture(model.architecture), "Exact")
+        return _given(model, model.architecture, "Spec", facts)
+    if facts.reported is not None:
+        return _given(model, facts.reported, "FormerAttempt", facts)
+    if facts.config is not None:
+        return _from_file(model, facts.config, facts)
     return by_name_and_size(model.name, model.parameters, "spec.model")
+
+
+def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> ResolvedModel:
+    """The shape in config.json. A type that isn't known exactly may be a catalogued model, or of a declared size."""
+    text = read.get("text_config")
+    kind = str((text if isinstance(text, Mapping) else read).get("model_type"))
+    whole = max(facts.stored, _declared(model))
+    known = catalogue.lookup(model.name)
+    if (kind not in families() or isinstance(text, Mapping)) and known:
+        return by_name_and_size(model.name, model.parameters, "spec.model")
+    if isinstance(text, Mapping):
+        return _nested(model, from_config(read), whole)
+    if kind in families():
+        return _given(model, config.architecture_of(read), "ConfigFile", facts)
+    return _unknown_type(model, kind, read, whole)
+
+
+def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
+    """A language model inside another: the whole has a tower more than the shape, so its size must be known."""
+    if not shape.counted * (1 - TOLERANCE) <= whole <= shape.counted * (1 + TOWER):
+        said = f"{format_parameters(whole)} are declared or stored" if whole else "nothing says how many there are"
+        raise SpecRejected(
+            PlanReason.UNKNOWN_MODEL if not whole else PlanReason.INVALID_COMBINATION,
+            f"config.json of {model.name} nests its language model of {format_parameters(shape.counted)} parameters in "
+            f"text_config, and of the whole {said}: set spec.model.parameters to the size on its model card",
+        )
+    note = f"{model.name}: parts beside the language model are counted as weights, not as activations"
+    return ResolvedModel(replace(shape, declared=max(whole, shape.counted)), "Estimated", "ConfigFile", note)
+
+
+def _unknown_type(model: ModelSpec, kind: str, read: Mapping[str, Any], whole: int) -> ResolvedModel:
+    """A type without a formula: by its own widths where these give the known size, else as one of that size."""
+    if not whole:
+        raise SpecRejected(
+            PlanReason.UNKNOWN_MODEL,
+            f"config.json says model_type {kind}, whose memory is known for {', '.join(families())} only: set "
+            "spec.model.parameters to have it estimated from its size",
+        )
+    note = f"model_type {kind} has no formula of its own and is estimated as a Llama of this size"
+    try:
+        shape = from_config(read)
+    except SpecRejected:
+        return by_name_and_size(model.name, format(whole), "spec.model")
+    if abs(shape.counted / whole - 1) > TOLERANCE:
+        near, shape = catalogue.nearest_dense(whole)
+        note += f", that of {near}"
+    return ResolvedModel(replace(shape, declared=whole), "Estimated", "ConfigFile", note)
+
+
+def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: ModelFacts) -> ResolvedModel:
+    """The shape of an architecture, once no known size contradicts it."""
+    shape = from_architecture(given)
+    known = given.model_type in families()
+    sizes = {"spec.model.parameters": _declared(model), "the safetensors files": facts.stored}
+    if any(size and abs(shape.counted / size - 1) > TOLERANCE for size in sizes.values()):
+        raise _contradiction(model, shape, found_in, sizes)
+    if known:
+        return ResolvedModel(shape, "Exact", found_in, _advice(given) if found_in == "ConfigFile" else "")
+    whole = facts.stored or _declared(model)
+    note = (
+        f"spec.model.architecture.modelType {given.model_type or 'unset'} has no formula of its own and is estimated "
+        f"as a Llama with these widths; exact are {', '.join(families())}"
+    )
+    return ResolvedModel(replace(shape, declared=whole), "Estimated", found_in, note)
+
+
+def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]) -> SpecRejected:
+    """The refusal, with all numbers that are there."""
+    widths = {"Spec": "spec.model.architecture", "FormerAttempt": "the former attempt", "ConfigFile": "config.json"}
+    numbers = {widths.get(found_in, found_in): shape.counted} | {name: size for name, size in sizes.items() if size}
+    said = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
+    return SpecRejected(
+        PlanReason.INVALID_COMBINATION,
+        f"the sizes of {model.name} contradict each other by more than {TOLERANCE:.0%}: {said} parameters. Correct the "
+        "wrong one; spec.model.parameters may be left out",
+    )
+
+
+def _advice(given: Architecture) -> str:
+    """How the operator, which reads no config.json, comes to the same plan."""
+    fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
+    said = ", ".join(f"{name}: {str(value).lower() if value is True else value}" for name, value in fields.items())
+    return f"the operator doesn't read config.json; for this plan there, set spec.model.architecture: {{{said}}}"
+
+
+def _declared(model: ModelSpec) -> int:
+    return parameter_count(model.parameters) if model.parameters else 0
 
 
 def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedModel:
     """The catalogue's shape of a name, unless a size is declared that contradicts it; else the nearest to that size.
 
     Raises:
-        SpecRejected: the catalogue has no such name and no size is declared; `path` names the field to set.
+        SpecRejected: the catalogue has no such name and no size is declared, or the name says that its weights are
+            quantised; `path` names the field to set.
     """
+    if word := catalogue.quantised(name):
+        raise config.quantised(f"{path}.name {name!r} says {word}", path)
     known, count = catalogue.lookup(name), parameter_count(parameters) if parameters else 0
     if known and (not count or abs(known.parameters / count - 1) <= TOLERANCE):
-        return ResolvedModel(known, "Catalogue")
+        return ResolvedModel(known, "Catalogue", "Catalogue")
     if not count:
         raise SpecRejected(
             PlanReason.UNKNOWN_MODEL,
@@ -62,78 +180,38 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
             f"set {path}.parameters, such as 494M or 1.24B",
         )
     near, shape = catalogue.nearest_dense(count)
-    return ResolvedModel(shape, "Estimated", f"{name}: shape estimated from {parameters} parameters as that of {near}")
+    note = f"{name}: shape estimated from {parameters} parameters as that of {near}"
+    return ResolvedModel(shape, "Estimated", "Size", note)
 
 
 def from_architecture(given: Architecture) -> Shape:
-    """The shape of spec.model.architecture."""
+    """The shape of an architecture with the traits of its type."""
+    own = dict(traits(given.model_type))
+    qkv_bias = own.pop("qkv_bias", False) or given.attention_bias
     return Shape(
         hidden=given.hidden_size,
         layers=given.layers,
         heads=given.attention_heads,
         kv_heads=given.key_value_heads or given.attention_heads,
-        head_dim=given.head_dim or given.hidden_size // given.attention_heads,
+        head_dim=given.head_dim or max(1, given.hidden_size // given.attention_heads),
         intermediate=given.intermediate_size,
         vocab=given.vocab_size,
         tied=given.tie_word_embeddings,
+        qkv_bias=qkv_bias,
+        output_bias=given.attention_bias,
+        mlp_bias=given.mlp_bias,
+        sliding_window=given.sliding_window or 0,
+        full_attention_layers=min(given.full_attention_layers, given.layers),
+        experts=given.experts,
+        active_experts=given.experts_per_token,
+        **own,
     )
 
 
-def from_config(config: Mapping[str, Any]) -> Shape:
-    """The shape in a Hugging Face config.json; the language model's, where the file nests it in `text_config`.
+def from_config(read: Mapping[str, Any]) -> Shape:
+    """The shape in a Hugging Face config.json.
 
     Raises:
-        SpecRejected: a width is missing, so it is not the config of a decoder.
+        SpecRejected: it is not the config of a decoder that can be trained.
     """
-    text: Mapping[str, Any] = config.get("text_config") or config
-    kind = text.get("model_type", "")
-    try:
-        heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
-        experts = _experts(text)
-        return Shape(
-            hidden=hidden,
-            layers=int(text["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(text.get("num_key_value_heads") or heads),
-            head_dim=int(text.get("head_dim") or hidden // heads),
-            intermediate=int((experts and text.get("moe_intermediate_size")) or text["intermediate_size"]),
-            vocab=int(text["vocab_size"]),
-            tied=bool(text.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
-            qkv_bias=kind == "qwen2" or bool(text.get("attention_bias")),
-            qk_norm=kind in QK_NORM,
-            fused=kind in FUSED,
-            norms=4 if kind in FOUR_NORMS else 2,
-            wide_norms=kind in WIDE_NORMS,
-            experts=experts,
-            active_experts=int(text.get("num_experts_per_tok") or 0),
-            **_window(text),
-        )
-    except KeyError as missing:
-        raise SpecRejected(
-            PlanReason.UNKNOWN_MODEL,
-            f"config.json has no {missing}: it is not the config of a decoder-only language model",
-        ) from None
-
-
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
-QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text", "olmo2")
-FUSED = ("phi3",)
-FOUR_NORMS = ("gemma2", "gemma3_text")
-WIDE_NORMS = ("gemma", "gemma2", "gemma3_text")
-
-
-def _experts(text: Mapping[str, Any]) -> int:
-    """Experts per layer under the names that Mixtral, Qwen and DeepSeek configs use; 0 for a dense model."""
-    return int(text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0)
-
-
-def _window(text: Mapping[str, Any]) -> dict[str, int]:
-    """The window of local attention and how many layers have none; empty when all layers attend to everything."""
-    window = text.get("sliding_window")
-    if not window or text.get("use_sliding_window") is False:
-        return {}
-    kinds, layers = text.get("layer_types"), int(text["num_hidden_layers"])
-    period = text.get("sliding_window_pattern")
-    every = layers // int(period) if period else 0
-    full = sum(kind == "full_attention" for kind in kinds) if kinds else every
-    return {} if full == layers else {"sliding_window": int(window), "full_attention_layers": full}
+    return from_architecture(config.architecture_of(read))

@@ -3,6 +3,7 @@
 With it the usual models are planned from their name alone, without a hub or a config.json. The data is catalogue.yaml.
 """
 
+import re
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -11,8 +12,16 @@ from typing import Any
 
 import yaml
 
+from .families import traits
 from .shapes import Shape
 
+QUANTISED = frozenset({
+    "4bit", "8bit", "awq", "bnb", "exl2", "fp4", "fp8", "gguf", "gptq", "int4", "int8", "mlx", "mxfp4", "nf4", "nvfp4",
+    "w4a16", "w8a8", "w8a16",
+})  # fmt: skip
+"""Words of a model's name that say that its weights are quantised."""
+STORED_NARROW = ("openai/gpt-oss-", "deepseek-ai/deepseek-v3", "deepseek-ai/deepseek-r1-0528")
+"""Beginnings of hub ids whose originals are quantised though the name doesn't say so, in lower case."""
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
 COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "declared")
@@ -23,18 +32,25 @@ COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", 
 def shapes() -> dict[str, Shape]:
     """All catalogued shapes by their lower-case name."""
     families = yaml.safe_load(files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8"))
-    return {
-        name: _shape(row, family.get("traits", {})) for family in families for name, row in family["models"].items()
-    }
+    return {name: _shape(row, family) for family in families for name, row in family["models"].items()}
 
 
-def _shape(row: list[Any], traits: dict[str, Any]) -> Shape:
-    """One row of the catalogue with its family's traits."""
+def _shape(row: list[Any], family: dict[str, Any]) -> Shape:
+    """One row of the catalogue with the traits of its type and what its family has in common."""
     widths: dict[str, Any] = dict(zip(COLUMNS, row, strict=False))
-    traits = dict(traits)
-    period = traits.pop("window_period", 0)
+    common = traits(family["type"]) | family.get("common", {})
+    period = common.pop("window_period", 0)
     full = widths["layers"] // period if period else 0
-    return Shape(**widths, full_attention_layers=full, **traits)
+    return Shape(**widths, full_attention_layers=full, **common)
+
+
+def quantised(model: str) -> str:
+    """What a model's name says of quantised weights, such as `gptq`; empty when it says nothing."""
+    name = model.rstrip("/").lower()
+    if name.startswith(STORED_NARROW) and "bf16" not in name:
+        return "no format, but the original is"
+    words = re.split(r"[-_.]", name.rsplit("/", 1)[-1])
+    return next((word for word in words if word in QUANTISED), "")
 
 
 def lookup(model: str) -> Shape | None:
@@ -45,15 +61,17 @@ def lookup(model: str) -> Shape | None:
 
 
 def nearest_dense(parameters: int) -> tuple[str, Shape]:
-    """The catalogued dense shape nearest to a size by ratio, with the declared size put in its place.
+    """The catalogued shape nearest to a size by ratio, with the declared size put in its place.
+
+    Only dense ones with a fused attention kernel: what else there is, is known by its name.
 
     Below SMALL_MODEL a Llama-like shape is made up whose count is near: one eighth of the parameters in the embedding.
     """
     if parameters < SMALL_MODEL:
         return "a small Llama", replace(_small(parameters), declared=parameters)
-    dense = {name: shape for name, shape in shapes().items() if not shape.experts and not shape.declared}
-    name = min(dense, key=lambda key: (abs(log(dense[key].counted / parameters)), key))
-    return name, replace(dense[name], declared=parameters)
+    plain = {name: shape for name, shape in shapes().items() if not (shape.experts or shape.declared or shape.eager)}
+    name = min(plain, key=lambda key: (abs(log(plain[key].counted / parameters)), key))
+    return name, replace(plain[name], declared=parameters)
 
 
 def _small(parameters: int) -> Shape:

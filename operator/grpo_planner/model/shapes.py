@@ -4,7 +4,30 @@ Every term of the memory model is a function of these few widths.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+ALL_LINEAR = ("all-linear",)
+"""PEFT's word for every linear map but the head, as the targets of an adapter."""
+EMBEDDING = "model.embed_tokens"
+"""Path of the input embedding in the module tree."""
+
+
+class Linear(NamedTuple):
+    """Linear maps of one layer that are alike, as LoRA adapts them."""
+
+    name: str
+    """Path within the layer, as PEFT matches it against `target_modules`."""
+    copies: int
+    """How many of them a layer has."""
+    inputs: int
+    outputs: int
+
+    @property
+    def widths(self) -> int:
+        """What adapters of all of them add per rank."""
+        return self.copies * (self.inputs + self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +45,14 @@ class Shape:
     """Input and output embeddings are one matrix."""
     qkv_bias: bool = False
     """Query, key and value projections have a bias (Qwen2)."""
+    output_bias: bool = False
+    """The attention's output projection has a bias (`attention_bias` of Llama, SmolLM3 and GPT-OSS)."""
+    mlp_bias: bool = False
+    """Gate, up and down projections have a bias (`mlp_bias` of Llama and SmolLM3)."""
     qk_norm: bool = False
     """Queries and keys pass an RMSNorm per head (Qwen3, Gemma 3)."""
+    whole_qk_norm: bool = False
+    """The RMSNorms of queries and keys are over all heads at once (OLMo 2)."""
     fused: bool = False
     """One qkv and one gate_up matrix instead of five (Phi 3)."""
     norms: int = 2
@@ -33,11 +62,17 @@ class Shape:
     sliding_window: int = 0
     """Window of local attention layers in tokens; 0: every layer attends to everything."""
     full_attention_layers: int = 0
-    """Layers that attend to everything; the others use the window. 0: all of them."""
+    """Layers that attend to everything, where there is a window; the others use it."""
+    eager: bool = False
+    """Attention has no fused kernel in transformers: every score is a tensor (Gemma 2, GPT-OSS)."""
+    sinks: bool = False
+    """Every head has a learned sink beside its scores (GPT-OSS)."""
     experts: int = 0
     """Experts per layer; 0: dense."""
     active_experts: int = 0
     """Experts that one token passes."""
+    expert_bias: bool = False
+    """Router and experts have biases, and PEFT's `all-linear` leaves them alone (GPT-OSS)."""
     declared: int = 0
     """Parameters as declared, when the shape is only the nearest known one; 0: count them."""
 
@@ -69,9 +104,16 @@ class Shape:
 
     @cached_property
     def layer_vectors(self) -> int:
-        """Parameters of one layer's norms and biases."""
-        bias = (self.query + 2 * self.key_value) * self.qkv_bias
-        return self.norms * self.hidden + bias + 2 * self.head_dim * self.qk_norm
+        """Parameters of one layer's norms, biases and sinks."""
+        attention = (self.query + 2 * self.key_value) * self.qkv_bias + self.hidden * self.output_bias
+        mlp = (2 * self.intermediate + self.hidden) * self.mlp_bias
+        experts = self.experts * (2 * self.intermediate + self.hidden + 1) * self.expert_bias
+        return self.norms * self.hidden + attention + mlp + experts + self.head_norms + self.heads * self.sinks
+
+    @cached_property
+    def head_norms(self) -> int:
+        """Parameters of one layer's norms of queries and keys."""
+        return (self.query + self.key_value) * self.whole_qk_norm + 2 * self.head_dim * self.qk_norm
 
     @cached_property
     def head(self) -> int:
@@ -82,7 +124,7 @@ class Shape:
     def largest_module(self) -> int:
         """Parameters of the largest module that is gathered at once: an embedding, or all experts of a layer."""
         experts = self.experts * self.expert_matrices
-        return max(self.head, experts, *(inputs * outputs for _, inputs, outputs in self.linears))
+        return max(self.head, experts, *(linear.inputs * linear.outputs for linear in self.linears))
 
     @cached_property
     def counted(self) -> int:
@@ -103,32 +145,77 @@ class Shape:
         return self.parameters - self.layers * (self.experts - self.active_experts) * self.expert_matrices
 
     @cached_property
-    def linears(self) -> tuple[tuple[int, int, int], ...]:
-        """(how many, inputs, outputs) of one layer's linear maps as LoRA adapts them.
+    def linears(self) -> tuple[Linear, ...]:
+        """One layer's linear maps as LoRA adapts them.
 
         Experts are one tensor; PEFT gives its fused gate and up projections twice the rank, and adapts the router too.
         """
         hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
+        output = Linear("self_attn.o_proj", 1, query, hidden)
         if self.fused:
-            return (1, hidden, query + 2 * kv), (1, query, hidden), (1, hidden, 2 * inner), (1, inner, hidden)
-        attention = (1, hidden, query), (2, hidden, kv), (1, query, hidden)
-        if self.experts:
-            gated = (2 * self.experts, hidden, 2 * inner), (self.experts, inner, hidden)
-            return *attention, *gated, (1, hidden, self.experts)
-        return *attention, (2, hidden, inner), (1, inner, hidden)
+            qkv, gate_up = ("self_attn.qkv_proj", query + 2 * kv), ("mlp.gate_up_proj", 2 * inner)
+            inputs = [Linear(name, 1, hidden, width) for name, width in (qkv, gate_up)]
+            return (*inputs, output, Linear("mlp.down_proj", 1, inner, hidden))
+        widths = {"q_proj": query, "k_proj": kv, "v_proj": kv}
+        attention = *(Linear(f"self_attn.{name}", 1, hidden, width) for name, width in widths.items()), output
+        if self.expert_bias:
+            return attention
+        mlp, count, width = ("mlp.experts", self.experts, 2 * inner) if self.experts else ("mlp", 1, inner)
+        router = (Linear("mlp.gate", 1, hidden, self.experts),) if self.experts else ()
+        gated = (Linear(f"{mlp}.{name}", count, hidden, width) for name in ("gate_proj", "up_proj"))
+        return (*attention, *gated, Linear(f"{mlp}.down_proj", count, inner, hidden), *router)
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int], ...]:
-        """(how many, elements) of the whole model's norms and biases."""
+        """(how many, elements) of the whole model's norms and biases; those of experts are matrices."""
         biases = (self.layers * self.qkv_bias, self.query), (2 * self.layers * self.qkv_bias, self.key_value)
+        output, gated = (self.layers * self.output_bias, self.hidden), (self.layers * self.mlp_bias, self.hidden)
         head_norms = (2 * self.layers * self.qk_norm, self.head_dim)
-        return (self.layers * self.norms + 1, self.hidden), *biases, head_norms
+        whole = [(self.layers * self.whole_qk_norm, width) for width in (self.query, self.key_value)]
+        inner = (2 * self.layers * self.mlp_bias, self.intermediate)
+        return (self.layers * self.norms + 1, self.hidden), *biases, output, gated, inner, head_norms, *whole
 
-    @cached_property
-    def adapter_widths(self) -> int:
-        """Inputs and outputs of every linear layer but the head, summed: what LoRA adds per rank."""
-        return self.layers * sum(count * (inputs + outputs) for count, inputs, outputs in self.linears)
+    def adapted_by_layer(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, ...], ...]:
+        """The linear maps that an adapter with these targets is on: the input embedding's, then those of each layer."""
+        return _adapted_by_layer(self, targets)
 
-    def adapter_parameters(self, rank: int) -> int:
-        """Parameters of LoRA on every linear layer but the head: rank * (inputs + outputs) of each (Hu et al. 2021)."""
-        return rank * self.adapter_widths
+    def adapted(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[Linear, ...]:
+        """The same maps, those of one name in all layers together."""
+        return _adapted(self, targets)
+
+    def adapter_parameters(self, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
+        """Parameters of LoRA: rank * (inputs + outputs) of each adapted linear map (Hu et al. 2021)."""
+        return rank * sum(linear.widths for linear in self.adapted(targets))
+
+
+def _is(target: str, path: str) -> bool:
+    """Whether PEFT adapts the module at a path for this target (tuners_utils.check_target_module_exists)."""
+    return path == target or path.endswith(f".{target}")
+
+
+@lru_cache(maxsize=64)
+def _adapted_by_layer(shape: Shape, targets: tuple[str, ...]) -> tuple[tuple[Linear, ...], ...]:
+    """Which maps the targets name; one may name a layer by its number."""
+    if targets == ALL_LINEAR:
+        return (shape.linears,) * shape.layers
+    embedding = Linear(EMBEDDING, 1, shape.vocab, shape.hidden)
+    first = tuple(one for one in (embedding,) if any(_is(target, EMBEDDING) for target in targets))
+    layers = (
+        tuple(
+            linear
+            for linear in shape.linears
+            if any(_is(target, f"model.layers.{layer}.{linear.name}") for target in targets)
+        )
+        for layer in range(shape.layers)
+    )
+    return (first, *layers)
+
+
+@lru_cache(maxsize=64)
+def _adapted(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
+    """The adapted maps, those of one name together."""
+    found: dict[str, Linear] = {}
+    for linear in chain(*_adapted_by_layer(shape, targets)):
+        before = found[linear.name].copies if linear.name in found else 0
+        found[linear.name] = linear._replace(copies=before + linear.copies)
+    return tuple(found.values())

@@ -167,6 +167,7 @@ class Variants:
             zero=method.zero,
             offload=method.offload,
             lora_rank=spec.adapter.rank if method.lora else 0,
+            lora_targets=tuple(spec.adapter.target_modules),
             eight_bit=method.eight_bit,
             checkpointing=checkpointing,
             gather=gather,

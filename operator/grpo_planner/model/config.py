@@ -1,0 +1,138 @@
+"""Reads a Hugging Face config.json: into the Architecture that spec.model.architecture would say, or why not.
+
+What a file leaves out is filled in as transformers fills it in. What can't be trained here is refused with the reason.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_api.model import Architecture
+
+from ..result import PlanReason, SpecRejected
+from .families import ENCODERS, Family, families
+
+GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of the classes in `architectures` that generate text from left to right."""
+WIDTHS = {
+    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "attention_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+}  # fmt: skip
+"""Fields of Architecture that every config.json has under the same key."""
+
+UNKNOWN = Family(expert_width="moe_intermediate_size")
+"""Of a type that has no formula."""
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """The architecture in a config.json; the language model's, where the file nests it in `text_config`.
+
+    Raises:
+        SpecRejected: it is no decoder's, its weights are quantised, or a width is missing or no number.
+    """
+    refuse_encoders(config)
+    refuse_quantised(config)
+    nested = config.get("text_config")
+    text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+    kind = text.get("model_type")
+    family = families().get(str(kind), UNKNOWN)
+    text = family.defaults | dict(text)
+    try:
+        return Architecture(
+            model_type=kind,
+            **{field: int(text[key]) for field, key in WIDTHS.items()},
+            **_attention(text, family),
+            **_feed_forward(text, family),
+            tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+        )
+    except KeyError as missing:
+        raise _unreadable(f"has no {missing}: it is not the config of a decoder-only language model") from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise _unreadable(f"can't be understood: {error}") from error
+
+
+def refuse_encoders(config: Mapping[str, Any]) -> None:
+    """Refuses what has the widths of a decoder and doesn't generate.
+
+    Raises:
+        SpecRejected: the model is an encoder, or an encoder and a decoder.
+    """
+    classes, kind = config.get("architectures"), config.get("model_type")
+    named = [str(name) for name in classes] if isinstance(classes, list) else []
+    generates = any(name.endswith(GENERATORS) for name in named) if named else str(kind) not in ENCODERS
+    if not generates or config.get("is_encoder_decoder") is True:
+        raise SpecRejected(
+            PlanReason.UNSUPPORTED_MODEL,
+            f"config.json is that of {', '.join(named) or kind}, model_type {kind}, which doesn't generate text from "
+            "left to right: set spec.model.name to a causal language model (…ForCausalLM)",
+        )
+
+
+def refuse_quantised(config: Mapping[str, Any]) -> None:
+    """Refuses weights that are stored in fewer bits than they would be trained in.
+
+    Raises:
+        SpecRejected: `quantization_config` says so.
+    """
+    found = config.get("quantization_config") or config.get("compression_config")
+    if found:
+        method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
+        raise quantised(f"config.json has a quantization_config (quant_method {method})", "spec.model")
+
+
+def quantised(found: str, path: str) -> SpecRejected:
+    """The refusal of a quantised model; `found` is where it was seen, `path` the field that names the model."""
+    return SpecRejected(
+        PlanReason.UNSUPPORTED_MODEL,
+        f"{found}: its weights are quantised, and these can neither be trained nor proven to be what was loaded. "
+        f"Set {path}.name to the bfloat16 original; adapters on 4-bit bases are not supported yet",
+    )
+
+
+def _unreadable(why: str) -> SpecRejected:
+    return SpecRejected(
+        PlanReason.UNKNOWN_MODEL, f"config.json {why}; give the right file, or set spec.model.architecture"
+    )
+
+
+def _attention(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Heads, biases and windows."""
+    heads = int(text["num_attention_heads"])
+    return {
+        "key_value_heads": int(text.get("num_key_value_heads") or heads),
+        "head_dim": int(text.get("head_dim") or int(text["hidden_size"]) // heads),
+        "attention_bias": "attention" in family.biases and bool(text.get("attention_bias")),
+        "mlp_bias": "mlp" in family.biases and bool(text.get("mlp_bias")),
+        **_window(text, family),
+    }
+
+
+def _feed_forward(text: Mapping[str, Any], family: Family) -> dict[str, int]:
+    """Width and experts; of a type that isn't known, under the names that Mixtral, Qwen and DeepSeek configs use."""
+    experts = int(text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0)
+    if not experts or not family.expert_width:
+        return {"intermediate_size": int(text["intermediate_size"])}
+    if text.get("mlp_only_layers") or int(text.get("decoder_sparse_step") or 1) != 1:
+        raise _unreadable("mixes dense layers and layers of experts (mlp_only_layers, decoder_sparse_step)")
+    width = text.get(family.expert_width) or text["intermediate_size"]
+    active = int(text.get("num_experts_per_tok") or 0)
+    return {"intermediate_size": int(width), "experts": experts, "experts_per_token": active}
+
+
+def _window(text: Mapping[str, Any], family: Family) -> dict[str, int]:
+    """The window of local attention and how many layers have none; empty when all layers attend to everything."""
+    window, layers = text.get("sliding_window"), int(text["num_hidden_layers"])
+    switched_off = family.window in ("switched", "late") and text.get("use_sliding_window") is not True
+    if not window or family.window == "none" or switched_off:
+        return {}
+    full = _full_layers(text, family, layers)
+    return {} if full == layers else {"sliding_window": int(window), "full_attention_layers": full}
+
+
+def _full_layers(text: Mapping[str, Any], family: Family, layers: int) -> int:
+    """Layers that attend to everything, by `layer_types`, else by the type's own rule."""
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list) and family.window in ("every", "late"):
+        return sum(kind == "full_attention" for kind in kinds[:layers])
+    if family.window == "every":
+        return layers // int(text.get("sliding_window_pattern") or family.period)
+    return min(layers, int(text["max_window_layers"])) if family.window == "late" else 0
