@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from .base import ATOMIC_LIST, Model, map_list
+from .learned import Learned
 from .plan import ExecutionPlan
 from .report import Generations, Outcome, Revisions
 
@@ -243,6 +244,8 @@ class GRPOJobStatus(Model):
     """How the current attempt runs, and why."""
     resume_from: ResumeSource | None = None
     """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
+    learned: Learned | None = None
+    """What the job has learned by running out of memory: every later plan of it counts on that."""
     revisions: Revisions | None = None
     """Commits that the attempts use, as the first of them found them, and the fingerprint of the data."""
     progress: ProgressStatus | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
 from grpo_planner import PlanReason, PlanResult
 
 from . import picture, plan_table, sources, wanted, what_if
@@ -43,12 +43,14 @@ def register(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Plans every job that is asked for; the exit code is the worst of them."""
-    return max(_one(options, job.name, job.spec) for job in wanted.wanted(options))
+    return max(_one(options, job) for job in wanted.wanted(options))
 
 
-def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
+def _one(options: Namespace, job: wanted.Wanted) -> int:
     """Plans and prints one job."""
-    result = sources.planned(options, spec)
+    name, spec = job.name, job.spec
+    learned = None if options.model else sources.learned(options, name, job.namespace)
+    result = sources.planned(options, spec, learned)
     if options.output in ("svg", "png"):
         _draw(options, name, result)
     elif options.output == "json":
@@ -57,13 +59,14 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
         print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
     else:
         plan_table.show(console(), name, result, everything=options.all)
+        plan_table.show_learned(console(), learned)
     code = exit_code(result)
     for change in options.what_if:
-        code = max(code, _what_if(options, spec, result, change))
+        code = max(code, _what_if(options, job, learned, result, change))
     return code
 
 
-def _what_if(options: Namespace, spec: GRPOJobSpec, result: PlanResult, change: str) -> int:
+def _what_if(options: Namespace, job: wanted.Wanted, learned: Learned | None, result: PlanResult, change: str) -> int:
     """Plans the changed job and prints the difference.
 
     Raises:
@@ -71,8 +74,8 @@ def _what_if(options: Namespace, spec: GRPOJobSpec, result: PlanResult, change: 
     """
     if options.output != "table":
         raise OptionError("--what-if is shown as a table; leave out -o")
-    changed_spec = what_if.changed(spec, change)
-    changed = sources.planned(options, changed_spec)
+    changed_spec = what_if.changed(job.spec, change)
+    changed = sources.planned(options, changed_spec, learned)
     plan_table.difference(console(), change, result, changed)
     return exit_code(changed)
 

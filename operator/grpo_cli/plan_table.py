@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Candidate, PlanResult
 
@@ -46,6 +47,20 @@ def show(out: Console, name: str, result: PlanResult, everything: bool = False) 
         out.print(f"[bold yellow]changes[/bold yellow]  {escape(text)}")
     for fix in result.fixes:
         out.print(f"[cyan]fix[/cyan]  {escape(fix.message)}")
+
+
+def show_learned(out: Console, learned: Learned | None) -> None:
+    """Prints what the job has learned of its memory by running out of it, on which the plan counts."""
+    for key, found in (learned.memory if learned else {}).items():
+        told = (
+            f"{key}: {gib(found.predicted_bytes):.1f} GiB predicted, {gib(found.needed_bytes):.1f} GiB needed or more"
+        )
+        out.print(f"[magenta]learned[/magenta]  {escape(told)}")
+    for one in learned.shortfalls if learned else []:
+        told = (
+            f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {gib(one.needed_bytes):.1f} GiB or more"
+        )
+        out.print(f"[magenta]learned[/magenta]  {escape(told)}")
 
 
 def settings(plan: ExecutionPlan) -> list[str]:

@@ -9,15 +9,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import yaml
+from pydantic import ValidationError
 
+from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
 from grpo_api.quantity import quantity_bytes
 from grpo_planner import Inventory, ModelFacts, PlanResult, plan_job
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
 from . import kubectl
 from .config_file import ConfigUnreadable, fetch_config, read_config
-from .errors import InventoryError
+from .errors import InventoryError, KubectlError
 from .weight_files import stored_parameters
 
 
@@ -35,15 +38,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     shape.add_argument("--fetch-config", action="store_true", help="fetch config.json from the hub (with HF_TOKEN)")
 
 
-def planned(options: Namespace, spec: GRPOJobSpec) -> PlanResult:
-    """The plan of a spec on what the flags name. A plan carries the inventory's warnings; a refusal's go to stderr.
+def planned(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> PlanResult:
+    """The plan of a spec on what the flags name, with what its job has learned.
+
+    A plan carries the inventory's warnings; a refusal's go to stderr.
 
     Raises:
         InventoryError: a source can't be read, or a GPU job has none.
         KubectlError: kubectl is missing or fails.
     """
     there = inventory(options, spec)
-    result = plan_job(spec, there, facts=facts(options, spec))
+    result = plan_job(spec, there, facts=facts(options, spec), learned=learned)
     if result.chosen is None:
         for warning in there.warnings:
             print(f"grpo: {warning}", file=sys.stderr)
@@ -100,6 +105,28 @@ def cluster_inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     nodes = tuple(map(node_facts, kubectl.get(target, "nodes")["items"]))
     pods = map(pod_facts, kubectl.get(target, "pods", "--all-namespaces")["items"])
     return Capacity(Snapshot(nodes=nodes, gpu_pods=tuple(pod for pod in pods if pod)), ()).usable_by(spec)
+
+
+def learned(options: Namespace, name: str, namespace: str | None) -> Learned | None:
+    """What the job of that name has learned of its memory, where --context names a cluster that has it.
+
+    Raises:
+        KubectlError: kubectl is missing or fails.
+    """
+    if not options.context:
+        return None
+    target = Namespace(context=options.context, namespace=namespace)
+    try:
+        found = kubectl.get(target, f"{PLURAL}.{GROUP}", f"--field-selector=metadata.name={name}")
+    except KubectlError as error:
+        if "the server doesn't have a resource type" in str(error):  # the operator is not installed there
+            return None
+        raise
+    status = next((item.get("status") or {} for item in found.get("items") or []), {})
+    try:
+        return Learned.model_validate(status["learned"], extra="ignore") if "learned" in status else None
+    except ValidationError as error:
+        raise KubectlError(f"{name} was written by another version of the operator: status.learned: {error}") from error
 
 
 def facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:

@@ -25,6 +25,8 @@ class Wanted(NamedTuple):
     name: str
     """Of the job, or of the model where there is no job."""
     spec: GRPOJobSpec
+    namespace: str | None = None
+    """As the file says it."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -55,7 +57,8 @@ def wanted(options: Namespace) -> list[Wanted]:
             f"--{option.replace('_', '-')} goes with a model's name: the file says spec.{section}.{field}; "
             f"to compare, add --what-if {field}={given[option]}"
         )
-    return [Wanted(job.metadata["name"], job.spec) for job in load_specs(options.filename)]
+    jobs = load_specs(options.filename)
+    return [Wanted(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs]
 
 
 def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:

@@ -93,6 +93,7 @@ def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     if decision.ended:
         why = (
             f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}{_rolled_back(decision)}"
+            f"{_replanned(decision)}"
         )
         yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
         yield C.DEGRADED, True, decision.ended.result, why
@@ -113,6 +114,13 @@ def _rolled_back(decision: Decision) -> str:
     skipped = decision.rollback.skipped
     numbers = f" {skipped.first}" if skipped.first == skipped.last else f"s {skipped.first} to {skipped.last}"
     return f". It goes back to the newest checkpoint from before generation{numbers} of the data, which is left out"
+
+
+def _replanned(decision: Decision) -> str:
+    """What is different about the next attempt's plan, as the end of a sentence; empty where nothing."""
+    if decision.learned is None or decision.plan is None or not decision.plan.changes:
+        return ""
+    return f". Planned anew {decision.plan.changes[-1]}"
 
 
 def _recovery(seen: Observation) -> Iterator[Statement]:

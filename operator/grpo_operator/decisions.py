@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
+from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome
 from grpo_api.status import ResumeSource, Rollback
@@ -43,6 +44,8 @@ class Decision:
     """Whether that end counts against spec.restarts.limit."""
     rollback: Rollback | None = None
     """What further attempts leave out, for the current one diverged on it."""
+    learned: Learned | None = None
+    """What the job knows of its memory, since the current attempt ran out of it."""
     node: str = ""
     """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
     avoided_nodes: tuple[str, ...] | None = None

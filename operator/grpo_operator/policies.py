@@ -13,6 +13,7 @@ from grpo_api.status import MAX_ROLLBACKS, ConditionType
 from .decisions import Action, Check, Decision, Due, Limits
 from .observe import Observation
 from .reasons import Reason
+from .replanning import taught
 from .restarting import again, pausing, rollback_of, rule_for
 from .resuming import source_unresolved
 from .starting import never_bound, never_started, pods_missing
@@ -127,7 +128,8 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
     if not found and (rollback := rollback_of(seen.job, cause)):
         # it has a limit of its own, which is stricter
         return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
-    return again(seen, limits, outcome, counted=counted, node=_suspect(cause))
+    decision = again(seen, limits, outcome, counted=counted, node=_suspect(cause))
+    return taught(seen.job, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
 
 
 def _named(cause: PodTermination, seen: Observation) -> Outcome:

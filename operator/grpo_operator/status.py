@@ -78,6 +78,8 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
         end_time=timestamp(seen.now),
     )
     fields["ends"] = [*old.ends, end][-MAX_ENDS:]
+    if decision.learned:
+        fields["learned"] = decision.learned
     if outcome:
         fields["outcome"] = _stamped(outcome, old.attempt)
     if outcome and action in (Action.COMMIT, Action.QUEUE):
@@ -98,6 +100,8 @@ def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
         # the time that was used up too: a job that failed of its deadline must not do so again at once
         anew = {"restarts": 0, "uncounted_restarts": 0, "ends": [], "avoided_nodes": [], "active_seconds": 0}
         fields |= {**anew, "completion_time": None, "passed_over": None}
+        if job.status.learned:
+            fields["learned"] = job.status.learned.model_copy(update={"shortfalls": []})
     return fields
 
 

@@ -4,6 +4,7 @@ A CPU job has no device to fit: only the split of the batch and the pod's memory
 """
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import HOST
 from grpo_api.plan import ExecutionPlan
 
 from .memory import Setup, predict
@@ -88,4 +89,4 @@ def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
     """Memory of one process: the libraries and the model's peak, all of it in host memory."""
     prediction = predict(demand.shape, setup, demand.reward_bytes)
     reference = demand.shape.parameters * setup.weight_bytes if setup.reference == "Offload" else 0
-    return round(CPU_PROCESS + prediction.peak + reference)
+    return round((CPU_PROCESS + prediction.peak + reference) * demand.learned.factor(HOST))

@@ -6,6 +6,7 @@ It brings the rooms together, and turns everything that can go wrong into an ans
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
 
 from . import explain
 from .advice import advice
@@ -28,27 +29,37 @@ from .search.search import Search
 from .words import gib, plural
 
 
-def plan_job(spec: GRPOJobSpec, inventory: Inventory, *, facts: ModelFacts = NOTHING) -> PlanResult:
+def plan_job(
+    spec: GRPOJobSpec, inventory: Inventory, *, facts: ModelFacts = NOTHING, learned: Learned | None = None
+) -> PlanResult:
     """How to run a job on these nodes, or why not. Deterministic: the same arguments give the same bytes.
 
     Args:
         spec: the job.
         inventory: nodes that its pods may be bound to.
         facts: what the caller knows of the model beside the spec.
+        learned: what earlier attempts of the job found of the memory that it needs.
     """
-    return Planner(spec, facts=facts).plan(inventory)
+    return Planner(spec, facts=facts, learned=learned).plan(inventory)
 
 
 class Planner:
     """Plans one job on one inventory after another; what depends on the job alone is worked out once."""
 
-    def __init__(self, spec: GRPOJobSpec, *, facts: ModelFacts = NOTHING, brief: bool = False) -> None:
+    def __init__(
+        self,
+        spec: GRPOJobSpec,
+        *,
+        facts: ModelFacts = NOTHING,
+        brief: bool = False,
+        learned: Learned | None = None,
+    ) -> None:
         """Takes what plan_job takes, less the inventory; works nothing out yet.
 
         `brief`: the chosen plan alone, not what it was compared with. That is most of the work and nearly all of what
         an answer weighs.
         """
-        self._spec, self._facts, self._brief = spec, facts, brief
+        self._spec, self._facts, self._brief, self._learned = spec, facts, brief, learned
         self._waiting: dict[Inventory, PlanResult] = {}
 
     def plan(self, inventory: Inventory) -> PlanResult:
@@ -73,7 +84,8 @@ class Planner:
 
     @cached_property
     def _demand(self) -> Demand:
-        return build_demand(self._spec, resolve(self._spec.model, self._facts), positions(self._facts.config))
+        model = resolve(self._spec.model, self._facts)
+        return build_demand(self._spec, model, positions(self._facts.config), self._learned)
 
     @cached_property
     def _footprints(self) -> Footprints:
@@ -203,7 +215,7 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
         there = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
             there, _ = build_pools(emptied, spec)
-        changed = Footprints(build_demand(spec, demand.model), footprints.predictor)
+        changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
         return choose(Search(changed, there).fitting(), spec.placement.objective)
 
     return find_fixes(demand.spec, pools, plan)

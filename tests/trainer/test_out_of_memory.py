@@ -108,7 +108,7 @@ def test_a_run_that_ran_out_says_so_and_goes_on_with_half_the_micro_batch(
     assert phase in STEP_PHASES
     demo_model.save_policy(tmp_path / "model")
     (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "say {row}"}}\n' for row in range(64)))
-    fault = f"{phase}:{step}:4"
+    fault = f"{phase}:{step}:4:device"
     ended, steps = attempt(tmp_path, 1, fault)
     assert (ended.result, ended.step, max(steps)) == (Result.OUT_OF_MEMORY, step - 1, step - 1)
     assert ended.shortage is not None

@@ -178,6 +178,9 @@ def test_a_failure_without_its_cause_is_blamed() -> None:
 
 
 def test_restarts_are_held_against_what_failed() -> None:
+    short = final("Failed", "OutOfMemory", attempt=2, restarts=1)
+    assert audited(short, ended(1, Result.OUT_OF_MEMORY), ended(2, Result.OUT_OF_MEMORY)) == ""
+    assert "OutOfMemory in attempt 2: nobody reported that" in audited(short, ended(1, Result.OUT_OF_MEMORY))
     spent = final("Failed", "RestartLimit", attempt=4, restarts=3)
     failures = [ended(attempt, Result.ERROR) for attempt in (1, 2, 3, 4)]
     assert audited(spent, *failures) == ""

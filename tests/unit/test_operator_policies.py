@@ -52,7 +52,7 @@ def test_the_restart_limit_fails_the_job_with_the_last_end() -> None:
     )
     decision = judged(seen)
     assert (decision.action, decision.reason) == (Action.FAIL, "RestartLimit")
-    assert decision.message == "OutOfMemory after 3 of 3 restarts: CUDA out of memory"
+    assert decision.message.startswith("OutOfMemory after 3 of 3 restarts: CUDA out of memory. The job ran out of")
 
 
 def test_disruptions_restart_beyond_the_limit() -> None:

@@ -1,6 +1,7 @@
 """`grpo plan` as users meet it: outputs, exit codes, what-if, pictures, and every wrong input's sentence."""
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -219,7 +220,13 @@ def test_a_cluster_is_seen_through_kubectl(
 
     takes = {"nodeName": "n1", "containers": [{"resources": {"requests": {"nvidia.com/gpu": "7"}}}]}
     pod = {"metadata": {"namespace": "a", "name": "p"}, "status": {"phase": "Running"}, "spec": takes}
-    answers = {"nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]}}
+    memory = {"backward": {"predictedBytes": 40 * 2**30, "neededBytes": 2 * 42 * 2**30}}
+    tried = {"attempt": 1, "where": "backward", "tried": "micro-batch 4", "neededBytes": 84 * 2**30, "usableBytes": 1}
+    status = {"learned": {"memory": memory, "shortfalls": [tried], "later": 1}}
+    answers = {
+        "nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]},
+        "grpojobs.grpo.dev": {"items": [{"status": status}]},
+    }  # fmt: skip
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     script = tmp_path / "kubectl.py"
     script.write_text(
@@ -228,6 +235,15 @@ def test_a_cluster_is_seen_through_kubectl(
     )
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
     assert main(["plan", "-f", manifest(), "--context", "."]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "learned backward: 40.0 GiB predicted, 84.0 GiB needed or more" in out
+    assert "learned attempt 1 ran out at backward: micro-batch 4, needed 84.0 GiB or more" in out
+    answers["grpojobs.grpo.dev"]["items"].clear()
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    needed = re.findall(r"needs ([0-9.]+) GiB", out)
+    assert main(["plan", "-f", manifest(), "--context", "."]) == 0
     out = capsys.readouterr().out
+    assert "learned" not in out
+    assert needed != re.findall(r"needs ([0-9.]+) GiB", out)
     assert "1 x NVIDIA-H100-80GB-HBM3 on 1 node" in out
     assert "node n2: left out, not ready or cordoned" in out

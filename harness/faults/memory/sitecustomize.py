@@ -1,8 +1,10 @@
-"""Makes a trainer run out of device memory in a named phase, where there is no device: a fault for tests.
+"""Makes a trainer run out of memory in a named phase: a fault for tests.
 
 Put this folder on PYTHONPATH of the training container; Python imports a module of this name by itself when it starts.
-GRPO_TEST_OUT_OF_MEMORY is `phase:entry:fits`: that entry into the phase, from 1, ends in the exception of torch's CUDA
-allocator, as long as the plan's micro-batch is more than `fits`. Nothing of the product knows of it.
+GRPO_TEST_OUT_OF_MEMORY is `phase:entry:fits:kind`. That entry into the phase, from 1, lacks memory as long as the
+plan's micro-batch is more than `fits`: of kind `device` it ends in the exception of torch's CUDA allocator, though
+there may be no device; of kind `host` it takes memory until the kernel kills it at its cgroup's limit. Nothing of the
+product knows of it.
 """
 
 import json
@@ -19,6 +21,8 @@ from typing import Any
 
 FAULT_ENV = "GRPO_TEST_OUT_OF_MEMORY"
 PHASES = "grpo_trainer.telemetry.phases"
+MOST = 4 * 2**30
+"""Bytes that are taken of a host at most, should there be no limit."""
 MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.11 GiB"
 
 
@@ -47,14 +51,14 @@ class Strike(MetaPathFinder):
 
 def strike(module: ModuleType, fault: str) -> None:
     """Replaces the clock's ways into a phase."""
-    phase, entry, fits = fault.split(":")
+    phase, entry, fits, kind = fault.split(":")
     clock: Any = module.PhaseClock
     real_phase, real_enter, entered = clock.phase, clock.enter, [0]
 
     def entry_into(name: str | None) -> None:
         entered[0] += name == phase
         if name == phase and entered[0] == int(entry) and micro_batch() > int(fits):
-            raise module.torch.OutOfMemoryError(MESSAGE)
+            raise module.torch.OutOfMemoryError(MESSAGE) if kind == "device" else exhausted()
 
     @contextmanager
     def inside(self: Any, name: str) -> Iterator[None]:
@@ -69,6 +73,14 @@ def strike(module: ModuleType, fault: str) -> None:
         return ended
 
     clock.phase, clock.enter = inside, enter
+
+
+def exhausted() -> MemoryError:
+    """Takes host memory, page by page; comes back only where nothing kills the process."""
+    taken = bytearray()
+    while len(taken) < MOST:
+        taken.extend(b"x" * 2**26)
+    return MemoryError(f"took {len(taken)} bytes and nobody minded")
 
 
 def micro_batch() -> int:

@@ -20,7 +20,7 @@ from ..times import seconds
 from .allowance import Allowance
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
-from .kept import resumed
+from .kept import anew, resumed
 from .plans import Plans
 from .snapshot import Snapshot
 from .suitability import Suitability
@@ -218,7 +218,7 @@ class _Round:
             return refusal(job, problem)
         inventory = self._left.inventory(job)
         kept = resumed(job, inventory)
-        result = kept or self._plans.plan(job.spec, inventory)
+        result = kept or anew(job, job.spec, lambda spec, learned: self._plans.plan(spec, inventory, learned))
         plan = result.chosen
         if plan is None:
             return verdict_of(job, result)

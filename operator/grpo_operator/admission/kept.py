@@ -1,19 +1,34 @@
-"""The plan of a run that has made progress: it resumes as it began, whatever the cluster and the spec have become."""
+"""The plan of a run that has made progress: it resumes as it began, whatever the cluster and the spec have become.
 
+Where it ran out of memory it resumes with another split of the same batch, and is planned anew only while there is no
+checkpoint that a new plan could not continue.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned, Shortfall
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, PlanReason, PlanResult
 from grpo_planner.refit import PlanExcluded, refit
+from grpo_planner.relief import Run, account, described, relieved
 
 from ..records import GRPOJobRecord
 
+WANT_OF_MEMORY = (PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY, PlanReason.ONLY_ADAPTER_FITS)
+"""Reasons for which a job that ran out of memory has no plan any more."""
+
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
-    """The plan, if the run has made a step with it, or begins with checkpoints that another made with it.
+    """The plan, if the run has made a step with it, or begins with checkpoints that another made with it, or was given
+    it after another ran out of memory.
 
-    Another number of ranks or another batch split would make other steps of the same checkpoint.
+    Another number of ranks or another batch would make other steps of the same checkpoint.
     """
-    progress = job.status.progress
-    return job.status.plan if job.status.resume_from or (progress and progress.step) else None
+    status = job.status
+    made = status.progress and status.progress.step
+    return status.plan if status.resume_from or made or (status.learned and status.learned.shortfalls) else None
 
 
 def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
@@ -21,8 +36,58 @@ def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     plan = kept_plan(job)
     if plan is None or job.spec is None:
         return None
+    if short := shortfall(job):
+        run = Run(plan, job.spec, job.status.learned or Learned())
+        free = _may_be_anew(job, short)
+        relief = relieved(run, last_resort=not free)
+        if relief is None and free:
+            return None
+        if relief is None:
+            return PlanResult(feasible=False, reason=PlanReason.OUT_OF_DEVICE_MEMORY, message=f"the job {account(run)}")
+        plan = relief
     try:
         plan = refit(plan, job.spec, inventory)
     except PlanExcluded as excluded:
         return PlanResult(feasible=False, reason=PlanReason.PLAN_EXCLUDED, message=str(excluded))
     return PlanResult(feasible=True, reason=PlanReason.PLANNED, message=plan.reason, chosen=plan)
+
+
+def learning(job: GRPOJobRecord, learned: Learned) -> GRPOJobRecord:
+    """The same job, once it knows this of its memory."""
+    status = job.status.model_copy(update={"learned": learned})
+    return replace(job, typed=replace(job.content, status=status))
+
+
+def shortfall(job: GRPOJobRecord) -> Shortfall | None:
+    """How the plan in the status ran out of memory; None where it didn't, or is the answer to that."""
+    learned = job.status.learned
+    return learned.last_of(job.status.attempt) if learned else None
+
+
+def _may_be_anew(job: GRPOJobRecord, short: Shortfall) -> bool:
+    """Whether no checkpoint binds the run to its plan."""
+    if job.status.resume_from:
+        return False
+    if short.checkpoint_step is not None:
+        return short.checkpoint_step == 0
+    return not (job.status.progress and job.status.progress.step)
+
+
+def anew(
+    job: GRPOJobRecord, spec: GRPOJobSpec, plan: Callable[[GRPOJobSpec, Learned | None], PlanResult]
+) -> PlanResult:
+    """What a planner answers on a job; after a shortfall of memory with what was learned, and never by an adapter
+    where all parameters were trained."""
+    before, learned = job.status.plan, job.status.learned
+    if learned is None or before is None:
+        return plan(spec, learned)
+    if before.method == "Full":
+        spec = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"use": "Never"})})
+    result, short = plan(spec, learned), shortfall(job)
+    if short is None:
+        return result
+    if result.chosen is None:
+        return result.model_copy(update={"message": f"{result.message}. The job {account(Run(before, spec, learned))}"})
+    told = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {described(result.chosen)}"
+    chosen = result.chosen.model_copy(update={"changes": [*result.chosen.changes, told][-16:]})
+    return result.model_copy(update={"chosen": chosen, "changes": chosen.changes})

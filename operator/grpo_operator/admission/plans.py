@@ -8,6 +8,7 @@ planner's own, byte for byte, without what was not chosen.
 from collections import OrderedDict
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
 from grpo_planner import Inventory, Planner, PlanResult
 
 MOST_SPECS = 1024
@@ -32,12 +33,12 @@ class Plans:
         """So many will be asked for again and again: with fewer, each would push out one that is needed next."""
         self._most = max(self._most, 2 * specs)
 
-    def plan(self, spec: GRPOJobSpec, inventory: Inventory) -> PlanResult:
+    def plan(self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None) -> PlanResult:
         """What plan_job answers, without candidates."""
-        key = spec.model_dump_json()
+        key = spec.model_dump_json() + (learned.model_dump_json() if learned else "")
         planner = self._planners.pop(key, None)
         if planner is None:
-            planner = Planner(spec, brief=True)
+            planner = Planner(spec, brief=True, learned=learned)
             self.made += 1
         self._planners[key] = planner
         if len(self._planners) > self._most:

@@ -24,7 +24,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from grpo_planner import Inventory, plan_job
+from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
+from grpo_api.report import Result
+from grpo_planner import Inventory, PlanResult, plan_job
 
 from ..decisions import Action, Decision, Limits
 from ..errors import ClusterError
@@ -37,7 +40,7 @@ from .assumptions import Assumptions, JobSource
 from .capacity import Capacity
 from .checks import plan_problem, spec_problem
 from .judge import Pass, Question, Verdict, judge, refusal, restart, verdict_of
-from .kept import resumed
+from .kept import WANT_OF_MEMORY, anew, learning, resumed
 from .notices import Notices, Tell
 from .plans import Plans
 from .snapshot import Snapshot, SnapshotSource
@@ -192,7 +195,7 @@ class AdmissionQueue:
         Raises:
             ClusterError: nobody knows what the cluster has.
         """
-        job = seen.job
+        job = seen.job if asked.learned is None else learning(seen.job, asked.learned)
         if job.spec is None:
             # a gang that was started under an older definition may ask for its next attempt
             return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(job.problems))
@@ -218,13 +221,17 @@ class AdmissionQueue:
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
         there = Capacity(self._facts.take(), ()).inventory(job).emptied if job.queue_name else Inventory()
+
+        def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
+            return plan_job(spec, there, learned=learned)
+
         if kept := resumed(job, there):
             verdict = verdict_of(job, kept, admitted=True)
         elif not job.queue_name:
-            verdict = verdict_of(job, plan_job(job.spec, there), admitted=True)
+            verdict = verdict_of(job, anew(job, job.spec, plan), admitted=True)
         else:
             # planning for many nodes may take a while; watches and probes must not wait for it
-            verdict = verdict_of(job, await asyncio.to_thread(plan_job, job.spec, there), admitted=True)
+            verdict = verdict_of(job, await asyncio.to_thread(anew, job, job.spec, plan), admitted=True)
         problem = plan_problem(job, verdict.plan) if verdict.plan else None
         return refusal(job, problem) if problem else verdict
 
@@ -244,6 +251,8 @@ def _decision(asked: Decision, verdict: Verdict) -> Decision:
         return Decision(Action.REJECT, verdict.reason, verdict.message)
     if verdict.admitted:
         return replace(asked, action=Action.COMMIT, plan=verdict.plan)
+    if asked.learned and verdict.plan is None and verdict.reason in WANT_OF_MEMORY:
+        return replace(asked, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message)
     return replace(
         asked,
         action=Action.QUEUE,

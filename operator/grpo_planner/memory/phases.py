@@ -4,6 +4,7 @@ The terms are in the modules beside; here is which of them are live together. On
 that differ in a setting or two, so what settings share is worked out once.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..model.shapes import Shape
@@ -35,6 +36,10 @@ class Prediction:
     def dynamic(self) -> int:
         """What the highest phase adds to what is always live; only this part fragments."""
         return self.peak - self.static
+
+    def corrected(self, factor: Callable[[str], float]) -> "Prediction":
+        """The prediction with each phase as much higher as a job has found it to be."""
+        return Prediction({name: round(size * factor(name)) for name, size in self.phases.items()}, self.static)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

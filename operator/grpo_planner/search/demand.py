@@ -4,11 +4,12 @@ The search then sees shapes, limits and bytes instead of a spec's optional field
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
 from grpo_api.quantity import parse_quantity, quantity_bytes
 from grpo_api.rewards import ModelReward
 
@@ -33,6 +34,8 @@ class Demand:
     """Reward models as the spec declares them, each with its shape."""
     positions: int = 0
     """Longest sequence that the policy was made for; 0 when unknown."""
+    learned: Learned = field(default_factory=Learned)
+    """What earlier attempts found of the memory that the job needs."""
 
     @property
     def shape(self) -> Shape:
@@ -59,6 +62,10 @@ class Demand:
     def device_bytes(self, prediction: Prediction, world: int) -> int:
         """What a GPU must have for what one of so many processes allocates."""
         return device_bytes(prediction, world, self.margin, expandable=self.spec.expandable_segments)
+
+    def corrected(self, prediction: Prediction) -> Prediction:
+        """A prediction with what the job has learned of it."""
+        return prediction.corrected(self.learned.factor) if self.learned.memory else prediction
 
     @property
     def most_gpus(self) -> int | None:
@@ -140,8 +147,9 @@ def positions(config: Mapping[str, Any] | None) -> int:
     return int(text.get("max_position_embeddings") or 0)
 
 
-def build_demand(spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0) -> Demand:
-    """The demand of a job whose policy has been resolved; `longest` is the sequence that it was made for.
+def build_demand(spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0, learned: Learned | None = None) -> Demand:
+    """The demand of a job whose policy has been resolved; `longest` is the sequence that it was made for,
+    `learned` what earlier attempts found of its memory.
 
     Raises:
         SpecRejected: a reward model's size is unknown.
@@ -151,4 +159,4 @@ def build_demand(spec: GRPOJobSpec, model: ResolvedModel, longest: int = 0) -> D
         for index, reward in enumerate(spec.rewards)
         if reward.model
     )
-    return Demand(spec, model, tuple(scorers), longest)
+    return Demand(spec, model, tuple(scorers), longest, learned or Learned())

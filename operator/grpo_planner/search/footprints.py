@@ -10,6 +10,8 @@ from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
+from grpo_api.learned import HOST
+
 from ..memory import Precision, Prediction, Predictor, Setup
 from ..memory.host import host_bytes
 from . import batch
@@ -95,7 +97,8 @@ class Variants:
     def host(self, processes: int) -> int:
         """Bytes of host memory that a pod of so many processes must have; the same for all variants."""
         if processes not in self._host:
-            self._host[processes] = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
+            bare = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
+            self._host[processes] = round(bare * self._demand.learned.factor(HOST))
         return self._host[processes]
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
@@ -138,7 +141,7 @@ class Variants:
         known = self._footprints.get(settings)
         if known is None:
             demand, setup = self._demand, self._setup(settings)
-            prediction = self._predictor.predict(setup, demand.scoring_bytes)
+            prediction = demand.corrected(self._predictor.predict(setup, demand.scoring_bytes))
             known = self._footprints[settings] = Footprint(
                 method=self._method,
                 setup=setup,

@@ -39,7 +39,7 @@ def failures_have_causes(job: Job, ledger: Ledger) -> Iterator[str]:
         yield from _deadline(job)
     elif reason == "RestartLimit":
         yield from _limits(job, ledger)
-    elif reason in PERMANENT:
+    elif reason in PERMANENT | {Result.OUT_OF_MEMORY}:
         if not any(one.result == reason for one in deeds):
             yield f"{reason} in attempt {now.attempt}: nobody reported that: {message}"
     else:

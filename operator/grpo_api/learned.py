@@ -1,0 +1,67 @@
+"""What a job has learned of the memory that it needs, by running out of it: floors for every later plan of it.
+
+The operator writes it into status.learned after an OutOfMemory; every plan from then on, the CLI's too, counts on it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import ATOMIC_LIST, Model
+from .report import Count
+
+MAX_REPLANS = 3
+"""Plans that are made anew for want of memory: after so many more than the plan is wrong."""
+HOST = "host"
+"""Key of host memory among the phases of device memory."""
+
+MemoryKey = Literal["load", "generate", "reference", "forward", "backward", "step", "host"]
+
+
+class LearnedMemory(Model):
+    """What the memory model says of a plan, and the least that the plan turned out to need."""
+
+    predicted_bytes: Count
+    """The model's, for the plan that ran out of memory."""
+    needed_bytes: Count
+    """What it had allocated and asked for; more than there was."""
+
+    @property
+    def factor(self) -> float:
+        """By how much the model is too low; at least 1."""
+        return max(1.0, self.needed_bytes / max(1, self.predicted_bytes))
+
+
+class Shortfall(Model):
+    """One plan that ran out of memory."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that ran so."""
+    where: MemoryKey
+    """The phase of a step, or host."""
+    tried: Annotated[str, Field(max_length=256)]
+    """How it ran, in a few words."""
+    needed_bytes: Count
+    """What it needed at least: of a GPU, or of host memory per pod."""
+    usable_bytes: Count
+    """What there was; 0 where nobody knows."""
+    checkpoint_step: Count | None = None
+    """Step of the newest complete checkpoint by then, 0 for none; absent where it is not known."""
+
+
+class Learned(Model):
+    """What a job has learned by running out of memory."""
+
+    memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
+    """By phase, bytes of one GPU; by host, bytes of one process."""
+    shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)] = []
+    """The plans that ran out, oldest first. spec.retry begins to count anew, and keeps `memory`."""
+
+    def factor(self, key: str) -> float:
+        """By how much the memory model is too low there; 1 where nothing was learned."""
+        found = self.memory.get(key)
+        return found.factor if found else 1.0
+
+    def last_of(self, attempt: int) -> Shortfall | None:
+        """How this attempt ran out of memory, if it is the last that did."""
+        return next((one for one in self.shortfalls[-1:] if one.attempt == attempt), None)

@@ -1,0 +1,41 @@
+"""What an attempt that ran out of memory teaches: the next one's plan counts on it, and after so many the job fails.
+
+Rounds of the same plan would end alike. All of it follows from the status, so that a new operator process goes on where
+the last one was.
+"""
+
+from dataclasses import replace
+
+from grpo_api.learned import MAX_REPLANS, Learned
+from grpo_api.report import Outcome, Result
+from grpo_planner.relief import Run, account, learn
+from grpo_planner.result import SpecRejected
+
+from .decisions import Action, Decision
+from .records import GRPOJobRecord
+
+
+def taught(job: GRPOJobRecord, ended: Outcome, decision: Decision) -> Decision:
+    """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is made."""
+    if decision.action not in (Action.ADMIT, Action.FAIL):
+        return decision
+    run = learned_from(job, ended)
+    if run is None:
+        return decision
+    if decision.action is Action.FAIL:
+        return replace(decision, message=f"{decision.message}. The job {account(run)}", learned=run.learned)
+    if len(run.learned.shortfalls) > MAX_REPLANS:
+        message = f"out of memory after {MAX_REPLANS} new plans: {ended.message}. The job {account(run)}"
+        return replace(decision, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=message, learned=run.learned)
+    return replace(decision, learned=run.learned)
+
+
+def learned_from(job: GRPOJobRecord, ended: Outcome) -> Run | None:
+    """The attempt's plan beside what is known since it ended; None where nothing is known of the model's size."""
+    if job.spec is None or job.status.plan is None:
+        return None
+    run = Run(job.status.plan, job.spec, job.status.learned or Learned())
+    try:
+        return replace(run, learned=learn(run, job.status.attempt, ended))
+    except SpecRejected:
+        return None

@@ -1,0 +1,292 @@
+"""What follows when a plan ran out of memory: what is learned of the memory model, and the mildest change that helps.
+
+A checkpoint may be continued with another split of the same batch, so that is what changes, in the order of what it
+costs: activations are recomputed, micro-batches get smaller, fewer completions are generated at a time. What is trained
+never changes. Host memory of a GPU job has no such settings: its request rises, where the spec leaves it open.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
+from grpo_api.plan import ExecutionPlan, MemoryPhases
+from grpo_api.quantity import MIB
+from grpo_api.report import MAX_COUNT, MemoryShortage, Outcome
+
+from .cpu import cpu_process_bytes
+from .hardware.products import table, usable_bytes
+from .memory import Precision, Prediction, Setup, Strategy, predict
+from .memory.device import whole_mib
+from .memory.host import host_bytes
+from .model.architecture import resolve
+from .search import batch
+from .search.demand import Demand, build_demand
+from .words import gib, plural
+
+WIDER = 0.05
+"""Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves free beyond the one
+before: the model has been wrong so often."""
+HOST_RISE = 1.5
+"""By how much host memory rises where nobody knows how much was missing."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan with its job, and what is known of the memory that it needs."""
+
+    plan: ExecutionPlan
+    spec: GRPOJobSpec
+    learned: Learned
+
+    @cached_property
+    def demand(self) -> Demand:
+        """The job's demand."""
+        return build_demand(self.spec, resolve(self.spec.model), learned=self.learned)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The plan as the memory model sees it."""
+        plan, training = self.plan, self.spec.training
+        precision: Precision = "bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32"
+        offloaded = plan.strategy == "Sharded" and self.spec.reference.offload
+        reference: Strategy = "Offload" if offloaded else plan.strategy
+        return Setup(
+            precision=precision,
+            prompt=training.max_prompt_length,
+            completion=training.max_completion_length,
+            micro_batch=plan.micro_batch,
+            accumulation=plan.gradient_accumulation,
+            generation_batch=plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation,
+            world=plan.world_size,
+            zero=plan.zero_stage,
+            offload=plan.offload == "CPU",
+            lora_rank=self.spec.adapter.rank if plan.method == "LoRA" else 0,
+            eight_bit=plan.optimizer == "AdamW8bit",
+            checkpointing=plan.gradient_checkpointing,
+            gather=plan.gather_for_generation,
+            reference=reference,
+            scores_old_policy=batch.updates_per_generation(self.spec) > 1,
+        )
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Of one GPU, with what was learned."""
+        demand = self.demand
+        return demand.corrected(predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes))
+
+    @property
+    def device(self) -> int:
+        """Bytes that one GPU must have."""
+        return self.demand.device_bytes(self.prediction, self.plan.world_size)
+
+    @property
+    def usable(self) -> int:
+        """Bytes that one GPU has for torch."""
+        return self.plan.memory.usable_bytes if self.plan.memory else 0
+
+    @property
+    def host(self) -> int:
+        """Bytes of host memory of one process."""
+        if self.plan.accelerator == "CPU":
+            return cpu_process_bytes(self.demand, self.setup)
+        return round(host_bytes(self.demand.shape, self.setup, 1) * self.learned.factor(HOST))
+
+    @property
+    def host_limit(self) -> int:
+        """Bytes of host memory that a process may use by the spec's limit; 0 without one."""
+        limit = self.demand.most_memory if "memory" in self.spec.resources.limits else None
+        return (limit or 0) // self.plan.processes_per_node
+
+    def fits(self, room: float = 1.0) -> bool:
+        """Whether it does by what was learned, in this share of the memory."""
+        if self.plan.accelerator == "CPU":
+            return not self.host_limit or self.host <= self.host_limit * room
+        return self.device <= self.usable * room
+
+    def with_plan(self, **changes: object) -> "Run":
+        """The same job with a plan that differs in this."""
+        return replace(self, plan=self.plan.model_copy(update=changes))
+
+
+def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
+    """What is known once an attempt of this run has ended as OutOfMemory.
+
+    Args:
+        run: the attempt's plan, and what was known before.
+        attempt: its number.
+        outcome: its end, in the trainer's own words or concluded.
+    """
+    shortage = outcome.shortage or MemoryShortage(memory="Host" if run.plan.accelerator == "CPU" else "Device")
+    on_host = shortage.memory == "Host" or run.plan.accelerator == "CPU"
+    where = HOST if on_host else _phase(run, shortage)
+    said = shortage.allocated_bytes + shortage.requested_bytes
+    if on_host:
+        pods, bare = run.plan.processes_per_node, round(run.host / run.learned.factor(HOST))
+        needed = max(said, run.host_limit or round(HOST_RISE * max(run.host, run.plan.host_memory_bytes // pods)))
+        there = run.host_limit
+    else:
+        pods, bare = 1, round(run.prediction.phases[where] / run.learned.factor(where))
+        needed, there = max(said, _unfit(run, where), 0), run.usable
+    found = LearnedMemory(predicted_bytes=bare, needed_bytes=min(needed, MAX_COUNT))
+    known = run.learned.memory.get(where, found)
+    shortfall = {
+        "attempt": attempt,
+        "where": where,
+        "tried": described(run.plan),
+        "needed_bytes": min(needed * pods, MAX_COUNT),
+        "usable_bytes": there * pods,
+        "checkpoint_step": outcome.checkpoint_step,
+    }
+    shortfalls = [*run.learned.shortfalls, Shortfall.model_validate(shortfall)]
+    return Learned(
+        memory=run.learned.memory | {where: max(found, known, key=lambda one: one.factor)},
+        shortfalls=shortfalls[-MAX_REPLANS - 1 :],
+    )
+
+
+def _phase(run: Run, shortage: MemoryShortage) -> str:
+    """The phase of the memory model that a shortage concerns: rewards are scored in what it calls generate."""
+    if shortage.phase is None:
+        return run.prediction.peak_phase
+    return "generate" if shortage.phase == "reward" else shortage.phase
+
+
+def _unfit(run: Run, phase: str) -> int:
+    """The least peak of a phase with which the plan would not have been made: it can't have been less."""
+    static, world = run.prediction.static, run.plan.world_size
+    low, high = (run.demand.device_bytes(Prediction({phase: size}, static), world) for size in (0, 2**40))
+    return round((run.usable - low) / (high - low) * 2**40) + MIB
+
+
+def relieved(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
+    """The plan with the mildest change with which it fits; None where no split of its batch helps a GPU.
+
+    Where by its numbers nothing fits, as a last resort the leanest is tried: they are a model's. Host memory that
+    nothing lowers leaves the plan as it is, with a higher request where the spec allows one.
+    """
+    last = run.learned.shortfalls[-1]
+    room = 1.0 - WIDER * len(run.learned.shortfalls)
+    if last.where == HOST and (run.plan.accelerator != "CPU" or not run.host_limit):
+        return _told(run, run)
+    leaner = [run.with_plan(**changes) for changes in splits(run)]
+    chosen = next((one for one in leaner if one.fits(room)), None)
+    if chosen is None and not last_resort and last.where != HOST:
+        return None
+    if chosen is None and last.where == HOST:
+        chosen = next(_rungs(run, leaner), run)
+    elif chosen is None:
+        # the first of equals, so the mildest
+        chosen = min([run, *leaner], key=lambda one: one.prediction.phases[last.where])
+    return _told(run, chosen) if chosen is not run or last.where == HOST else None
+
+
+def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
+    """One saving after the other, for a container that was killed: that doesn't say in which phase."""
+    at_once = [one for one in leaner if one.setup.generation_batch == run.setup.generation_batch]
+    yield from (one for one in at_once if one.plan.micro_batch == run.plan.micro_batch)
+    yield from at_once[-1:]
+    yield from leaner[-1:]
+
+
+def splits(run: Run) -> Iterator[dict[str, object]]:
+    """All leaner splits of the same batch that the spec's pins allow, mildest first, the leanest last."""
+    plan, training = run.plan, run.spec.training
+    share = plan.micro_batch * plan.gradient_accumulation
+    whole = plan.micro_batch * plan.steps_per_generation
+    recomputes = plan.gradient_checkpointing or training.gradient_checkpointing == "Auto"
+    pinned = training.per_device_train_batch_size is not None or training.loss_type == "bnpo"
+    sizes = [plan.micro_batch] if pinned else [n for n in range(plan.micro_batch, 0, -1) if share % n == 0]
+    at_once = run.setup.generation_batch
+    for bits in range(at_once.bit_length()):
+        # where generation is what was short, the update need not get slower
+        updates = [(plan.micro_batch, plan.gradient_checkpointing)] if bits else []
+        for size, checkpointing in [*updates, *((size, recomputes) for size in sizes)]:
+            split: dict[str, object] = {
+                "micro_batch": size,
+                "gradient_accumulation": share // size,
+                "steps_per_generation": whole // size,
+                "gradient_checkpointing": checkpointing,
+                "generation_sub_batch": at_once >> bits if at_once >> bits < whole else 0,
+            }
+            if any(getattr(plan, name) != value for name, value in split.items()):
+                yield split
+
+
+def _told(before: Run, after: Run) -> ExecutionPlan:
+    """The new plan with its numbers, and what changed in words."""
+    plan, last = after.plan, after.learned.shortfalls[-1]
+    changes: dict[str, object] = {}
+    raised = whole_mib(after.host * plan.processes_per_node)
+    told = list(_differences(before.plan, plan))
+    if plan.memory:
+        phases = MemoryPhases(**after.prediction.phases)
+        device = {"phases": phases, "peak_phase": after.prediction.peak_phase, "device_bytes": after.device}
+        host = max(raised, plan.memory.host_bytes_per_node)  # offloaded gradients that accumulate take some, too
+        device |= {"peak_allocated_bytes": after.prediction.peak, "host_bytes_per_node": host}
+        changes["memory"] = plan.memory.model_copy(update=device)
+    if after.demand.pod_memory is None and raised > plan.host_memory_bytes:
+        changes["host_memory_bytes"] = raised
+        told.append(f"asks for {gib(raised)} of host memory per pod instead of {gib(plan.host_memory_bytes)}")
+    why = f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed {gib(last.needed_bytes)} or more"
+    sentence = f"{why}: {'; '.join(told) or 'nothing that the spec leaves open would lower it'}"
+    changes["changes"] = [*plan.changes, sentence][-16:]
+    return plan.model_copy(update=changes)
+
+
+def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
+    if new.gradient_checkpointing and not old.gradient_checkpointing:
+        yield "recomputes activations (gradient checkpointing)"
+    if new.micro_batch != old.micro_batch:
+        yield (
+            f"micro-batches of {new.micro_batch} instead of {old.micro_batch}, "
+            f"{new.gradient_accumulation} instead of {old.gradient_accumulation} of them per step"
+        )
+    if new.generation_sub_batch != old.generation_sub_batch:
+        whole = old.micro_batch * old.steps_per_generation
+        yield (
+            f"generates {new.generation_sub_batch} completions at a time instead of "
+            f"{old.generation_sub_batch or whole}, which draws other samples of the same distribution"
+        )
+
+
+def described(plan: ExecutionPlan) -> str:
+    """How a plan runs, in a few words."""
+    what = "CPUs" if plan.accelerator == "CPU" else plan.gpu_product or plan.gpu_resource
+    count = plan.world_size if plan.accelerator == "CPU" else plan.gpus
+    sharding = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"
+    at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
+    offload = "+offload" if plan.offload == "CPU" else ""
+    checkpointing = "with" if plan.gradient_checkpointing else "without"
+    return (
+        f"{plan.method} {sharding}{offload} on {count} x {what}, micro-batch {plan.micro_batch}, {checkpointing} "
+        f"checkpointing, {at_once} generated at a time"
+    )[:256]
+
+
+def account(run: Run) -> str:
+    """What was tried and what would do, as sentences: for a job that fails for want of memory."""
+    tried = "; ".join(
+        f"attempt {one.attempt}: {one.tried}, needed {gib(one.needed_bytes)} or more at {one.where}"
+        + (f" of {gib(one.usable_bytes)}" if one.usable_bytes else "")
+        for one in run.learned.shortfalls
+    )
+    return f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). {_would_do(run)}"
+
+
+def _would_do(run: Run) -> str:
+    """The hardware that would do for the leanest split, by what was learned."""
+    changes = list(splits(run))
+    leanest = run.with_plan(**changes[-1]) if changes else run
+    if run.learned.shortfalls[-1].where == HOST:
+        processes = run.plan.processes_per_node
+        needed = gib(HOST_RISE * max(leanest.host, leanest.host_limit) * processes)
+        return f"{needed} of host memory per pod would probably do: set spec.resources.limits.memory and requests to it"
+    enough = sorted((one.memory_mib, name) for name, one in table().items() if _holds(leanest.device, one.memory_mib))
+    product = f", such as {enough[0][1]}" if enough else "; no known product has so much, so more GPUs"
+    return f"The same number of GPUs with {gib(leanest.device)} usable each would do{product} (spec.placement)"
+
+
+def _holds(needed: int, memory_mib: int) -> bool:
+    return usable_bytes(memory_mib) >= needed

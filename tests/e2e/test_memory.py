@@ -1,0 +1,80 @@
+"""A job that runs out of memory on the real cluster gets another plan, goes on from its checkpoint and succeeds.
+
+Memory is taken by a fault from outside the product (harness/faults/memory), as long as the micro-batch is too large
+for it: torch's exception of a GPU, or host memory until the kernel kills the container at its cgroup's limit.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from harness.faults.memory import sitecustomize
+from harness.images.recipes import CONTAINER_SITE_PACKAGES
+from harness.jobs import Jobs, Object, attempt, condition, progress
+
+EVERY = 4
+SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
+PER_STEP = 4
+"""Micro-batches of a step on one node with the first plan: 128 completions on two nodes, sixteen at a time."""
+
+
+@pytest.fixture(autouse=True)
+def room(jobs: Jobs) -> Iterator[None]:
+    """Puts the fault where pods find it, and leaves no job behind: the next test needs the machine."""
+    folder = jobs.checkpoints / "fault"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(sitecustomize.__file__, folder)
+    folder.chmod(0o755)
+    (folder / "sitecustomize.py").chmod(0o644)
+    yield
+    jobs.kubectl("delete", "grpojobs", "--all")
+    jobs.kubectl("wait", "--for=delete", "pods", "--timeout", "120s", "--selector", "grpo.dev/job-name")
+
+
+def short_of_memory(jobs: Jobs, name: str, fault: str) -> None:
+    """A job with that fault."""
+    env = {"PYTHONPATH": f"/checkpoints/fault:{CONTAINER_SITE_PACKAGES}", sitecustomize.FAULT_ENV: fault}
+    variables = [{"name": key, "value": value} for key, value in env.items()]
+    jobs.create(name, {"maxSteps": 12}, checkpoint=SAVING, env=variables, restarts={"limit": 9})
+
+
+def lines(jobs: Jobs, name: str, number: int) -> dict[int, Object]:
+    """What rank 0 of an attempt logged, by step."""
+    log = jobs.kubectl("logs", f"job/{name}-{number}", "--all-pods")
+    found = [json.loads(line[line.index("{") :]) for line in log.splitlines() if '{"step"' in line]
+    return {line["step"]: line for line in found}
+
+
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_a_job_declared_too_small_is_planned_anew_and_goes_on_with_the_same_losses(jobs: Jobs, kind: str) -> None:
+    name = f"short-{kind}"
+    short_of_memory(jobs, name, f"backward:{PER_STEP * (EVERY + 1) + 1}:8:{kind}")
+    job = jobs.wait_succeeded(name)
+    assert attempt(job) > 1
+    assert progress(job)["step"] == 12
+    plan, learned = job["status"]["plan"], job["status"]["learned"]
+    assert plan["microBatch"] <= 8
+    assert plan["microBatch"] * plan["gradientAccumulation"] == 16 * PER_STEP
+    assert "after OutOfMemory" in plan["changes"][0]
+    assert len(learned["shortfalls"]) == attempt(job) - 1
+    logged = [lines(jobs, name, number) for number in range(1, attempt(job) + 1)]
+    for number, (before, after) in enumerate(pairwise(logged), 1):
+        step = min(after)
+        assert step == number * EVERY + 1  # from the newest checkpoint, and the attempt before had taken this step, too
+        assert after[step]["reward"] == before[step]["reward"]
+        for key in ("loss", "grad_norm"):
+            assert after[step][key] == pytest.approx(before[step][key], rel=1e-5, abs=1e-5)
+
+
+def test_one_that_can_never_fit_fails_with_what_was_tried(jobs: Jobs) -> None:
+    short_of_memory(jobs, "hopeless", "backward:1:0:host")
+    job = jobs.wait("hopeless", "failed", lambda job: condition(job, "Failed").get("status") == "True")
+    assert attempt(job) == 4
+    failed = condition(job, "Failed")
+    assert failed["reason"] == "OutOfMemory"
+    assert "micro-batch 1, with checkpointing" in failed["message"]
+    assert "of host memory per pod would probably do" in failed["message"]
+    assert len(job["status"]["learned"]["shortfalls"]) == attempt(job)
