@@ -58,6 +58,9 @@ def test_a_decode_batch_reads_all_experts_that_it_touches() -> None:
     dense = model(QWEN_7B)
     assert dense is not None
     assert steptime.decoded_parameters(dense, 64) == dense.parameters
+    alone = replace(SETUP, generation_batch=1, prompt=1, completion=16)
+    many = replace(alone, generation_batch=64)
+    assert time(many, MOE, product=L4).generation > 5 * time(alone, MOE, product=L4).generation
 
 
 def test_without_gather_the_model_is_sent_for_every_token_of_every_call() -> None:
