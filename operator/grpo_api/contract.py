@@ -14,6 +14,15 @@ PLURAL = "grpojobs"
 MANAGED_BY = f"{GROUP}/operator"
 """Value of spec.managedBy that names this operator, as does none; a job with another value is left alone."""
 
+NODE_GBPS_LABEL = f"{GROUP}/node-gbps"
+"""On a node, by its administrator: its network, GB/s per direction, all cards together."""
+
+GPU_GBPS_LABEL = f"{GROUP}/gpu-gbps"
+"""On a node: between two of its GPUs, GB/s per direction."""
+
+GPU_PRICE_LABEL = f"{GROUP}/gpu-hour-price"
+"""On a node: the price of one of its GPUs for an hour, in the cluster's currency."""
+
 PLAN_ANNOTATION = f"{GROUP}/plan"
 """Annotation of the pod template that carries the TrainingPlan as JSON."""
 

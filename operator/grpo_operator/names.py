@@ -24,15 +24,6 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_COMPONENT = f"{GROUP}/component"
 """What a shared object is for; see COMPONENT_RENDEZVOUS."""
 
-LABEL_NODE_GBPS = f"{GROUP}/node-gbps"
-"""On a node, by its administrator: its network, GB/s per direction, all cards together."""
-
-LABEL_GPU_GBPS = f"{GROUP}/gpu-gbps"
-"""On a node: between two of its GPUs, GB/s per direction."""
-
-LABEL_PRICE = f"{GROUP}/gpu-hour-price"
-"""On a node: the price of one of its GPUs for an hour, in the cluster's currency."""
-
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"

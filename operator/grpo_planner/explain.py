@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
+from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 from grpo_api.patience import STEP_ESTIMATES
 from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
@@ -95,7 +95,7 @@ def warnings(demand: Demand, option: Option) -> list[str]:
         told.append(
             f"step times assume {option.place.per_node * hardware.network:.0f} GB/s between nodes, usual for these "
             "GPUs, but the pods ask for no RDMA card (spec.resources.limits, examples/10-rdma-and-init.yaml), and no "
-            "interconnect is declared (node label grpo.dev/node-gbps, or interconnect.nodeGBps of an inventory file): "
+            f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of an inventory file): "
             "over TCP steps may take longer"
         )
     if (longest := STEP_ESTIMATES * option.seconds) > demand.spec.guard.hang_timeout_seconds:

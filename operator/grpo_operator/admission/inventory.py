@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from grpo_api.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
 from grpo_api.running import PlacementSpec
 from grpo_planner import Node
 
-from ..names import LABEL_ATTEMPT, LABEL_GPU_GBPS, LABEL_JOB, LABEL_NODE_GBPS, LABEL_PRICE, LABEL_UID
+from ..names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
 from ..podspec import GPU_TAINTS
 from ..records import ENDED_PHASES
 from ..untyped import Part
@@ -253,9 +254,9 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
         cpu_free=max(0.0, cpu - taken.get("cpu", 0.0)),
         cpu_total=cpu,
         node_selector=kind.selector,
-        node_gbps=_amount(node.labels, LABEL_NODE_GBPS),
-        gpu_gbps=0.0 if kind.sliced else _amount(node.labels, LABEL_GPU_GBPS),
-        gpu_hour_price=_amount(node.labels, LABEL_PRICE),
+        node_gbps=_amount(node.labels, NODE_GBPS_LABEL),
+        gpu_gbps=0.0 if kind.sliced else _amount(node.labels, GPU_GBPS_LABEL),
+        gpu_hour_price=_amount(node.labels, GPU_PRICE_LABEL),
     )
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+from grpo_api.contract import GPU_PRICE_LABEL
 from grpo_api.job import GRPOJobSpec
 from grpo_api.quantity import MIB, quantity_bytes
 from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
@@ -25,7 +26,7 @@ Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 
 
 UNPRICED = (
-    "has no price, which objective Cheapest needs: label its nodes with grpo.dev/gpu-hour-price, or set gpuHourPrice "
+    f"has no price, which objective Cheapest needs: label its nodes with {GPU_PRICE_LABEL}, or set gpuHourPrice "
     "in the inventory file"
 )
 
