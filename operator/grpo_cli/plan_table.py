@@ -13,6 +13,7 @@ from rich.text import Text
 from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Candidate, PlanResult
+from grpo_planner.why import why
 
 from .terminal import gib, show_table, table
 
@@ -33,6 +34,8 @@ def show(out: Console, name: str, result: PlanResult, everything: bool = False) 
     """Prints the verdict, the candidates, the memory of the chosen plan, and what to do."""
     verdict = "[green]planned[/green]" if result.feasible else f"[red]{result.reason}[/red]"
     out.print(f"[bold]{escape(name)}[/bold]  {verdict}  {escape(result.message)}")
+    if decided := why(result):
+        out.print(f"[bold]why[/bold]  {escape(decided)}")
     shown = [found for found in result.candidates if found.memory]
     if shown:
         _candidates(out, shown if everything else shown[:SHOWN])

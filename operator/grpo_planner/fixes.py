@@ -1,17 +1,19 @@
 """Finds changes that would make a job fit, and verifies each by planning it.
 
 "Nothing fits" is only useful with a way out. The order is by what a change costs: pins that don't change what is
-trained, more GPUs, the adapter, then shorter sequences.
+trained, more GPUs, how weights are kept, the adapter, then shorter sequences. Where no change helps alone, two do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid
 
 from .edit import with_value
 from .hardware.pools import Pool
-from .result import Fix
+from .model.shapes import Shape
+from .result import Change, Fix
 from .search.batch import divisors, step_completions
 from .search.option import Option
 from .words import gib, plural
@@ -21,106 +23,161 @@ MOST = 3
 ACCESS_MODE = "spec.checkpoint.volumeClaimTemplate.accessMode"
 SHORTEST = 64
 """Tokens below which a completion is of no use."""
+LEAST_RANK = 4
+"""Rank below which an adapter is of little use."""
 
 Planner = Callable[[GRPOJobSpec], Option | None]
 """What a changed spec would be planned as; None where nothing fits."""
 
 
-def find_fixes(spec: GRPOJobSpec, pools: Sequence[Pool], plan: Planner) -> list[Fix]:
-    """The cheapest single changes after which `plan` finds something that fits, at most MOST."""
+class Turn(NamedTuple):
+    """A field that may be turned, and how far."""
+
+    path: str
+    values: Sequence[Any]
+    """To try, growing in effect; None removes the field."""
+    cost: str
+
+    @property
+    def last(self) -> "Turn":
+        """Only as far as it goes."""
+        return self._replace(values=self.values[-1:])
+
+
+def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Planner) -> list[Fix]:
+    """The cheapest changes after which `plan` finds something that fits: at most MOST single ones, else one of two."""
+    turns = [turn for turn in _turns(spec, shape, pools) if turn.values]
     found: list[Fix] = []
-    for path, values, cost in _changes(spec, pools):
-        fix = _mildest(spec, path, values, cost, plan)
+    for turn in turns:
+        fix = _mildest(spec, (), turn, plan)
         found += [fix] if fix else []
         if len(found) == MOST:
             break
-    return found
+    return found or _pair(spec, turns, plan)
 
 
-def _mildest(spec: GRPOJobSpec, path: str, values: list[Any], cost: str, plan: Planner) -> Fix | None:
-    """The first of `values`, which grow in effect, that leads to a plan; None when even the last doesn't."""
+def _pair(spec: GRPOJobSpec, turns: Sequence[Turn], plan: Planner) -> list[Fix]:
+    """The cheapest two changes that help together, each no stronger than it must be; empty where none do."""
+    for first, second in sorted(combinations(turns, 2), key=lambda pair: sum(map(turns.index, pair))):
+        if first.path == second.path or not _planned(spec, (first.last, second.last), plan):
+            continue
+        for value in first.values:
+            fix = _mildest(spec, (first._replace(values=[value]),), second, plan)
+            if fix:
+                return [fix]
+    return []
+
+
+def _mildest(spec: GRPOJobSpec, before: tuple[Turn, ...], turn: Turn, plan: Planner) -> Fix | None:
+    """A turn by the first of its values that leads to a plan, after others; None when even the last doesn't."""
     # The strongest value first: where even that doesn't help, one plan has shown it instead of one per value.
-    last = _planned(spec, path, values[-1], plan) if values else None
+    last = _planned(spec, (*before, turn.last), plan)
     if last is None:
         return None
-    for value in values[:-1]:
-        option = _planned(spec, path, value, plan)
+    for value in turn.values[:-1]:
+        turned = (*before, turn._replace(values=[value]))
+        option = _planned(spec, turned, plan)
         if option:
-            return _fix(path, value, cost, option)
-    return _fix(path, values[-1], cost, last)
+            return _fix(turned, option)
+    return _fix((*before, turn.last), last)
 
 
-def _planned(spec: GRPOJobSpec, path: str, value: Any, plan: Planner) -> Option | None:
-    """What the changed spec would be planned as; None if the change is not allowed or doesn't help."""
+def _planned(spec: GRPOJobSpec, turned: Sequence[Turn], plan: Planner) -> Option | None:
+    """What the changed spec would be planned as; None if a change is not allowed or doesn't help."""
     try:
-        changed = with_value(spec, path, value)
+        for path, values, _ in turned:
+            spec = with_value(spec, path, values[-1])
     except SpecInvalid:
         # A change may break another rule of the spec, such as divisibility; then it is not a fix.
         return None
-    return plan(changed)
+    return plan(spec)
 
 
-def _fix(path: str, value: Any, cost: str, option: Option) -> Fix:
+def _fix(turned: Sequence[Turn], option: Option) -> Fix:
     """The fix with the plan that it leads to."""
-    shown = "" if value is None else str(value)
-    todo = f"remove {path}" if value is None else f"set {path} to {value}"
-    found = option.footprint
+    changes = [Change(path=path, value=_written(values[-1])) for path, values, _ in turned]
+    todo = " and ".join(
+        f"remove {change.path}" if turn.values[-1] is None else f"set {change.path} to {change.value}"
+        for change, turn in zip(changes, turned, strict=True)
+    )
+    found, costs = option.footprint, "; ".join(turn.cost for turn in turned)
     where = f"{found.method.name} on {plural(option.place.world, 'GPU')}, {gib(found.device)} per GPU"
-    return Fix(path=path, value=shown, message=f"{todo} ({cost}): {where}")
+    return Fix(changes=changes, message=f"{todo} ({costs}): {where}")
 
 
-def _changes(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, list[Any], str]]:
-    """(path, values to try, what it costs), cheapest first."""
+def _written(value: Any) -> str:
+    """A value as YAML in one line."""
+    if value is None:
+        return "null"
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+
+
+def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[Turn]:
+    """What may be tried, cheapest first."""
+    training = spec.training
     yield from _pins(spec)
     yield from _places(spec, pools)
+    if training.dtype == "Auto":
+        yield Turn("spec.training.dtype", ["bfloat16"], "weights in bfloat16, where small updates can round away")
     if spec.adapter.use == "Never":
-        yield "spec.adapter.use", ["IfNeeded"], "trains an adapter instead of all parameters"
-    completion = spec.training.max_completion_length
-    shorter = [completion >> bits for bits in range(1, 12) if completion >> bits >= SHORTEST]
-    if shorter:
-        yield "spec.training.maxCompletionLength", shorter, "cuts off longer completions"
-    prompt = spec.training.max_prompt_length
-    shorter = [prompt >> bits for bits in range(1, 8) if prompt >> bits >= SHORTEST]
-    if shorter:
-        yield "spec.training.maxPromptLength", shorter, "leaves out longer prompts"
+        yield Turn("spec.adapter.use", ["IfNeeded"], "trains an adapter instead of all parameters")
+    else:
+        yield from _smaller_adapters(spec, shape)
+    yield Turn("spec.training.maxCompletionLength", _halves(training.max_completion_length, SHORTEST),
+               "cuts off longer completions")  # fmt: skip
+    yield Turn("spec.training.maxPromptLength", _halves(training.max_prompt_length, SHORTEST),
+               "leaves out longer prompts")  # fmt: skip
 
 
-def _pins(spec: GRPOJobSpec) -> Iterator[tuple[str, list[Any], str]]:
+def _halves(number: int, least: int) -> list[int]:
+    """Half of a number, half of that, and so on down to `least`."""
+    return [number >> bits for bits in range(1, number.bit_length()) if number >> bits >= least]
+
+
+def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Turn]:
+    """An adapter of lower rank, or on fewer modules where the model has those that are named."""
+    yield Turn("spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter")
+    attention = ("q_proj", "v_proj")
+    if spec.adapter.target_modules == ["all-linear"] and not shape.fused:
+        yield Turn("spec.adapter.targetModules", [attention], "an adapter on queries and values alone")
+
+
+def _pins(spec: GRPOJobSpec) -> Iterator[Turn]:
     """Settings that only say how, not what, to train."""
     training = spec.training
     if training.gradient_checkpointing == "Disabled":
-        yield "spec.training.gradientCheckpointing", ["Auto"], "20 to 30 % more time where it is needed"
+        yield Turn("spec.training.gradientCheckpointing", ["Auto"], "20 to 30 % more time where it is needed")
     if training.per_device_train_batch_size is not None and training.per_device_train_batch_size > 1:
-        yield "spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step"
+        yield Turn("spec.training.perDeviceTrainBatchSize", [None], "smaller micro-batches, the same step")
     if training.ds3_gather_for_generation == "Enabled":
-        yield "spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed"
+        yield Turn("spec.training.ds3GatherForGeneration", ["Auto"], "slower generation where it is needed")
     if spec.reference.strategy not in ("Auto", "None"):
-        yield "spec.reference.strategy", ["Auto"], "another place for the same reference"
+        yield Turn("spec.reference.strategy", ["Auto"], "another place for the same reference")
     if spec.reference.strategy == "Auto" and spec.reference.offload is None and spec.training.beta > 0:
         for strategy in ("Offload", "Sharded"):
-            yield "spec.reference.strategy", [strategy], "another place for the same reference"
+            yield Turn("spec.reference.strategy", [strategy], "another place for the same reference")
     if training.optimizer == "AdamW":
-        yield "spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed"
+        yield Turn("spec.training.optimizer", ["Auto"], "moments in 8 bits where they are needed")
     if training.dtype != "Auto":
-        yield "spec.training.dtype", ["Auto"], "the dtype that the plan chooses"
+        yield Turn("spec.training.dtype", ["Auto"], "the dtype that the plan chooses")
 
 
-def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[tuple[str, list[Any], str]]:
+def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
     """More or other GPUs, or fewer where there are not so many."""
     placement = spec.placement
     most = max((pool.gpus for pool in pools), default=0)
     if placement.gpus and placement.gpus.min > most:
         fewer = [size for size in reversed(divisors(step_completions(spec))) if size <= most]
-        yield "spec.placement.gpus.min", fewer, "fewer GPUs, so more time"
+        yield Turn("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
     if placement.gpus and placement.gpus.max and placement.gpus.max < most:
         more = [n for n in (placement.gpus.max * 2**power for power in range(1, 10)) if n <= most]
-        yield "spec.placement.gpus.max", more or [most], "more GPUs"
+        yield Turn("spec.placement.gpus.max", more or [most], "more GPUs")
     if spec.checkpoint.on_one_node:
-        yield ACCESS_MODE, ["ReadWriteMany"], "a claim that several nodes can mount"
+        yield Turn(ACCESS_MODE, ["ReadWriteMany"], "a claim that several nodes can mount")
     if placement.nodes is not None:
-        yield "spec.placement.nodes", [None], "as many nodes as it needs"
+        yield Turn("spec.placement.nodes", [None], "as many nodes as it needs")
     if placement.gpu_product:
-        yield "spec.placement.gpuProduct", [None], "another kind of GPU"
+        yield Turn("spec.placement.gpuProduct", [None], "another kind of GPU")
     for kind in ("limits", "requests"):
         if "memory" in getattr(spec.resources, kind):
-            yield f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs"
+            yield Turn(f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs")

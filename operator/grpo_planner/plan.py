@@ -17,6 +17,7 @@ from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
 from .memory import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve
+from .needs import MOST_RENTED, smallest
 from .result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.batch import indivisible, micro_batches
 from .search.choice import choose, closest_miss, notable, same_method
@@ -27,6 +28,12 @@ from .search.methods import conflicting_pins, methods
 from .search.option import Option
 from .search.search import Search
 from .words import gib, plural
+
+LACKS_HARDWARE = (
+    PlanReason.NO_GPUS, PlanReason.NOT_ENOUGH_GPUS, PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY,
+    PlanReason.ONLY_ADAPTER_FITS,
+)  # fmt: skip
+"""Reasons for which other hardware may help."""
 
 
 def plan_job(
@@ -115,7 +122,7 @@ class Planner:
         notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools)
         if search.feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
-        result = _nowhere(self._footprints, search, emptied, notes)
+        result = _with_hardware(_nowhere(self._footprints, search, emptied, notes), self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
     def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
@@ -142,6 +149,22 @@ def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: 
         feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
     )
     return _on_one_node(demand, result)
+
+
+def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
+    """The rejection, with the smallest hardware that would do where more of it helps."""
+    if result.reason not in LACKS_HARDWARE:
+        return result
+
+    def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
+        pools, _ = build_pools(inventory, spec)
+        there = Footprints(build_demand(spec, footprints.demand.model), footprints.predictor)
+        return choose(Search(there, pools).fitting(), spec.placement.objective)
+
+    hardware = smallest(footprints.demand.spec, plan)
+    would_do = hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
+    message = f"{result.message}; the smallest hardware that would do: {would_do}"
+    return result.model_copy(update={"hardware": hardware, "message": message})
 
 
 def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
@@ -195,7 +218,7 @@ def _nothing_fits(demand: Demand, options: list[Option], fixes: list[Fix]) -> Pl
     else:
         reason, phase = PlanReason.OUT_OF_DEVICE_MEMORY, footprint.prediction.peak_phase
         numbers = f"{gib(footprint.device)} per GPU at {phase}, {gib(place.pool.usable)} are usable"
-    if any(fix.path == "spec.adapter.use" for fix in fixes):
+    if any([change.path for change in fix.changes] == ["spec.adapter.use"] for fix in fixes):
         reason = PlanReason.ONLY_ADAPTER_FITS
     message = f"nothing fits; the nearest, {footprint.method.name} on {place.name}, needs {numbers}"
     if fixes:
@@ -218,7 +241,7 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
         changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
         return choose(Search(changed, there).fitting(), spec.placement.objective)
 
-    return find_fixes(demand.spec, pools, plan)
+    return find_fixes(demand.spec, demand.shape, pools, plan)
 
 
 def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:

@@ -52,15 +52,37 @@ class Candidate(ExecutionPlan):
         return cls.model_construct(**dict(plan), rejected=rejected)
 
 
-class Fix(Model):
-    """A change of the spec after which the job can be planned; verified by planning it."""
+class Change(Model):
+    """A field with another value."""
 
     path: str
     """Field to change, such as `spec.training.maxCompletionLength`."""
     value: str
-    """Its new value."""
+    """Its new value as YAML, which `--what-if` takes; `null` removes the field."""
+
+
+class Fix(Model):
+    """Changes of the spec, one or two, after which the job can be planned; verified by planning it."""
+
+    changes: list[Change]
+    """What to change, all of it together."""
     message: str
     """What it costs and what the plan then is."""
+
+
+class Hardware(Model):
+    """The smallest hardware that would do, by GPU memory in all; verified by planning the job on it."""
+
+    nodes: int
+    """Nodes."""
+    gpus_per_node: int
+    """GPUs of each."""
+    gpu_product: str
+    """Label of the GPUs."""
+    host_memory_bytes: int
+    """Host memory that each node must have."""
+    message: str
+    """The same as a sentence, with what the plan there needs."""
 
 
 class PlanResult(Model):
@@ -81,7 +103,9 @@ class PlanResult(Model):
     changes: list[str] = []
     """What differs from what the user might expect to be trained."""
     fixes: list[Fix] = []
-    """When nothing fits: the three cheapest changes that would make it fit."""
+    """When nothing fits: the three cheapest changes that would make it fit, or the cheapest two together."""
+    hardware: Hardware | None = None
+    """When nothing fits: the smallest hardware that would do; null where none that is looked at does."""
     architecture: Literal["Exact", "Catalogue", "Estimated"] | None = None
     """Where the model's shape came from; null when it is unknown."""
 

@@ -91,7 +91,7 @@ def test_an_adapter_strategy_trains_an_adapter_without_a_warning() -> None:
 def test_never_means_no_adapter_and_a_fix_that_names_the_field() -> None:
     answer = result(spec(QWEN_7B, adapter__use="Never"), nodes(1, 1, L4, host_gib=60))
     assert answer.reason == PlanReason.ONLY_ADAPTER_FITS
-    assert [fix.path for fix in answer.fixes] == ["spec.adapter.use"]
+    assert [change.path for fix in answer.fixes for change in fix.changes] == ["spec.adapter.use"]
     assert all(candidate.method == "Full" for candidate in answer.candidates)
 
 
@@ -279,4 +279,7 @@ def test_off_policy_batches() -> None:
 def test_no_gpus_at_all_is_a_plain_sentence() -> None:
     answer: PlanResult = plan_job(spec(LLAMA_1B), Inventory(warnings=("node a: its GPUs are shared",)))
     assert answer.reason == PlanReason.NO_GPUS
-    assert answer.message == "no node has GPUs that this job may use: node a: its GPUs are shared"
+    assert (
+        answer.message.split("; the smallest")[0]
+        == "no node has GPUs that this job may use: node a: its GPUs are shared"
+    )

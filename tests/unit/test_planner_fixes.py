@@ -3,10 +3,14 @@
 A fix that doesn't work is worse than none.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from grpo_api.job import GRPOJobSpec
-from grpo_planner import PlanReason, plan_job
+from grpo_api.quantity import GIB
+from grpo_cli.what_if import changed as what_if
+from grpo_planner import Fix, Inventory, PlanReason, plan_job
 from grpo_planner.edit import with_value
 from grpo_planner.fixes import ACCESS_MODE
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result, spec
@@ -31,29 +35,90 @@ REJECTED = {
 THERE = inventory(nodes(1, 8, A100), nodes(1, 4, L4, host_gib=64))
 
 
+def applied(job: GRPOJobSpec, fix: Fix) -> GRPOJobSpec:
+    """The job with a fix, each of its changes as `--what-if` takes it."""
+    for change in fix.changes:
+        job = what_if(job, f"{change.path}={change.value}")
+    return job
+
+
 @pytest.mark.parametrize("path", REJECTED)
 def test_each_fix_when_applied_is_planned(path: str) -> None:
     job: GRPOJobSpec = REJECTED[path]
     answer = plan_job(job, THERE)
     assert not answer.feasible
-    assert path in [fix.path for fix in answer.fixes], answer.message
+    assert path in [change.path for fix in answer.fixes for change in fix.changes], answer.message
     assert len(answer.fixes) <= 3
     for fix in answer.fixes:
-        value = None if fix.value == "" else int(fix.value) if fix.value.isdecimal() else fix.value
-        assert plan_job(with_value(job, fix.path, value), THERE).feasible, fix
+        assert plan_job(applied(job, fix), THERE).feasible, fix
         assert fix.message in answer.message
+
+
+SMALLER = {
+    "spec.adapter.rank": spec(QWEN_7B, adapter__use="Always", adapter__rank=512, placement__gpuProduct=L4,
+                              placement__gpus=ONE),
+    "spec.training.dtype": spec(LLAMA_1B, adapter__use="Never", training__optimizer="AdamW",
+                                resources__limits={"memory": "8Gi"}, placement__gpuProduct=L4, placement__gpus=ONE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SMALLER)
+def test_rank_and_dtype_are_tried(path: str) -> None:
+    job, there = SMALLER[path], inventory(nodes(1, 1, L4, host_gib=60))
+    answer = plan_job(job, there)
+    (fix,) = [fix for fix in answer.fixes if fix.changes[0].path == path]
+    assert plan_job(applied(job, fix), there).feasible
+
+
+def test_where_no_change_helps_alone_two_do_and_each_is_needed() -> None:
+    job = spec(QWEN_7B, adapter__use="Never", training__maxCompletionLength=32768)
+    there = inventory(nodes(1, 1, L4, host_gib=40))
+    (fix,) = plan_job(job, there).fixes
+    assert [change.path for change in fix.changes] == ["spec.adapter.use", "spec.training.maxCompletionLength"]
+    assert plan_job(applied(job, fix), there).feasible
+    for change in fix.changes:
+        assert not plan_job(what_if(job, f"{change.path}={change.value}"), there).feasible
+
+
+@pytest.mark.parametrize("model", [LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B])
+@pytest.mark.parametrize("use", ["Never", "Always"])
+def test_the_hardware_that_would_do_does(model: str, use: str) -> None:
+    job = spec(model, adapter__use=use, placement__gpuProduct=L4, placement__gpus=ONE)
+    answer = plan_job(job, inventory(nodes(1, 1, L4, host_gib=16)))
+    if answer.feasible:
+        return
+    assert answer.hardware is not None
+    assert answer.hardware.message in answer.message
+    would_do = answer.hardware
+    there = nodes(would_do.nodes, would_do.gpus_per_node, would_do.gpu_product,
+                  host_gib=would_do.host_memory_bytes // GIB + 1)  # fmt: skip
+    unbound = spec(model, adapter__use=use, placement__objective="FewestGPUs")
+    assert plan_job(unbound, inventory(there)).feasible
+    less = replace(there, gpus_total=would_do.gpus_per_node // 2, gpus_free=would_do.gpus_per_node // 2)
+    assert not plan_job(unbound, inventory(less)).feasible
+
+
+def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
+    answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
+    assert answer.hardware is not None
+    assert answer.hardware.nodes * answer.hardware.gpus_per_node == 16
+    never = result(spec(LLAMA_70B, training__maxCompletionLength=1048576), nodes(1, 8, H100))
+    assert never.hardware is None
+    assert "none of up to 64 GPUs that was looked at" in never.message
+    assert plan_job(spec(LLAMA_1B), Inventory()).hardware is not None
 
 
 def test_too_few_gpus_offers_fewer() -> None:
     answer = result(spec(LLAMA_1B, placement__gpus={"min": 16}), nodes(1, 8, H100))
     assert answer.reason == PlanReason.NOT_ENOUGH_GPUS
-    assert [(fix.path, fix.value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]
+    assert [(fix.changes[0].path, fix.changes[0].value) for fix in answer.fixes] == [("spec.placement.gpus.min", "8")]
 
 
 def test_a_claim_that_keeps_the_gang_on_one_node_is_named() -> None:
     job = spec(LLAMA_1B, placement__gpus={"min": 16}, checkpoint__volumeClaimTemplate=ONCE)
     answer = result(job, nodes(2, 8, H100))
-    assert next((fix.path, fix.value) for fix in answer.fixes) == (ACCESS_MODE, "ReadWriteMany")
+    (change,) = answer.fixes[0].changes
+    assert (change.path, change.value) == (ACCESS_MODE, "ReadWriteMany")
     assert f"{ACCESS_MODE} ReadWriteOnce keeps the gang on one node" in answer.message
     assert plan_job(with_value(job, ACCESS_MODE, "ReadWriteMany"), inventory(nodes(2, 8, H100))).feasible
 

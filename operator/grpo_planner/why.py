@@ -1,0 +1,48 @@
+"""Why this plan and no other, in a sentence with the two numbers that decided.
+
+A table of candidates holds the answer, but not on its first line.
+"""
+
+from .result import Candidate, PlanResult
+
+
+def why(result: PlanResult) -> str:
+    """What decided for the chosen plan; empty where nothing was compared."""
+    chosen = result.chosen
+    if chosen is None or chosen.memory is None:
+        return ""
+    others = result.candidates[1:]
+    if chosen.method == "LoRA" and (missed := _nearest(others, "Full")):
+        return f"an adapter, because {_lacks(missed, 'training all parameters')}"
+    fitting = [other for other in others if other.rejected and other.rejected.reason in ("Slower", "NoBetter")]
+    if not fitting:
+        missed = next((other for other in others if _misses(other)), None)
+        return f"nothing else fits: {_lacks(missed, f'the nearest, {_named(missed)},')}" if missed else ""
+    rival = min(fitting, key=lambda other: other.estimated_step_seconds or 0)
+    took, takes = chosen.estimated_step_seconds or 0, rival.estimated_step_seconds or 0
+    assert rival.rejected is not None, "it was not chosen"
+    return f"{took:.1f} s per step; {_named(rival)} would take {takes:.1f} s: {rival.rejected.message}"
+
+
+def _misses(candidate: Candidate) -> bool:
+    return candidate.rejected is not None and candidate.rejected.reason in ("DeviceMemory", "HostMemory")
+
+
+def _nearest(candidates: list[Candidate], method: str) -> Candidate | None:
+    """The first candidate of a method that doesn't fit, which is the one that lacks least."""
+    return next((other for other in candidates if other.method == method and _misses(other)), None)
+
+
+def _lacks(candidate: Candidate, what: str) -> str:
+    """`training all parameters needs 94.4 GiB at forward, has 78.9 GiB`."""
+    assert candidate.rejected is not None, "it doesn't fit"
+    return f"{what} {candidate.rejected.message}"
+
+
+def _named(candidate: Candidate) -> str:
+    """`full ZeRO-3 + offload, Sharded on 8 x NVIDIA-L4`."""
+    sharding = f"ZeRO-{candidate.zero_stage}" if candidate.zero_stage else "DDP"
+    offload = " + offload" if candidate.offload != "None" else ""
+    method = "LoRA" if candidate.method == "LoRA" else "full"
+    where = f"{candidate.gpus} x {candidate.gpu_product or candidate.gpu_resource}"
+    return f"{method} {sharding}{offload}, {candidate.strategy} on {where}"
