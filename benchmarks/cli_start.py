@@ -19,7 +19,7 @@ COMMANDS = {
     "grpo --help": ["-m", "grpo_cli", "--help"],
     "grpo plan --help": ["-m", "grpo_cli", "plan", "--help"],
     "grpo gpus": ["-m", "grpo_cli", "gpus"],
-    "grpo plan -f": ["-m", "grpo_cli", "plan", "-f", "examples/01-first-job.yaml", "--gpus", "8xNVIDIA-H100-80GB-HBM3"],
+    "grpo plan -f": ["-m", "grpo_cli", "plan", "-f", "examples/03-lora-7b.yaml", "--gpus", "8xNVIDIA-H100-80GB-HBM3"],
 }
 
 

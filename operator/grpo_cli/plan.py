@@ -10,10 +10,11 @@ from pathlib import Path
 
 import yaml
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned
 from grpo_planner import PlanReason, PlanResult
 
-from . import picture, plan_table, sources, wanted, what_if
+from . import picture, plan_table, size_table, sources, wanted, what_if
 from .errors import WRONG, NotYet, OptionError
 from .terminal import console
 
@@ -36,6 +37,7 @@ def register(parser: ArgumentParser) -> None:
         "--what-if", metavar="KEY=VALUE", action="append", default=[],
         help="plan again with a field changed, such as numGenerations=16, and show the difference",
     )  # fmt: skip
+    parser.add_argument("--sizes", action="store_true", help="print what every number of GPUs would give")
     parser.add_argument("--all", action="store_true", help="print every candidate of the table, not the first twelve")
     parser.add_argument("--to", metavar="FILE", help="write the picture here; unset: <job>.png, or svg to the terminal")
     parser.set_defaults(run=run)
@@ -60,6 +62,8 @@ def _one(options: Namespace, job: wanted.Wanted) -> int:
     else:
         plan_table.show(console(), name, result, everything=options.all)
         plan_table.show_learned(console(), learned)
+    if options.sizes:
+        _sizes(options, job.spec, result)
     code = exit_code(result)
     for change in options.what_if:
         code = max(code, _what_if(options, job, learned, result, change))
@@ -78,6 +82,20 @@ def _what_if(options: Namespace, job: wanted.Wanted, learned: Learned | None, re
     changed = sources.planned(options, changed_spec, learned)
     plan_table.difference(console(), change, result, changed)
     return exit_code(changed)
+
+
+def _sizes(options: Namespace, spec: GRPOJobSpec, result: PlanResult) -> None:
+    """Prints the curve of GPUs against time, where there is one.
+
+    Raises:
+        OptionError: the output is not the table, or the job takes no GPUs.
+    """
+    if options.output != "table":
+        raise OptionError("--sizes is shown as a table; leave out -o")
+    if spec.placement.accelerator == "CPU":
+        raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
+    if result.reason not in SPEC_IS_WRONG:
+        size_table.show(console(), sources.curve(options, spec))
 
 
 def exit_code(result: PlanResult) -> int:

@@ -15,7 +15,7 @@ from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned
 from grpo_api.quantity import quantity_bytes
-from grpo_planner import Inventory, ModelFacts, PlanResult, plan_job
+from grpo_planner import Inventory, ModelFacts, Planner, PlanResult, Size, plan_job
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 
 from . import kubectl
@@ -53,6 +53,17 @@ def planned(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = Non
         for warning in there.warnings:
             print(f"grpo: {warning}", file=sys.stderr)
     return result
+
+
+def curve(options: Namespace, spec: GRPOJobSpec) -> list[Size]:
+    """What every number of the GPUs that the flags name would give, fewest first; empty where nothing fits.
+
+    Raises:
+        InventoryError: a source can't be read, or a GPU job has none.
+        KubectlError: kubectl is missing or fails.
+        SpecRejected: the spec can't be planned at all.
+    """
+    return Planner(spec, facts=facts(options, spec)).curve(inventory(options, spec))
 
 
 def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:

@@ -17,8 +17,8 @@ _INDENT = 2
 
 
 def console() -> Console:
-    """The terminal; wide where there is none, so that pipes get whole lines."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    """The terminal; wide where there is none, so that pipes get whole lines. `:x:` in a message is no picture."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False)
 
 
 def table(*headings: str, right: Iterable[str] = ()) -> Table:

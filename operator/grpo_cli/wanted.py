@@ -15,6 +15,7 @@ _FIELDS = {
     "parameters": ("model", "parameters"),
     "prompt_length": ("training", "maxPromptLength"),
     "completion_length": ("training", "maxCompletionLength"),
+    "steps": ("training", "maxSteps"),
 }
 """Options that describe a job without a file, by the section and the field that they set."""
 
@@ -39,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--completion-length", type=int, metavar="TOKENS", help="with MODEL: longest completion. Unset: 512"
     )
+    parser.add_argument("--steps", type=int, metavar="N", help="with MODEL: optimizer steps of the run, for --sizes")
 
 
 def wanted(options: Namespace) -> list[Wanted]:

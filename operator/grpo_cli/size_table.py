@@ -1,0 +1,63 @@
+"""Prints the curve of GPUs against time: what every number of GPUs would give, and which of them the plan takes.
+
+"How many GPUs should I rent?" is answered by the numbers beside each other, not by the one that was chosen.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from grpo_planner import Size
+
+from .plan_table import CHOSEN
+from .terminal import show_table, table
+
+HEADINGS = ("GPUs", "nodes", "product", "method", "s/step", "GPU-s/step", "GPU-hours", "price", "free", "")
+NUMBERS = ("GPUs", "nodes", "s/step", "GPU-s/step", "GPU-hours", "price", "free")
+UNKNOWN = "-"
+
+
+def show(out: Console, sizes: Sequence[Size]) -> None:
+    """Prints one row per number of GPUs, fewest first, and what would fill the columns that are empty."""
+    wide = table(*HEADINGS, right=NUMBERS)
+    for size in sizes:
+        wide.add_row(*map(escape, _cells(size)), style=_style(size))
+    show_table(out, wide, map(_stacked, sizes))
+    for line in _missing(sizes):
+        out.print(f"[dim]{line}[/dim]")
+
+
+def _style(size: Size) -> str:
+    return "bold green" if size.chosen else ""
+
+
+def _cells(size: Size) -> list[str]:
+    """A size's cells under HEADINGS."""
+    hours = UNKNOWN if size.gpu_hours is None else f"{size.gpu_hours:.1f}"
+    price = UNKNOWN if size.price is None else f"{size.price:.2f}"
+    return [
+        str(size.gpus), str(size.nodes), size.gpu_product, size.method, f"{size.step_seconds:.1f}",
+        f"{size.step_gpu_seconds:.0f}", hours, price, f"{size.headroom:.0%}", CHOSEN if size.chosen else "",
+    ]  # fmt: skip
+
+
+def _stacked(size: Size) -> tuple[Text, ...]:
+    """The same below each other."""
+    gpus, nodes, product, method, seconds, gpu_seconds, hours, price, free, chosen = _cells(size)
+    numbers = f"{seconds} s/step, {gpu_seconds} GPU-s/step, {free} of a GPU's memory free"
+    numbers += "" if hours == UNKNOWN else f", {hours} GPU-hours"
+    numbers += "" if price == UNKNOWN else f", price {price}"
+    where = Text(f"{gpus} x {product}, nodes {nodes}", _style(size) or "bold")
+    return where, Text(method), Text(numbers), *([Text(chosen, _style(size))] if chosen else [])
+
+
+def _missing(sizes: Sequence[Size]) -> Iterable[str]:
+    """What is not known, and what would make it known."""
+    if not sizes:
+        yield "nothing fits on any number of these GPUs"
+    elif all(size.gpu_hours is None for size in sizes):
+        yield "GPU-hours to the end are known where spec.training.maxSteps says how far the run goes"
+    elif all(size.price is None for size in sizes):
+        yield "prices are known where an inventory's nodes have gpuHourPrice"
