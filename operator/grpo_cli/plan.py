@@ -63,7 +63,7 @@ def _one(options: Namespace, job: wanted.Wanted) -> int:
         plan_table.show(console(), name, result, everything=options.all)
         plan_table.show_learned(console(), learned)
     if options.sizes:
-        _sizes(options, job.spec, result)
+        _sizes(options, spec, result)
     code = exit_code(result)
     for change in options.what_if:
         code = max(code, _what_if(options, job, learned, result, change))

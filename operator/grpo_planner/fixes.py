@@ -109,7 +109,7 @@ def _written(value: Any) -> str:
     """A value as YAML in one line."""
     if value is None:
         return "null"
-    return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
 
 
 def _turns(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool]) -> Iterator[Turn]:
@@ -137,8 +137,8 @@ def _halves(number: int, least: int) -> list[int]:
 def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Turn]:
     """An adapter of lower rank, or on fewer modules where the model has those that are named."""
     yield Turn("spec.adapter.rank", _halves(spec.adapter.rank, LEAST_RANK), "a smaller adapter")
-    attention = ("q_proj", "v_proj")
-    if spec.adapter.target_modules == ["all-linear"] and not shape.fused:
+    attention = ["q_proj", "v_proj"]
+    if spec.adapter.target_modules == ["all-linear"] and shape.adapted(tuple(attention)):
         yield Turn("spec.adapter.targetModules", [attention], "an adapter on queries and values alone")
 
 

@@ -3,6 +3,7 @@
 A fix that doesn't work is worse than none.
 """
 
+from bisect import bisect_left
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,22 @@ def test_rank_and_dtype_are_tried(path: str) -> None:
     answer = plan_job(job, there)
     (fix,) = [fix for fix in answer.fixes if fix.changes[0].path == path]
     assert plan_job(applied(job, fix), there).feasible
+
+
+def test_fewer_targets_are_tried_where_the_model_has_them() -> None:
+    there = inventory(nodes(1, 1, L4, host_gib=60))
+
+    def job(tokens: int) -> GRPOJobSpec:
+        return spec(QWEN_7B, adapter__use="Always", adapter__rank=7, training__maxCompletionLength=tokens)
+
+    first = bisect_left(
+        range(1 << 16), True, key=lambda tokens: tokens > 0 and not plan_job(job(tokens), there).feasible
+    )
+    fix = plan_job(job(first), there).fixes[0]
+    assert [(change.path, change.value) for change in fix.changes] == [
+        ("spec.adapter.targetModules", "[q_proj, v_proj]")
+    ]
+    assert plan_job(applied(job(first), fix), there).feasible
 
 
 def test_where_no_change_helps_alone_two_do_and_each_is_needed() -> None:

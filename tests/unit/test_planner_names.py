@@ -48,6 +48,12 @@ def test_a_slip_is_answered_with_the_name() -> None:
     assert "did you mean" not in unknown_product("zzz")
 
 
+def test_a_slip_in_a_models_name_is_answered_too() -> None:
+    answer = plan_job(spec("Qwen/Qwen2.5-7BB"), parse_gpus("8xH100"))
+    assert "or did you mean qwen2.5-7b" in answer.message
+    assert "did you mean" not in plan_job(spec("zzz/zzz"), parse_gpus("8xH100")).message
+
+
 def test_inventories_take_short_names() -> None:
     group = {"gpuProduct": "H100", "gpusPerNode": 8, "hostMemoryGiB": 1, "cpu": 1}
     (node,) = parse_inventory({"nodes": [group]}).nodes

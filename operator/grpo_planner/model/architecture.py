@@ -177,7 +177,7 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
         raise SpecRejected(
             PlanReason.UNKNOWN_MODEL,
             f"{path}.name {name!r} is not in the built-in catalogue and its config.json is not at hand: "
-            f"set {path}.parameters, such as 494M or 1.24B",
+            f"set {path}.parameters, such as 494M or 1.24B{_meant(name)}",
         )
     near, shape = catalogue.nearest_dense(count)
     note = f"{name}: shape estimated from {parameters} parameters as that of {near}"
@@ -215,3 +215,9 @@ def from_config(read: Mapping[str, Any]) -> Shape:
         SpecRejected: it is not the config of a decoder that can be trained.
     """
     return from_architecture(config.architecture_of(read))
+
+
+def _meant(name: str) -> str:
+    """The end of a sentence on an unknown name: what it may be a slip of."""
+    close = catalogue.similar(name)
+    return f"; or did you mean {' or '.join(close)}?" if close else ""

@@ -5,6 +5,7 @@ With it the usual models are planned from their name alone, without a hub or a c
 
 import re
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from math import log
@@ -24,6 +25,8 @@ STORED_NARROW = ("openai/gpt-oss-", "deepseek-ai/deepseek-v3", "deepseek-ai/deep
 """Beginnings of hub ids whose originals are quantised though the name doesn't say so, in lower case."""
 SMALL_MODEL = 60_000_000
 """Below this no catalogued model is near enough to borrow a shape from."""
+_LIKENESS = 0.7
+"""Least likeness of a name to one that may have been meant."""
 COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "declared")
 """Of a row; the last is left out where the shape has all parameters."""
 
@@ -58,6 +61,11 @@ def lookup(model: str) -> Shape | None:
     name = model.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
     known = [key for key in shapes() if name == key or name.startswith((key + "-", key + "_"))]
     return shapes()[max(known, key=len)] if known else None
+
+
+def similar(model: str) -> list[str]:
+    """Catalogued names like that of an unknown model, the most alike first."""
+    return get_close_matches(model.rstrip("/").rsplit("/", 1)[-1].lower(), shapes(), n=3, cutoff=_LIKENESS)
 
 
 def nearest_dense(parameters: int) -> tuple[str, Shape]:
