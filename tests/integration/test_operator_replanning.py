@@ -49,8 +49,6 @@ def test_the_next_attempt_runs_another_plan_of_the_same_batch(bench: GpuBench, o
     status = bench.status()
     assert status["learned"]["memory"]["backward"]["neededBytes"] == 81 * GIB
     assert "after OutOfMemory at backward in attempt 1" in status["plan"]["changes"][0]
-    assert bench.condition("Degraded")[1] == "OutOfMemory"
-    assert "Planned anew after OutOfMemory" in bench.condition("Degraded")[2]
     bench.end(bench.pods(attempt=2)[0], 139)
     bench.wait_running(attempt=3)
     assert {key: value for key, value in split(bench, 3).items() if key != "changes"} == {

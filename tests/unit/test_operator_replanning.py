@@ -9,13 +9,18 @@ import pytest
 from grpo_api.learned import MAX_REPLANS, Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_api.status import GRPOJobStatus
+from grpo_operator.admission.inventory import node_facts
+from grpo_operator.admission.judge import Question, restart
 from grpo_operator.admission.kept import anew, learning, resumed
+from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decisions import Action, Decision
 from grpo_operator.observe import Observation
 from grpo_operator.records import GRPOJobRecord
 from grpo_operator.status import build, to_json
 from grpo_planner import Inventory, PlanResult, plan_job
 from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
     active_status,
     condition,
     judged,
@@ -83,6 +88,27 @@ def test_the_next_attempt_has_another_plan_and_says_why() -> None:
     assert status.learned is not None
     assert status.learned.memory["backward"].needed_bytes == 81 * 2**30
     assert status.restarts == 1
+
+
+def test_the_queue_gives_a_gang_that_starts_again_its_new_plan() -> None:
+    seen = ran_out()
+    decision = judged(seen)
+    assert decision.learned is not None
+    node = {
+        "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H100, "nvidia.com/gpu.memory": "81559"}},
+        "spec": {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"nvidia.com/gpu": "8", "cpu": "128", "memory": "1024Gi"},
+        },
+    }
+    snapshot = Snapshot(nodes=(node_facts(node),))
+    question = Question(jobs=(seen.job,), snapshot=snapshot, now=NOW, limits=LIMITS)
+    verdict = restart(learning(seen.job, decision.learned), question)
+    assert verdict.admitted, verdict.message
+    assert verdict.plan is not None
+    assert verdict.plan.gradient_checkpointing
+    assert restart(seen.job, question).plan == seen.job.status.plan
 
 
 def test_a_plan_that_answers_a_shortfall_is_kept_for_other_ends() -> None:

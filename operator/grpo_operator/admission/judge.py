@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import PlanResult
+from grpo_planner import PlanResult, plan_job
 
 from ..decisions import Limits
 from ..reasons import Reason
@@ -20,7 +20,7 @@ from ..times import seconds
 from .allowance import Allowance
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
-from .kept import anew, resumed
+from .kept import anew, resumed, shortfall
 from .plans import Plans
 from .snapshot import Snapshot
 from .suitability import Suitability
@@ -112,11 +112,20 @@ def judge(asked: Question, plans: Plans) -> Pass:
 
 
 def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
-    """A gang that ended takes its own place again, with its own plan, ahead of all who wait."""
+    """A gang that ended takes its own place again, with its own plan, ahead of all who wait.
+
+    Where that plan ran out of memory it takes the one that answers that.
+    """
     others, plan = [claim for claim in asked.claims() if claim.job.uid != job.uid], job.status.plan
     if plan is None:
         raise ValueError(f"{job.key} is active without a plan")
     capacity = Capacity(asked.snapshot, others)
+    if shortfall(job) and job.spec is not None:
+        there = capacity.inventory(job)
+        result = resumed(job, there) or anew(job, job.spec, lambda spec, known: plan_job(spec, there, learned=known))
+        if result.chosen is None:
+            return verdict_of(job, result)
+        plan = result.chosen
     avoids = job.creates_pods or capacity.possible(job, plan)
     job = job if avoids else job.avoiding(())
     admitted = job.creates_pods or capacity.fits(job, plan)
