@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,6 +139,12 @@ def test_a_manifest_of_the_first_version_is_verified_by_its_sha256(tmp_path: Pat
     assert all_damage(tmp_path, manifest.files, 2) == [
         "optimizer.pt differs from its recorded sha256 in bytes 0 to 100"
     ]
+
+
+def test_a_new_manifest_has_the_quick_hash(tmp_path: Path) -> None:
+    written(tmp_path, {"model": b"weights"})
+    entry = record(tmp_path, {"model": 7}, 1, CHUNK)["model"]
+    assert (entry.algorithm, entry.hashes) == ("xxh3_128", [xxhash.xxh3_128_hexdigest(b"weights")])
 
 
 def test_a_hash_too_few_or_a_size_that_changed_is_no_manifest_entry() -> None:

@@ -6,6 +6,7 @@ These rules need no training run to be seen.
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -17,14 +18,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Progress, Result
 from grpo_api.running import GuardSpec
+from grpo_trainer import __main__ as program
 from grpo_trainer.__main__ import read_plan
-from grpo_trainer.errors import BadInput, DivergedKL, RewardError, classify
+from grpo_trainer.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
 from grpo_trainer.guard import KLGuard
+from grpo_trainer.process.cores import threads_per_process
 from grpo_trainer.process.outcome import finished_attempt, keep, make_outcome
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
@@ -77,6 +80,19 @@ def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> 
     assert " torch\n" not in ended.stderr
 
 
+@pytest.mark.parametrize("given", [{}, {THREADS_ENV: "3"}], ids=["unset", "the user's"])
+def test_a_process_computes_on_its_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(changed(processes_per_node=2).model_dump_json(by_alias=True))
+    environment = {PLAN_ENV: str(path), LOCAL_RANK_ENV: "1", **given}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(program, "work", lambda *_: 0)
+    assert program.main() == 0
+    assert environment[THREADS_ENV] == given.get(THREADS_ENV, str(threads_per_process(2)))
+
+
 @pytest.mark.parametrize(
     ("error", "result"),
     [
@@ -89,6 +105,7 @@ def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> 
         ),
         (RuntimeError("Connection closed by peer [10.0.0.1]:1"), Result.ERROR),
         (KeyError("kl"), Result.ERROR),
+        (DriftedApart("policy"), Result.ERROR),
     ],
 )
 def test_exceptions_become_results(error: BaseException, result: Result) -> None:
