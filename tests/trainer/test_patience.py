@@ -53,6 +53,16 @@ def watched(plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdo
     return known, Watchdog(plan, known, lambda *_: None)
 
 
+def test_hours_of_fetching_are_no_hang(clock: Clock) -> None:
+    known, watchdog = watched()
+    known.stage("Loading")
+    for arrived in range(20):
+        clock.now += LIMIT - 1
+        assert watchdog.verdict() is None
+        known.fetched(arrived)
+    assert known.progress.fetched_bytes == 19
+
+
 @pytest.mark.parametrize("stage", ["Loading", "Proving", "Exporting"])
 def test_hours_of_loading_that_gets_on_are_no_hang(clock: Clock, stage: Stage) -> None:
     known, watchdog = watched()
