@@ -4,6 +4,7 @@ Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read
 (CachingHostAllocator.h) for the size of pinned ones. PROCESS and CPU_PROCESS are assumptions (docs/memory-model.md).
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
@@ -23,8 +24,9 @@ CPU_PROCESS = GIB
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     """Host memory of one pod with so many processes.
 
-    Loading holds the weights once per process (ZeRO-3: the partition and a few modules), before the optimizer's state
-    is made; an offloaded reference holds its weights.
+    Loading holds the weights once per process, before the optimizer's state is made; an offloaded reference holds its
+    weights. Under ZeRO-3 a process holds its partition and a few modules, and rank 0, which may be in any pod, the
+    whole model besides: all files while it loads, and what it writes when it saves, then beside the offloaded state.
     """
     whole = shape.parameters * setup.weight_bytes
     partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
@@ -32,68 +34,72 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     reference = 0.0
     if setup.reference == "Offload":
         reference = whole / setup.world if setup.zero == 3 else whole
-    return round(processes * (PROCESS + max(loading, offloaded_state(shape, setup)) + reference))
+    first = whole if setup.zero == 3 else 0
+    return round(first + processes * (PROCESS + max(loading, offloaded_state(shape, setup)) + reference))
 
 
-def offloaded_state(shape: Shape, setup: Setup) -> int:
-    """Bytes of one rank's offloaded optimizer: 18 per parameter and rank (ZeRO-2 accumulating: 20), rounded."""
+def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
+    """Bytes of one rank's offloaded optimizer: 18 per parameter and rank, ZeRO-2 accumulating 20.
+
+    `rounded`: pinned buffers as large as torch makes them. On a CPU, where the terms are measured, none is pinned.
+    """
     if not setup.offload:
         return 0
-    return zero_3_state(shape, setup) if setup.zero == 3 else zero_2_state(shape, setup)
+    size = pinned if rounded else int
+    return zero_3_state(shape, setup, size) if setup.zero == 3 else zero_2_state(shape, setup, size)
 
 
-def zero_2_state(shape: Shape, setup: Setup) -> int:
+def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     """ZeRO-2's buffers: float32 master and gradient, moments, weights on their way to the GPU, a tensor's gradient.
 
     All but torch's moments are pinned; parameters with and without weight decay have their own.
     """
-    total = pinned(setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets))
+    total = size(setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets))
     for elements in (
         sum(trained_matrices(shape, setup.lora_rank, setup.lora_targets)),
         trained_vectors(shape, setup.lora_rank),
     ):
         own = -(-elements // setup.world)
-        total += 2 * pinned(4 * own) + pinned(setup.weight_bytes * own) + 8 * own
-    return total + (accumulated(shape, setup) if setup.accumulates else 0)
+        total += 2 * size(4 * own) + size(setup.weight_bytes * own) + 8 * own
+    return total + (accumulated(shape, setup, size) if setup.accumulates else 0)
 
 
-def accumulated(shape: Shape, setup: Setup) -> int:
+def accumulated(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     """ZeRO-2's gradients of earlier micro-batches, on the rank that has most: a pinned buffer per tensor.
 
     Norms and biases are many and small; each takes less than twice its bytes.
     """
     vectors = 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
-    found = _fullest_rank(shape, setup.lora_rank, setup.lora_targets, setup.weight_bytes, setup.world)
-    return found + vectors
+    matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
+    return _fullest_rank(matrices, setup.weight_bytes, setup.world, size) + vectors
 
 
 @lru_cache(maxsize=512)
-def _fullest_rank(shape: Shape, lora_rank: int, targets: tuple[str, ...], weight_bytes: int, world: int) -> int:
+def _fullest_rank(matrices: tuple[int, ...], weight_bytes: int, world: int, size: Callable[[int], int]) -> int:
     """Pinned bytes of the matrices on the rank that has most.
 
     A tensor that lies across partitions has a buffer of its whole size on every rank that has a piece of it. Kept, as
     it goes through all tensors, and many methods and fixes ask for the same.
     """
-    matrices = trained_matrices(shape, lora_rank, targets)
     own = -(-sum(matrices) // world)
     ranks = [0] * world
     end = 0
     for elements in matrices:
         start, end = end, end + elements
-        buffer = pinned(weight_bytes * elements)
+        buffer = size(weight_bytes * elements)
         for rank in range(start // own, (end - 1) // own + 1):
             ranks[rank] += buffer
     return max(ranks)
 
 
-def zero_3_state(shape: Shape, setup: Setup) -> int:
+def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     """ZeRO-3's buffers: float32 master and moments; pinned, the gradients in the model's dtype and in float32.
 
     The float32 gradients are pinned a sub-group at a time.
     """
     groups = sub_groups(shape, setup)
     own = sum(groups)
-    return 12 * own + sum(pinned(4 * group) for group in groups) + pinned(setup.weight_bytes * own)
+    return 12 * own + sum(size(4 * group) for group in groups) + size(setup.weight_bytes * own)
 
 
 def sub_groups(shape: Shape, setup: Setup) -> list[int]:

@@ -226,9 +226,12 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
         done = waiting + down + tied
     # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the one it is added to.
     pending = tied + (0 if fresh else head_gradient)
+    # An offloaded gradient leaves the GPU when the next ones are there, and its norm is taken before it does.
+    norm = states.gradient_norm(shape, setup) if setup.offload else 0
+    leaving = norm + head_gradient if norm else 0
     return max(
         waiting + passes.at_head,
-        waiting + (head_gradient if fresh else tied) + passes.at_top,
+        waiting + max(leaving, head_gradient if fresh else tied) + passes.at_top,
         done + passes.at_bottom,
-        (waiting if setup.partitions or setup.lora else all_gradients) + pending + passes.at_embedding,
+        (waiting if setup.partitions or setup.lora else all_gradients) + pending + passes.at_embedding + norm,
     )

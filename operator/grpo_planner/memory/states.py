@@ -17,6 +17,8 @@ SMALL_TENSOR = 4096
 BLOCK = 256
 """Elements that share one float32 scale in a moment of 8-bit AdamW (bitsandbytes)."""
 
+NORM_CHUNK = 250_000_000
+"""Elements that ZeRO-3 copies to float64 at a time for a gradient's norm (_constant_buffered_norm2)."""
 PROOF_CHUNK = 1 << 24
 """Elements of the checkpoint that the trainer's proof has on the device at a time, beside a byte each to compare."""
 
@@ -135,16 +137,30 @@ def live_parameters(shape: Shape, setup: Setup) -> float:
     return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.largest_module)
 
 
+def gradient_norm(shape: Shape, setup: Setup) -> float:
+    """DeepSpeed's float64 copy of one gradient for its norm: of what this rank holds of the largest tensor, 8 bytes.
+
+    get_norm_dtype is float64 wherever the device has it. ZeRO-3 holds a share of each tensor and copies NORM_CHUNK at a
+    time; ZeRO-2's partition may lie within one tensor.
+    """
+    largest = largest_trained(shape, setup.lora_rank, setup.lora_targets)
+    if setup.zero == 3:
+        return 8 * min(largest / setup.world, NORM_CHUNK)
+    return 8 * min(largest, trained_parameters(shape, setup) / setup.world) if setup.zero else 0
+
+
 def step_buffers(shape: Shape, setup: Setup) -> float:
     """What ZeRO's optimizer step holds: gradients averaged, flattened and copied to float32 (measured).
 
     8 bytes per parameter and rank under ZeRO-2, its gradients among them; 6 per parameter of one sub-group under
-    ZeRO-3, whose gradients are permanent. Fused AdamW without ZeRO needs none.
+    ZeRO-3, whose gradients are permanent. Before it one gradient's norm, beside ZeRO-2's gradients. Fused AdamW without
+    ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0
     own = trained_parameters(shape, setup) / setup.world
-    return 6 * min(own, SUB_GROUP) if setup.zero == 3 else 8 * own
+    norm = gradient_norm(shape, setup)
+    return max(6 * min(own, SUB_GROUP), norm) if setup.zero == 3 else max(8 * own, gradients(shape, setup) + norm)
 
 
 def loading(shape: Shape, setup: Setup) -> float:
