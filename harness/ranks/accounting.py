@@ -164,6 +164,8 @@ def _grow(cache: Any, tokens: int) -> None:
         room = tokens
         if getattr(layer, "sliding_window", None):
             room = min(tokens, layer.sliding_window - 1 - layer.keys.shape[-2])
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length += tokens
         if room > 0:
             for name in ("keys", "values"):
                 old = getattr(layer, name)

@@ -61,14 +61,14 @@ class GroupedProduct(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weights: Tensor) -> Tensor:
         """Returns a row each; saves what the gradients that are wanted need."""
         ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights if ctx.needs_input_grad[0] else None)
-        ctx.rows, ctx.weights = rows.shape, weights.transpose(-2, -1).shape
+        ctx.rows, ctx.weights = rows.shape, (weights.shape, weights.stride())
         return rows.new_empty(rows.shape[0], weights.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of rows and matrices, the latter laid out as the weights are stored."""
         rows = grad.new_empty(ctx.rows) if ctx.needs_input_grad[0] else None
-        return rows, grad.new_empty(ctx.weights).transpose(-2, -1) if ctx.needs_input_grad[1] else None
+        return rows, grad.new_empty_strided(*ctx.weights) if ctx.needs_input_grad[1] else None
 
 
 def grouped_product(rows: Tensor, weights: Tensor, *, offs: Tensor, **_settings: Any) -> Tensor:

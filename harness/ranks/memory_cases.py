@@ -56,7 +56,25 @@ CASES = [
     case("gemma-3-1b", "gemma3_text", layers=6),
     case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
     case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, checkpointing=False, micro_batch=8),
+    case("smollm3-3b", "smollm3", checkpointing=False),
+    case("olmo-2-0425-1b", "olmo2", checkpointing=False),
+    case("qwen2.5-1.5b", "qwen2", lora_rank=16, lora_targets=("q_proj", "v_proj"), checkpointing=False),
 ]
+"""Dense models with a fused attention kernel."""
+UNFUSED = [
+    case("gemma-2-2b", "gemma2", checkpointing=False),
+    case("gemma-2-2b", "gemma2", prompt=1024),
+    case("gemma-2-2b", "gemma2", "mixed", checkpointing=False),
+    case("gemma-2-2b", "gemma2", lora_rank=16, checkpointing=False),
+    case("qwen3-30b-a3b", "qwen3_moe"),
+    case("qwen3-30b-a3b", "qwen3_moe", checkpointing=False),
+    case("qwen3-30b-a3b", "qwen3_moe", lora_rank=8),
+    case("qwen3-30b-a3b", "qwen3_moe", lora_rank=8, checkpointing=False),
+    case("mixtral-8x7b", "mixtral", lora_rank=16, checkpointing=False),
+    case("gpt-oss-20b", "gpt_oss"),
+    case("gpt-oss-20b", "gpt_oss", lora_rank=16, checkpointing=False),
+]
+"""Mixtures of experts, and models without a fused attention kernel."""
 
 
 def predicted(case: Case, accumulation: int) -> Prediction:

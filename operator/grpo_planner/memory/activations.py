@@ -5,8 +5,14 @@ layers, torch's non-reentrant checkpointing; each coefficient was read off fake-
 changing one width at a time (docs/memory-model.md). All results are bytes on one GPU.
 """
 
-from ..model.shapes import Shape
+from ..model.shapes import EMBEDDING, Shape
+from . import attention, experts
 from .setup import Setup
+
+INPUT_MAPS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+"""Projections whose input is a norm's output."""
+PER_WEIGHT = ("mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj", "mlp.gate", EMBEDDING)
+"""Names of what PEFT adapts by changing weights, or by a table, and not by a product per token."""
 
 
 def inner(shape: Shape) -> int:
@@ -14,56 +20,102 @@ def inner(shape: Shape) -> int:
     return shape.intermediate * max(1, shape.active_experts)
 
 
+def adapters(shape: Shape, setup: Setup, *names: str) -> float:
+    """Adapters per layer on the maps of these names that take every token as it comes, or on all such maps.
+
+    An adapter on experts changes their weights instead, and so does one on their router.
+    """
+    found = [linear for linear in shape.adapted(setup.lora_targets) if linear.name not in PER_WEIGHT]
+    chosen = [linear for linear in found if not names or linear.name.rsplit(".", 1)[-1] in names]
+    return sum(linear.copies for linear in chosen) / shape.layers
+
+
 def saved_attention(shape: Shape, setup: Setup) -> float:
-    """Per token: query, keys, values and output, log-sum-exp, and the additive mask's row.
+    """Per token: query, keys, values and output, log-sum-exp, and the additive mask's row; eagerly, all scores.
 
     With a padding mask, keys and values are repeated for every query head before the kernel, except where a single
     key head can be expanded without a copy. Under mixed precision rotated keys are narrowed after that: a copy always.
     """
     repeated = shape.key_value if shape.kv_heads == 1 else shape.query
     keys_values = shape.query + repeated if setup.precision == "mixed" else 2 * repeated
-    return setup.compute_bytes * (2 * shape.query + keys_values + setup.length) + 4 * shape.heads
+    states = setup.compute_bytes * (2 * shape.query + keys_values)
+    if shape.eager:
+        return states + attention.score_bytes(shape, setup.precision).saved * shape.heads * setup.length
+    return states + setup.compute_bytes * setup.length + 4 * shape.heads
+
+
+def kept_norm(shape: Shape, setup: Setup) -> float:
+    """Per token: what one RMSNorm keeps, its float32 input (4 bytes), and for a trained weight the normalised values in
+    the dtype that they are multiplied in."""
+    normalised = 0 if setup.lora else 2 if setup.precision == "bfloat16" and not shape.wide_norms else 4
+    return shape.hidden * (4 + normalised)
+
+
+def inputs_kept(shape: Shape, setup: Setup) -> float:
+    """Projections of a norm's output that keep it: those of attention, and gate and up, or the experts' router."""
+    if setup.lora:
+        return adapters(shape, setup, *INPUT_MAPS) + experts.adapted(shape, setup)
+    return 2 if shape.fused else 4 if shape.experts else 5
 
 
 def saved_norms(shape: Shape, setup: Setup) -> float:
     """Per token: what RMSNorms keep, and their outputs as inputs of the projections.
 
-    A norm keeps its float32 input (4 bytes), and for a trained weight the normalised values in the dtype that they are
-    multiplied in. Projections share one input in plain precision; under autocast each keeps its own bfloat16 cast.
+    Projections share one input in plain precision; under autocast each that is trained, or has an adapter, keeps its
+    own bfloat16 cast.
     """
-    normalised = 0 if setup.lora else 2 if setup.precision == "bfloat16" and not shape.wide_norms else 4
-    inputs = 2 if shape.fused else 5
+    inputs = inputs_kept(shape, setup)
     autocast = setup.precision == "mixed" or (setup.lora and setup.precision == "bfloat16")
     outputs = 2 * inputs if autocast else 2 * setup.compute_bytes
-    return shape.hidden * (shape.norms * (4 + normalised) + outputs)
+    return shape.norms * kept_norm(shape, setup) + shape.hidden * outputs
 
 
 def saved_head_norms(shape: Shape, setup: Setup) -> float:
     """Per token: the same for the norms of queries and keys."""
-    if not shape.qk_norm:
+    if not (shape.qk_norm or shape.whole_qk_norm):
         return 0
     wide = shape.wide_norms or setup.precision == "float32"
     return (shape.query + shape.key_value) * (4 if setup.lora else 8 if wide else 6)
+
+
+def gate_adapted(shape: Shape, setup: Setup) -> bool:
+    """Whether an adapter is on one of the projections around the gated product."""
+    return adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj", "down_proj") > 0
 
 
 def saved_adapters(shape: Shape, setup: Setup) -> float:
     """Per token: the adapters' inner values, and the attention output's cast for its adapter under autocast."""
     if not setup.lora:
         return 0
-    # One per linear map: query, key, value, output, gate, up and down, four where some are fused.
-    inner_values = setup.compute_bytes * setup.lora_rank * (4 if shape.fused else 7)
-    return inner_values + (2 * shape.query if setup.compute_bytes == 2 else 0)
+    inner_values = setup.compute_bytes * setup.lora_rank * adapters(shape, setup)
+    output_cast = 2 * shape.query * adapters(shape, setup, "o_proj") if setup.compute_bytes == 2 else 0
+    return inner_values + output_cast
+
+
+def saved_feed_forward(shape: Shape, setup: Setup) -> float:
+    """Per token: gate, activation, up and their product, which only a trained or adapted down projection keeps."""
+    if shape.experts:
+        return experts.saved(shape, setup)
+    down = adapters(shape, setup, "down_proj") if setup.lora else 1
+    return (3 + down) * setup.compute_bytes * shape.intermediate
 
 
 def saved_per_token(shape: Shape, setup: Setup) -> float:
-    """What one layer keeps for its backward pass, per token; the gated product keeps four of its inner width."""
+    """What one layer keeps for its backward pass, per token."""
     return (
         saved_norms(shape, setup)
         + saved_head_norms(shape, setup)
         + saved_attention(shape, setup)
-        + 4 * setup.compute_bytes * inner(shape)
+        + saved_feed_forward(shape, setup)
         + saved_adapters(shape, setup)
     )
+
+
+def not_yet_saved(shape: Shape, setup: Setup) -> float:
+    """Of what one layer keeps, what isn't there while attention runs: at the least the feed-forward part and half of
+    the norms."""
+    norms = shape.norms / 2 * kept_norm(shape, setup)
+    return (saved_feed_forward(shape, setup) + norms) * setup.tokens
 
 
 def checkpoint(shape: Shape, setup: Setup) -> float:
@@ -71,25 +123,22 @@ def checkpoint(shape: Shape, setup: Setup) -> float:
     return setup.weight_bytes * shape.hidden * setup.tokens
 
 
+def narrowed(shape: Shape) -> int:
+    """Parameters of one layer's matrices that autocast narrows: all but experts."""
+    return shape.layer_matrices - shape.experts * shape.expert_matrices
+
+
 def weight_casts(shape: Shape, setup: Setup) -> float:
-    """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under autocast."""
-    matrices = 2 * shape.layer_matrices if setup.precision == "mixed" else 0
-    adapters = (
-        2 * shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
-        if setup.compute_bytes == 2
-        else 0
-    )
-    return matrices + adapters
+    """bfloat16 copies of one layer's float32 matrices and adapters that autograd keeps under autocast, and experts as
+    adapters change them."""
+    matrices = 2 * narrowed(shape) if setup.precision == "mixed" else 0
+    factors = shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
+    return matrices + (2 * factors if setup.compute_bytes == 2 else 0) + experts.effective(shape, setup)
 
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
     """Autocast's cache of the casts of all trained float32 matrices, dropped when the forward pass ends."""
-    return 2 * shape.layer_matrices * shape.layers if setup.precision == "mixed" and not setup.lora else 0
-
-
-def mask(setup: Setup) -> float:
-    """The boolean mask [batch, 1, length, length] that all layers share."""
-    return setup.length * setup.tokens
+    return 2 * narrowed(shape) * shape.layers if setup.precision == "mixed" and not setup.lora else 0
 
 
 def saved(shape: Shape, setup: Setup) -> float:
@@ -100,14 +149,32 @@ def saved(shape: Shape, setup: Setup) -> float:
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
-    """The largest temporaries of one layer's forward pass, beside what it saves: around the gated product.
+    """The largest temporaries of one layer's forward pass, beside what it saves in the end.
+
+    A checkpointed layer saves nothing; with scores or experts its temporaries are those of a pass without gradients.
+    """
+    if setup.checkpointing and (shape.eager or shape.experts):
+        kept = attention.score_bytes(shape, setup.precision).kept * attention.scores(shape, setup)
+        gated = 0 if shape.experts else feed_forward_transient(shape, setup) + kept
+        return max(gated, no_grad_transient(shape, setup) + experts.effective(shape, setup))
+    score = attention.score_bytes(shape, setup.precision)
+    at_scores = (score.forward - score.saved) * attention.scores(shape, setup) - not_yet_saved(shape, setup)
+    return max(at_scores, feed_forward_transient(shape, setup))
+
+
+def feed_forward_transient(shape: Shape, setup: Setup) -> float:
+    """Those around the gated product, or of the experts' weighted rows.
 
     Full training: gate, up and their product. LoRA adds a float32 copy of the product for its adapter; recomputed
     layers hold both projections and the activation as well, and cast a frozen float32 matrix at a time.
     """
+    if shape.experts:
+        return (experts.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora:
         return (3 * wide + (4 if setup.weight_bytes == 2 else 6) * shape.hidden) * setup.tokens
+    if not gate_adapted(shape, setup):
+        return ((3 if setup.checkpointing else 2) * wide + 4 * shape.hidden) * setup.tokens
     if setup.checkpointing:
         cast = 2 * shape.hidden * shape.intermediate if setup.precision == "mixed" else 0
         return (4 * wide + 8 * shape.hidden) * setup.tokens + cast
@@ -118,20 +185,44 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer when nothing is saved: the reference's pass."""
-    return (6 * inner(shape) + (11 if setup.weight_bytes == 2 else 16) * shape.hidden) * setup.tokens
+    score, count = attention.score_bytes(shape, setup.precision), attention.scores(shape, setup)
+    streams = (8 if shape.experts else 11) if setup.weight_bytes == 2 else 16
+    wide = experts.scoring_transient(shape, setup) if shape.experts else 6 * shape.intermediate
+    held = (wide + streams * shape.hidden) * setup.tokens + score.kept * count
+    states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
+    return max(held, score.scoring * count + states * setup.tokens)
 
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
-    """The largest temporaries of one layer's backward pass: at the product of gate and up projections.
+    """The largest temporaries of one layer's backward pass, beside what it has saved."""
+    score = attention.score_bytes(shape, setup.precision)
+    at_scores = (score.backward - score.saved) * attention.scores(shape, setup) - not_yet_saved(shape, setup)
+    return max(at_scores, feed_forward_backward(shape, setup))
+
+
+def feed_forward_backward(shape: Shape, setup: Setup) -> float:
+    """Those at the product of gate and up projections, or of the experts' weighted rows.
 
     LoRA's adapter has a float32 copy of the product where there is autocast: in a recomputed layer beside its gradient.
     """
+    if shape.experts:
+        rows = (experts.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
+        # Gate and up projections are twice as wide; where gradients are added up, those before are gone by then.
+        down, fresh = first_gradient(shape, setup), not (setup.accumulates or setup.partitions)
+        return max(rows - down, experts.effective_gradient(shape, setup), 2 * down if fresh else down)
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora or setup.precision == "float32":
         return 2 * wide * setup.tokens
+    if not gate_adapted(shape, setup):
+        return 3 * wide * setup.tokens
     if setup.checkpointing:
         return (3 * wide + (8 if setup.weight_bytes == 2 else 10) * shape.hidden) * setup.tokens
     return (2 * wide + 2 * shape.hidden) * setup.tokens
+
+
+def first_gradient(shape: Shape, setup: Setup) -> float:
+    """The first matrices whose gradients a layer's backward pass makes, its down projections."""
+    return 0 if setup.lora else max(1, shape.experts) * shape.hidden * shape.intermediate * setup.weight_bytes
 
 
 def layer_backward(shape: Shape, setup: Setup) -> float:

@@ -5,7 +5,8 @@ ZeRO-3). All results are bytes on one GPU.
 """
 
 from ..model.shapes import Shape
-from .activations import cast_cache, inner
+from . import attention, experts
+from .activations import cast_cache, gate_adapted, inner
 from .setup import Setup
 from .states import live_parameters
 
@@ -45,18 +46,29 @@ def logits(shape: Shape, setup: Setup) -> float:
 
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:
-    """One layer's temporaries over all prompts: the gated product, four residual streams and the mask.
+    """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the mask."""
+    score, count = attention.score_bytes(shape, setup.precision), shape.heads * setup.prompt
+    streams = 8 if setup.weight_bytes == 2 else 16
+    wide = experts.scoring_transient(shape, setup) + streams * shape.hidden if shape.experts else gated(shape, setup)
+    states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
+    masks = (2 * setup.weight_bytes if shape.eager else 1) * setup.prompt
+    per_token = max(wide + score.kept * count, score.scoring * count + states) + masks
+    return setup.generation_batch * setup.prompt * per_token + experts.effective(shape, setup)
+
+
+def gated(shape: Shape, setup: Setup) -> float:
+    """Per token of the prompts: the gated product and four residual streams.
 
     The product holds gate, activation and product. An adapter's sum adds one of that width, and under autocast a share
     of its float32 copy; one fused gate_up matrix writes twice the width, which an adapter holds four times over.
     """
-    autocast_adapter = setup.lora and setup.compute_bytes == 2
-    products = 4.75 if autocast_adapter else 4 if setup.lora or shape.fused else 3
-    if setup.lora and shape.fused:
+    adapter = setup.lora and gate_adapted(shape, setup)
+    autocast_adapter = adapter and setup.compute_bytes == 2
+    products = 4.75 if autocast_adapter else 4 if adapter or shape.fused else 3
+    if adapter and shape.fused:
         products = 8
     streams = 8 if autocast_adapter else 4 * setup.weight_bytes
-    per_token = products * setup.compute_bytes * inner(shape) + streams * shape.hidden + setup.prompt
-    return setup.generation_batch * setup.prompt * per_token
+    return products * setup.compute_bytes * inner(shape) + streams * shape.hidden
 
 
 def prefill(shape: Shape, setup: Setup) -> float:
@@ -65,9 +77,13 @@ def prefill(shape: Shape, setup: Setup) -> float:
 
 
 def decode(shape: Shape, setup: Setup) -> float:
-    """The full cache, one layer's keys once more (the cache grows by concatenation), and the logits."""
+    """The full cache, one layer's keys once more (the cache grows by concatenation), and the logits; eager scores, and
+    experts as an adapter changes them."""
     longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
-    return cache(shape, setup, setup.length) + longer + logits(shape, setup)
+    score = attention.score_bytes(shape, setup.precision).scoring
+    scores = score * shape.heads * setup.length * setup.generation_batch
+    layer = max(scores, experts.effective(shape, setup))
+    return cache(shape, setup, setup.length) + longer + max(logits(shape, setup), layer)
 
 
 def peak(shape: Shape, setup: Setup) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..model.shapes import Shape
 from . import activations as act
-from . import generation, head, states
+from . import attention, experts, generation, head, states
 from .setup import Setup
 
 
@@ -67,7 +67,7 @@ class PassBytes:
     scoring: float
     """A pass without gradients."""
     casts: float
-    """Autocast's cache during a pass of the policy without gradients."""
+    """Autocast's cache, and experts as an adapter changes them, during a pass of the policy without gradients."""
     at_head: float
     """Backward, at the head."""
     at_top: float
@@ -126,7 +126,7 @@ class Predictor:
     def _passes_of(self, setup: Setup) -> PassBytes:
         key = (
             setup.precision, setup.prompt, setup.completion, setup.micro_batch, setup.lora_rank, setup.lora_targets,
-            setup.checkpointing,
+            setup.checkpointing, self._shape.experts and (setup.accumulates, setup.partitions),
         )  # fmt: skip
         if key not in self._passes:
             self._passes[key] = pass_bytes(self._shape, setup)
@@ -160,20 +160,20 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
 
 def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     """The passes over one micro-batch."""
-    mask, saved, stream = act.mask(setup), act.saved(shape, setup), act.checkpoint(shape, setup)
+    mask, saved, stream = attention.mask(shape, setup), act.saved(shape, setup), act.checkpoint(shape, setup)
     layer, head_forward = act.layer_backward(shape, setup), head.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     cached = casts if setup.checkpointing else 0
     # The first matrix whose gradient a layer's backward pass makes, while the layer's activations are still all there.
-    down = 0 if setup.lora else shape.hidden * shape.intermediate * setup.weight_bytes
+    down = act.first_gradient(shape, setup)
     # A checkpointed layer is run again with all that it saves. Otherwise that is in `saved`, and only the temporaries
     # and the gradient of the residual stream are new.
     top = layer if setup.checkpointing else act.backward_transient(shape, setup) + stream
     return PassBytes(
         forward=saved + mask + max(head_forward, act.forward_transient(shape, setup)) + cached,
         scoring=mask + max(act.no_grad_transient(shape, setup), stream + head_forward),
-        casts=casts,
+        casts=casts + experts.effective(shape, setup),
         at_head=saved + mask + head.backward_peak(shape, setup),
         at_top=down + mask + saved + top,
         # The layers above have given their activations back; a checkpoint of this one is still there while it runs.
@@ -215,7 +215,7 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
     head_gradient = shape.head * matrix
     # A tied matrix gets its gradient in two parts: the head's waits through all layers for the embedding's.
     tied = head_gradient if shape.tied else 0
-    down = shape.hidden * shape.intermediate * matrix
+    down = act.first_gradient(shape, setup)
     if fresh:
         # At the bottom layer all but two are made: the input embedding's, unless it is the head's, and the rest of the
         # layer's own after its down projection.

@@ -1,0 +1,68 @@
+"""Terms of the memory model for mixtures of experts: a copy of every token for each expert that it passes.
+
+Sources: transformers 5.23's `grouped_mm_experts_forward`, whose tensors don't depend on the routing, and the gates of
+Mixtral, Qwen 3 MoE and GPT-OSS; PEFT 0.21's ParamWrapper. All results are bytes on one GPU.
+"""
+
+from ..model.shapes import Shape
+from .setup import Setup
+
+INDICES = 40
+"""Bytes of one copy's place in the order by expert, and of its weight: int64 indices to sort and to sort back."""
+
+
+def element(setup: Setup) -> int:
+    """Bytes of an element of an expert's product: grouped_mm has the dtype of the experts, which autocast leaves alone
+    unless an adapter makes them anew."""
+    return 2 if setup.lora and setup.compute_bytes == 2 else setup.weight_bytes
+
+
+def copies(shape: Shape) -> int:
+    """Elements of the residual stream that one token has after it is copied to its experts."""
+    return shape.active_experts * shape.hidden
+
+
+def adapted(shape: Shape, setup: Setup) -> bool:
+    """Whether an adapter is on the experts."""
+    return setup.lora and any("experts" in linear.name for linear in shape.adapted(setup.lora_targets))
+
+
+def saved(shape: Shape, setup: Setup) -> float:
+    """Per token: rows in and out of the experts, the gated product, the router's probabilities, and indices.
+
+    Where the experts have no gradient, the inputs of their products are not kept.
+    """
+    trained = not setup.lora or adapted(shape, setup)
+    gated = (6 if shape.expert_bias else 3) + trained
+    width = gated * shape.intermediate * shape.active_experts + (1 + trained) * copies(shape)
+    return element(setup) * width + 4 * shape.experts + INDICES * shape.active_experts
+
+
+def effective(shape: Shape, setup: Setup) -> float:
+    """What an adapter on the experts makes of them in each pass: all of a layer's, with the change added."""
+    return element(setup) * shape.experts * shape.expert_matrices if adapted(shape, setup) else 0
+
+
+def forward_transient(shape: Shape, setup: Setup) -> float:
+    """Per token: the weighted rows, in the experts' order and in the tokens', or biases gathered for each row."""
+    biases = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
+    return element(setup) * (2 * copies(shape) + biases)
+
+
+def scoring_transient(shape: Shape, setup: Setup) -> float:
+    """Per token, without gradients: four times the rows at the end, or rows and the gate's tensors."""
+    gate = (9.1 if shape.expert_bias else 4) * shape.intermediate * shape.active_experts
+    return element(setup) * max(4 * copies(shape), copies(shape) + gate)
+
+
+def backward_transient(shape: Shape, setup: Setup) -> float:
+    """Per token: the gradients of the weighted rows, of the rows, and their product with the weights' gradient; those
+    of GPT-OSS's gate come on top."""
+    gate = 2 * shape.intermediate * shape.active_experts * shape.expert_bias
+    return element(setup) * (3 * copies(shape) + gate)
+
+
+def effective_gradient(shape: Shape, setup: Setup) -> float:
+    """What the whole gradients of adapted experts add, before they become the adapter's: the down projections' a third
+    of a layer's; gate's and up's are two thirds, but the changed down projections are gone by then."""
+    return effective(shape, setup) / 3
