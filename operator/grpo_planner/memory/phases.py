@@ -133,7 +133,10 @@ class Predictor:
         return self._passes[key]
 
     def _generation_of(self, setup: Setup) -> float:
-        key = setup.precision, setup.prompt, setup.completion, setup.generation_batch, setup.lora_rank
+        key = (
+            setup.precision, setup.prompt, setup.completion, setup.generation_batch, setup.lora_rank,
+            setup.lora_targets,
+        )  # fmt: skip
         if key not in self._generation:
             self._generation[key] = generation.peak(self._shape, setup)
         return self._generation[key]
