@@ -16,6 +16,7 @@ from .admission.queue import AdmissionQueue
 from .cleanup import clean_up
 from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selection
 from .cluster.cache import Caches
+from .cluster.late import bring_pods
 from .cluster.recorder import EventRecorder
 from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
 from .cluster.words import Words
@@ -140,7 +141,9 @@ class Reconciler:
         return replace(seen, pull=current, silence=silence)
 
     async def _asked(self, seen: Observation) -> Observation:
-        """With what events say of an attempt that doesn't get going."""
+        """With what events say of an attempt that doesn't get going, and pods that an ended Job must have had."""
+        if await bring_pods(self._cluster, self._caches, seen):
+            seen = self._look(seen.job.key) or seen
         key, uid = seen.job.key, asks_about(seen, self._limits) if seen.job.active else ""
         if not uid:
             self._words.forget(key)

@@ -89,9 +89,11 @@ class Observer:
             raise ConnectionError(str(page)[:200])
         now = time.time()
         with self._lock:
-            for found in page["items"]:
-                self._see(plural, found, now, gone=False, gap=gap)
+            news = [self._see(plural, found, now, gone=False, gap=gap) for found in page["items"]]
             self.history.listed(plural, {found["metadata"]["uid"] for found in page["items"]}, now)
+            # a list is in the order of names: while it is taken in, one job is newer than the other
+            for job in filter(None, news):
+                self._violations += judge(self.history, job)
         self._listed[plural].set()
         return str(page["metadata"]["resourceVersion"])
 
@@ -112,21 +114,27 @@ class Observer:
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         with self._lock:
-                            self._see(plural, event["object"], time.time(), gone=event["type"] == "DELETED", gap=False)
+                            self._saw(plural, event)
                     if self._stop.is_set():
                         break
             except (OSError, http.client.HTTPException, ValueError):
                 return version
         return version
 
-    def _see(self, plural: str, found: dict[str, Any], at: float, *, gone: bool, gap: bool) -> None:
+    def _saw(self, plural: str, event: dict[str, Any]) -> None:
+        gone = event["type"] == "DELETED"
+        if job := self._see(plural, event["object"], time.time(), gone=gone, gap=False):
+            self._violations += judge(self.history, job)
+
+    def _see(self, plural: str, found: dict[str, Any], at: float, *, gone: bool, gap: bool) -> Job | None:
+        """Takes an object in; returns the job that has a new version by it."""
         known = self.history.jobs.get(found["metadata"]["uid"])
         before = len(known.versions) if known else 0
         self.history.see(plural, found, at, gone=gone, gap=gap)
-        if plural == "grpojobs":
-            job = self.history.jobs[found["metadata"]["uid"]]
-            if len(job.versions) > before:
-                self._violations += judge(self.history, job)
+        if plural != "grpojobs":
+            return None
+        job = self.history.jobs[found["metadata"]["uid"]]
+        return job if len(job.versions) > before else None
 
     def _look_on(self) -> None:
         last = time.time()

@@ -1,0 +1,72 @@
+"""A Job whose end is seen before any of its pods is not judged until these were asked for."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from grpo_operator.cluster.api import PODS, Object, Selection
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.late import bring_pods
+from grpo_operator.errors import Unavailable
+from grpo_operator.observe import Observation
+from grpo_operator.records import JobRecord, PodRecord
+from tests.unit.operator_world import KEY, UID, active_status, at, judged, make_child, make_job, make_pod, make_seen
+
+ENDED = make_child(ended="Failed", reason="BackoffLimitExceeded")
+
+
+class Listed:
+    """Answers a LIST of pods, once there is an answer."""
+
+    def __init__(self, *items: Object, away: bool = False) -> None:
+        self.items, self.away, self.asked = list(items), away, list[Selection]()
+
+    async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        self.asked.append(selection)
+        if self.away:
+            raise Unavailable("no")
+        for item in self.items:
+            yield [item], 20
+
+
+def failed_pod() -> Object:
+    """A pod of the first attempt whose trainer failed, as the API server gives it."""
+    state = {"terminated": {"exitCode": 1, "reason": "Error", "message": "", "finishedAt": at(0)}}
+    labels = {"grpo.dev/job-name": KEY.name, "grpo.dev/job-uid": UID, "grpo.dev/attempt": "1"}
+    meta = {
+        "namespace": KEY.namespace,
+        "name": f"{KEY.name}-1-0-abcde",
+        "uid": "pod-1-0",
+        "resourceVersion": "12",
+        "labels": {**labels, "batch.kubernetes.io/job-completion-index": "0"},
+        "ownerReferences": [{"controller": True, "uid": "job-1"}],
+    }
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
+    return {"metadata": meta, "spec": {"nodeName": "node-0"}, "status": status}
+
+
+def seen(*things: JobRecord | PodRecord) -> Observation:
+    return make_seen(make_job(status=active_status()), *things, ago=0)
+
+
+async def test_what_ended_a_job_is_asked_of_its_pods_before_it_passes_for_a_disruption() -> None:
+    cluster, caches = Listed(failed_pod()), Caches()
+    before = seen(ENDED)
+    assert (judged(before).reason, judged(before).counted) == ("Preempted", False)
+    assert await bring_pods(cluster, caches, before)  # type: ignore[arg-type]
+    assert cluster.asked == [Selection(PODS, KEY.namespace, f"grpo.dev/job-uid={UID},grpo.dev/attempt=1")]
+    after = seen(ENDED, *caches.pods.of(KEY))
+    assert (judged(after).reason, judged(after).counted) == ("Error", True)
+
+
+@pytest.mark.parametrize("things", [(), (make_child(),), (ENDED, make_pod())])
+async def test_nobody_is_asked_while_the_job_runs_or_a_pod_is_known(things: Any) -> None:
+    cluster = Listed(away=True)
+    assert not await bring_pods(cluster, Caches(), seen(*things))  # type: ignore[arg-type]
+    assert cluster.asked == []
+
+
+async def test_without_an_answer_nothing_is_judged() -> None:
+    with pytest.raises(Unavailable):
+        await bring_pods(Listed(away=True), Caches(), seen(ENDED))  # type: ignore[arg-type]
