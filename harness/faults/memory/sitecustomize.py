@@ -1,7 +1,7 @@
 """Makes a trainer run out of memory in a named phase: a fault for tests.
 
 Put this folder on PYTHONPATH of the training container; Python imports a module of this name by itself when it starts.
-GRPO_TEST_OUT_OF_MEMORY is `phase:entry:fits:kind`. That entry into the phase, from 1, lacks memory as long as the
+HARNESS_MEMORY_FAULT is `phase:entry:fits:kind`. That entry into the phase, from 1, lacks memory as long as the
 plan's micro-batch is more than `fits`: of kind `device` it ends in the exception of torch's CUDA allocator, though
 there may be no device; of kind `host` it takes memory until the kernel kills it at its cgroup's limit. Nothing of the
 product knows of it.
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-FAULT_ENV = "GRPO_TEST_OUT_OF_MEMORY"
+FAULT_ENV = "HARNESS_MEMORY_FAULT"
 PHASES = "grpo_trainer.telemetry.phases"
 MOST = 4 * 2**30
 """Bytes that are taken of a host at most, should there be no limit."""
