@@ -26,6 +26,7 @@ def room(jobs: Jobs) -> Iterator[None]:
     """Puts the fault where pods find it, and leaves no job behind: the next test needs the machine."""
     folder = jobs.checkpoints / "fault"
     folder.mkdir(parents=True, exist_ok=True)
+    jobs.checkpoints.chmod(0o777)  # the kubelet would make it so; pods are not root
     shutil.copy(sitecustomize.__file__, folder)
     folder.chmod(0o755)
     (folder / "sitecustomize.py").chmod(0o644)
