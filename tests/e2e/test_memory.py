@@ -7,13 +7,15 @@ for it: torch's exception of a GPU, or host memory until the kernel kills the co
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 
+from harness.access import CommandError
 from harness.faults.memory import sitecustomize
 from harness.images.recipes import CONTAINER_SITE_PACKAGES
-from harness.jobs import Jobs, Object, attempt, condition, progress
+from harness.jobs import Jobs, Object, attempt, condition, is_true, progress
 
 EVERY = 4
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
@@ -42,8 +44,23 @@ def short_of_memory(jobs: Jobs, name: str, fault: str) -> None:
     jobs.create(name, {"maxSteps": 12}, checkpoint=SAVING, env=variables, restarts={"limit": 9})
 
 
+def run_to_the_end(jobs: Jobs, name: str) -> tuple[Object, dict[int, dict[int, Object]]]:
+    """The job once it has succeeded, and what its attempts logged: each is read while it is there, old ones go."""
+    logged: dict[int, dict[int, Object]] = {}
+
+    def read(job: Object) -> bool:
+        for number in range(max(1, attempt(job) - 1), attempt(job) + 1):
+            with suppress(CommandError):
+                logged[number] = lines(jobs, name, number)
+        return is_true(job, "Succeeded") or is_true(job, "Failed")
+
+    job = jobs.wait(name, "ended", read)
+    assert is_true(job, "Succeeded"), json.dumps(job["status"], indent=1)
+    return job, logged
+
+
 def lines(jobs: Jobs, name: str, number: int) -> dict[int, Object]:
-    """What rank 0 of an attempt logged, by step."""
+    """What rank 0 of an attempt has logged, by step."""
     log = jobs.kubectl("logs", f"job/{name}-{number}", "--all-pods")
     found = [json.loads(line[line.index("{") :]) for line in log.splitlines() if '{"step"' in line]
     return {line["step"]: line for line in found}
@@ -53,16 +70,15 @@ def lines(jobs: Jobs, name: str, number: int) -> dict[int, Object]:
 def test_a_job_declared_too_small_is_planned_anew_and_goes_on_with_the_same_losses(jobs: Jobs, kind: str) -> None:
     name = f"short-{kind}"
     short_of_memory(jobs, name, f"backward:{PER_STEP * (EVERY + 1) + 1}:8:{kind}")
-    job = jobs.wait_succeeded(name)
-    assert attempt(job) > 1
+    job, logged = run_to_the_end(jobs, name)
+    assert attempt(job) == len(logged) > 1
     assert progress(job)["step"] == 12
     plan, learned = job["status"]["plan"], job["status"]["learned"]
     assert plan["microBatch"] <= 8
     assert plan["microBatch"] * plan["gradientAccumulation"] == 16 * PER_STEP
     assert "after OutOfMemory" in plan["changes"][0]
     assert len(learned["shortfalls"]) == attempt(job) - 1
-    logged = [lines(jobs, name, number) for number in range(1, attempt(job) + 1)]
-    for number, (before, after) in enumerate(pairwise(logged), 1):
+    for number, (before, after) in enumerate(pairwise(logged.values()), 1):
         step = min(after)
         assert step == number * EVERY + 1  # from the newest checkpoint, and the attempt before had taken this step, too
         assert after[step]["reward"] == before[step]["reward"]

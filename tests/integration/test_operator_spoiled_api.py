@@ -103,7 +103,7 @@ def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(
             made.append(f"late-{len(made)}")
             await asyncio.to_thread(bench.submit, made[-1])
             event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
-            return web.Response(text=json.dumps(event) + "\n")
+            return web.Response(text=json.dumps(event) + "\n", content_type="application/json")
         return None
 
     proxy.spoil = too_old
