@@ -19,7 +19,7 @@ EVERY = 4
 STEPS = {"maxSteps": 20}
 LONG = {"maxSteps": 100}
 """A step takes a third of a second on two idle cores: such a run is still on after what is done to it, as when the API
-server has been away for 20 s."""
+server has been away for 20 s, or a new operator has to come up."""
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
 
 
@@ -73,14 +73,14 @@ def check_fencing(jobs: Jobs, job: Object) -> None:
 
 @pytest.mark.usefixtures("quiet_operator")
 def test_the_operator_and_the_service_may_vanish_without_the_run_noticing(jobs: Jobs) -> None:
-    jobs.create("calm", STEPS, checkpoint=SAVING)
+    jobs.create("calm", LONG, checkpoint=SAVING)
     jobs.wait_step("calm", 3)
     jobs.kubectl("delete", "service", "--all")
     jobs.access.kubectl("delete", "pod", "--namespace", SYSTEM_NAMESPACE, "--all", "--wait=false")
     job = jobs.wait_succeeded("calm")
     assert attempt(job) == 1
     assert job["status"]["restarts"] == 0
-    assert progress(job)["step"] == STEPS["maxSteps"]
+    assert progress(job)["step"] == LONG["maxSteps"]
     assert jobs.list("jobs", "calm")[0]["metadata"]["name"] == "calm-1"
     assert jobs.kubectl("get", "services", "--output", "name").strip()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from harness import stack
 from harness.fixtures import AnyCluster
@@ -177,13 +178,14 @@ def planned(gangs: Jobs, job: Object, folder: Path) -> Object:
 
 
 def applied(spec: Object, fix: Object) -> Object:
-    """The spec with the fix's one field set, or removed where the fix has no value."""
+    """The spec with the fix's fields set, each as YAML reads it, or removed where that is null."""
     changed: Object = json.loads(json.dumps(spec))
-    *parents, last = fix["path"].removeprefix("spec.").split(".")
-    place = changed
-    for parent in parents:
-        place = place.setdefault(parent, {})
-    place.pop(last, None)
-    if fix["value"]:
-        place[last] = int(fix["value"]) if fix["value"].isdecimal() else fix["value"]
+    for change in fix["changes"]:
+        *parents, last = change["path"].removeprefix("spec.").split(".")
+        place = changed
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = yaml.safe_load(change["value"])
+        if place[last] is None:
+            del place[last]
     return changed
