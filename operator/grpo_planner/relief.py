@@ -52,6 +52,7 @@ class Run:
         precision: Precision = "bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32"
         offloaded = plan.strategy == "Sharded" and self.spec.reference.offload
         reference: Strategy = "Offload" if offloaded else plan.strategy
+        adapter = self.spec.adapter
         return Setup(
             precision=precision,
             prompt=training.max_prompt_length,
@@ -62,7 +63,8 @@ class Run:
             world=plan.world_size,
             zero=plan.zero_stage,
             offload=plan.offload == "CPU",
-            lora_rank=self.spec.adapter.rank if plan.method == "LoRA" else 0,
+            lora_rank=adapter.rank if plan.method == "LoRA" else 0,
+            lora_targets=tuple(adapter.target_modules),
             eight_bit=plan.optimizer == "AdamW8bit",
             checkpointing=plan.gradient_checkpointing,
             gather=plan.gather_for_generation,

@@ -40,6 +40,18 @@ def begun(*groups: Any, model: str = QWEN_7B, **changes: Any) -> Run:
     return Run(plan(job, *groups or (nodes(1, 8, H100),)), job, Learned())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"adapter__use": "Always"}, {"adapter__use": "Always", "adapter__targetModules": ["q_proj", "v_proj"]}],
+    ids=["full", "adapter", "adapter on few modules"],
+)
+def test_a_plan_read_back_has_the_memory_that_it_was_made_with(changes: dict[str, Any]) -> None:
+    run = begun(**changes)
+    assert run.plan.memory is not None
+    assert run.prediction.phases == run.plan.memory.phases.model_dump()
+    assert run.device == run.plan.memory.device_bytes
+
+
 def test_checkpointing_comes_first_then_the_micro_batch() -> None:
     run = begun(nodes(1, 8, H100), training__numGenerations=16, training__promptsPerStep=64)
     assert not run.plan.gradient_checkpointing
