@@ -157,9 +157,7 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         return result
 
     def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
-        pools, _ = build_pools(inventory, spec)
-        there = Footprints(build_demand(spec, footprints.demand.model), footprints.predictor)
-        return choose(Search(there, pools).fitting(), spec.placement.objective)
+        return _best(footprints, spec, build_pools(inventory, spec)[0])
 
     hardware = smallest(footprints.demand.spec, plan)
     would_do = hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
@@ -238,10 +236,16 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
         there = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
             there, _ = build_pools(emptied, spec)
-        changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
-        return choose(Search(changed, there).fitting(), spec.placement.objective)
+        return _best(footprints, spec, there)
 
     return find_fixes(demand.spec, demand.shape, pools, plan)
+
+
+def _best(footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool]) -> Option | None:
+    """What a changed spec would be planned as, with all that is known of its model and of the memory that it needs."""
+    demand = footprints.demand
+    changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
+    return choose(Search(changed, pools).fitting(), spec.placement.objective)
 
 
 def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:

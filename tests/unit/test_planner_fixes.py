@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned, LearnedMemory
 from grpo_api.quantity import GIB
 from grpo_cli.what_if import changed as what_if
 from grpo_planner import Fix, Inventory, PlanReason, plan_job
@@ -113,6 +114,18 @@ def test_the_hardware_that_would_do_does(model: str, use: str) -> None:
     assert plan_job(unbound, inventory(there)).feasible
     less = replace(there, gpus_total=would_do.gpus_per_node // 2, gpus_free=would_do.gpus_per_node // 2)
     assert not plan_job(unbound, inventory(less)).feasible
+
+
+def test_the_hardware_that_would_do_counts_on_what_was_learned() -> None:
+    job = spec(QWEN_7B, adapter__use="Never")
+    small = inventory(nodes(1, 1, L4, host_gib=16))
+    learned = Learned(memory={"backward": LearnedMemory(predicted_bytes=GIB, needed_bytes=3 * GIB)})
+    before, after = plan_job(job, small).hardware, plan_job(job, small, learned=learned).hardware
+    assert before is not None
+    assert after is not None
+    assert after != before
+    there = nodes(after.nodes, after.gpus_per_node, after.gpu_product, host_gib=2048)
+    assert plan_job(job, inventory(there), learned=learned).feasible
 
 
 def test_a_lower_bound_stays_and_what_nothing_can_run_says_so() -> None:
