@@ -63,7 +63,7 @@ def _one(options: Namespace, job: wanted.Wanted) -> int:
         plan_table.show(console(), name, result, everything=options.all)
         plan_table.show_learned(console(), learned)
     if options.sizes:
-        _sizes(options, spec, result)
+        _sizes(options, spec, learned, result)
     code = exit_code(result)
     for change in options.what_if:
         code = max(code, _what_if(options, job, learned, result, change))
@@ -84,7 +84,7 @@ def _what_if(options: Namespace, job: wanted.Wanted, learned: Learned | None, re
     return exit_code(changed)
 
 
-def _sizes(options: Namespace, spec: GRPOJobSpec, result: PlanResult) -> None:
+def _sizes(options: Namespace, spec: GRPOJobSpec, learned: Learned | None, result: PlanResult) -> None:
     """Prints the curve of GPUs against time, where there is one.
 
     Raises:
@@ -95,7 +95,7 @@ def _sizes(options: Namespace, spec: GRPOJobSpec, result: PlanResult) -> None:
     if spec.placement.accelerator == "CPU":
         raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
     if result.reason not in SPEC_IS_WRONG:
-        size_table.show(console(), sources.curve(options, spec))
+        size_table.show(console(), sources.curve(options, spec, learned))
 
 
 def exit_code(result: PlanResult) -> int:

@@ -55,15 +55,17 @@ def planned(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = Non
     return result
 
 
-def curve(options: Namespace, spec: GRPOJobSpec) -> list[Size]:
-    """What every number of the GPUs that the flags name would give, fewest first; empty where nothing fits.
+def curve(options: Namespace, spec: GRPOJobSpec, learned: Learned | None = None) -> list[Size]:
+    """What every number of the GPUs that the flags name would give, with what the job has learned; fewest first.
+
+    Empty where nothing fits.
 
     Raises:
         InventoryError: a source can't be read, or a GPU job has none.
         KubectlError: kubectl is missing or fails.
         SpecRejected: the spec can't be planned at all.
     """
-    return Planner(spec, facts=facts(options, spec)).curve(inventory(options, spec))
+    return Planner(spec, facts=facts(options, spec), learned=learned).curve(inventory(options, spec))
 
 
 def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:

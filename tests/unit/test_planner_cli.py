@@ -238,6 +238,8 @@ def test_a_cluster_is_seen_through_kubectl(
     out = " ".join(capsys.readouterr().out.split())
     assert "learned backward: 40.0 GiB predicted, 84.0 GiB needed or more" in out
     assert "learned attempt 1 ran out at backward: micro-batch 4, needed 84.0 GiB or more" in out
+    assert main(["plan", "-f", manifest(), "--context", ".", "--sizes"]) == 0
+    sizes = capsys.readouterr().out.split("GPU-s/step")[1]
     answers["grpojobs.grpo.dev"]["items"].clear()
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     needed = re.findall(r"needs ([0-9.]+) GiB", out)
@@ -247,3 +249,5 @@ def test_a_cluster_is_seen_through_kubectl(
     assert needed != re.findall(r"needs ([0-9.]+) GiB", out)
     assert "1 x NVIDIA-H100-80GB-HBM3 on 1 node" in out
     assert "node n2: left out, not ready or cordoned" in out
+    assert main(["plan", "-f", manifest(), "--context", ".", "--sizes"]) == 0
+    assert sizes != capsys.readouterr().out.split("GPU-s/step")[1]

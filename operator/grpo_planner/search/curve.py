@@ -1,7 +1,7 @@
 """The curve of GPUs against time: what every number of GPUs would give, and which of them the objective takes.
 
 A plan names one number of GPUs; whether it is a good one shows only beside the others. Called as
-`Planner(spec, config=config).curve(inventory)`, which resolves the model as for a plan.
+`Planner(spec, facts=facts, learned=learned).curve(inventory)`, which resolves the model as for a plan.
 """
 
 from dataclasses import dataclass
