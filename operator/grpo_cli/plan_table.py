@@ -14,6 +14,7 @@ from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Candidate, PlanResult
 from grpo_planner.why import why
+from grpo_planner.words import sharding
 
 from .terminal import gib, show_table, table
 
@@ -68,14 +69,13 @@ def show_learned(out: Console, learned: Learned | None) -> None:
 
 def settings(plan: ExecutionPlan) -> list[str]:
     """The columns that say how a candidate runs."""
-    sharding = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"
-    offload = "+offload" if plan.offload != "None" else ""
+    sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     saving = ["checkpointing"] if plan.gradient_checkpointing else []
     saving += [f"sub-batch {plan.generation_sub_batch}"] if plan.generation_sub_batch else []
     saving += ["no gather"] if not plan.gather_for_generation else []
     saving += ["8-bit"] if plan.optimizer == "AdamW8bit" else []
     return [
-        plan.method, f"{sharding}{offload}", plan.strategy, f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
+        plan.method, sharded, plan.strategy, f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
         str(plan.nodes), f"{plan.micro_batch} x {plan.gradient_accumulation}", ", ".join(saving) or "-",
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
 from grpo_api.status import GRPOJobStatus
+from grpo_planner.words import sharding
 
 from . import kubectl
 from .terminal import console, gib
@@ -84,8 +85,8 @@ def _attempts(job: GRPOJob) -> str:
 
 def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
     size = f"{plan.gpus} GPUs" if plan.accelerator == "GPU" else f"{plan.world_size} CPU processes"
-    zero = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"
-    yield "plan", f"{plan.method}, reference {plan.strategy}, {zero}, {size} on {plan.nodes} nodes"
+    sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
+    yield "plan", f"{plan.method}, reference {plan.strategy}, {sharded}, {size} on {plan.nodes} nodes"
     yield "why", plan.reason
     for change in plan.changes:
         yield "change", change

@@ -18,6 +18,7 @@ from grpo_planner.hardware.products import lookup as product_of
 from grpo_planner.hardware.products import table as table_of_products
 from grpo_planner.model.catalogue import lookup
 from grpo_planner.why import why
+from grpo_planner.words import sharding
 
 H100, H200, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-A100-SXM4-80GB"
 MODELS = ("meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct",
@@ -109,8 +110,7 @@ def _row(name: str, model: str, found: Inventory) -> str:
     plan = result.chosen
     if plan is None or plan.memory is None:
         return f"| {name} | {short} | none: {result.reason} | – | – | – | {_rule(model, found)} | {_short(result)} |"
-    how = f"{plan.method}, {f'ZeRO-{plan.zero_stage}' if plan.zero_stage else 'DDP'}"
-    how += f"{' + offload' if plan.offload != 'None' else ''}, {plan.strategy}"
+    how = f"{plan.method}, {sharding(plan.zero_stage, offload=plan.offload != 'None')}, {plan.strategy}"
     numbers = f"{plan.memory.device_bytes / GIB:.1f} of {plan.memory.usable_bytes / GIB:.1f}"
     seconds = f"{plan.estimated_step_seconds or 0:.0f}"
     gpus = f"{plan.gpus} × {plan.gpu_product} on {plan.nodes}"

@@ -23,7 +23,7 @@ from .memory.host import host_bytes
 from .model.architecture import resolve
 from .search import batch
 from .search.demand import Demand, build_demand
-from .words import gib, plural
+from .words import gib, plural, sharding
 
 WIDER = 0.05
 """Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves free beyond the one
@@ -257,12 +257,11 @@ def described(plan: ExecutionPlan) -> str:
     """How a plan runs, in a few words."""
     what = "CPUs" if plan.accelerator == "CPU" else plan.gpu_product or plan.gpu_resource
     count = plan.world_size if plan.accelerator == "CPU" else plan.gpus
-    sharding = f"ZeRO-{plan.zero_stage}" if plan.zero_stage else "DDP"
+    sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
-    offload = "+offload" if plan.offload == "CPU" else ""
     checkpointing = "with" if plan.gradient_checkpointing else "without"
     return (
-        f"{plan.method} {sharding}{offload} on {count} x {what}, micro-batch {plan.micro_batch}, {checkpointing} "
+        f"{plan.method} {sharded} on {count} x {what}, micro-batch {plan.micro_batch}, {checkpointing} "
         f"checkpointing, {at_once} generated at a time"
     )[:256]
 

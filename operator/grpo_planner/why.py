@@ -4,6 +4,7 @@ A table of candidates holds the answer, but not on its first line.
 """
 
 from .result import Candidate, PlanResult
+from .words import sharding
 
 
 def why(result: PlanResult) -> str:
@@ -40,9 +41,8 @@ def _lacks(candidate: Candidate, what: str) -> str:
 
 
 def _named(candidate: Candidate) -> str:
-    """`full ZeRO-3 + offload, Sharded on 8 x NVIDIA-L4`."""
-    sharding = f"ZeRO-{candidate.zero_stage}" if candidate.zero_stage else "DDP"
-    offload = " + offload" if candidate.offload != "None" else ""
+    """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4`."""
+    sharded = sharding(candidate.zero_stage, offload=candidate.offload != "None")
     method = "LoRA" if candidate.method == "LoRA" else "full"
     where = f"{candidate.gpus} x {candidate.gpu_product or candidate.gpu_resource}"
-    return f"{method} {sharding}{offload}, {candidate.strategy} on {where}"
+    return f"{method} {sharded}, {candidate.strategy} on {where}"

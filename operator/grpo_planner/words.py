@@ -1,4 +1,4 @@
-"""Numbers as the planner's sentences write them: counts with their noun, bytes in GiB."""
+"""How the planner's sentences and tables write things: counts with their noun, bytes in GiB, how a model is sharded."""
 
 from grpo_api.quantity import GIB
 
@@ -12,3 +12,8 @@ def plural(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `2 processes`."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count} {noun}{ending}"
+
+
+def sharding(zero_stage: int, *, offload: bool) -> str:
+    """`DDP`, `ZeRO-2`, `ZeRO-3+offload`: how the trained model lies on the GPUs."""
+    return f"{f'ZeRO-{zero_stage}' if zero_stage else 'DDP'}{'+offload' if offload else ''}"

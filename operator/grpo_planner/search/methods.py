@@ -12,6 +12,7 @@ from grpo_api.job import GRPOJobSpec
 
 from ..memory import Strategy, ZeroStage
 from ..result import PlanReason, SpecRejected
+from ..words import sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,7 @@ class Method:
     def name(self) -> str:
         """For tables: `full ZeRO-2+offload, Clone`."""
         parts = "LoRA" if self.lora else "full 8-bit" if self.eight_bit else "full"
-        sharding = f"ZeRO-{self.zero}" if self.zero else "DDP"
-        return f"{parts} {sharding}{'+offload' if self.offload else ''}, {self.strategy}"
+        return f"{parts} {sharding(self.zero, offload=self.offload)}, {self.strategy}"
 
 
 def methods(spec: GRPOJobSpec) -> list[Method]:
