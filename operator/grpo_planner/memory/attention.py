@@ -53,6 +53,11 @@ def scores(shape: Shape, setup: Setup) -> int:
 
 
 def mask(shape: Shape, setup: Setup) -> float:
-    """What all layers share of [batch, 1, length, length]: a boolean mask; where attention is eager two additive ones
+    """What all layers share of [batch, 1, length, length]."""
+    return mask_bytes(shape, setup) * setup.length * setup.tokens
+
+
+def mask_bytes(shape: Shape, setup: Setup) -> int:
+    """One query position times one key position of one sequence: a boolean; where attention is eager two additive masks
     in the dtype of the weights, with the window and without."""
-    return (2 * setup.weight_bytes if shape.eager else 1) * setup.length * setup.tokens
+    return 2 * setup.weight_bytes if shape.eager else 1

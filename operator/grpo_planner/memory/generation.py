@@ -51,7 +51,7 @@ def prefill_layer(shape: Shape, setup: Setup) -> float:
     streams = 8 if setup.weight_bytes == 2 else 16
     wide = experts.scoring_transient(shape, setup) + streams * shape.hidden if shape.experts else gated(shape, setup)
     states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
-    masks = (2 * setup.weight_bytes if shape.eager else 1) * setup.prompt
+    masks = attention.mask_bytes(shape, setup) * setup.prompt
     per_token = max(wide + score.kept * count, score.scoring * count + states) + masks
     return setup.generation_batch * setup.prompt * per_token + experts.effective(shape, setup)
 
