@@ -20,7 +20,7 @@ from ..times import seconds
 from .allowance import Allowance
 from .capacity import Capacity, Claim, claim_of
 from .checks import Problem, plan_problem, spec_problem
-from .kept import anew, resumed, shortfall
+from .kept import next_plan, shortfall
 from .plans import Plans
 from .snapshot import Snapshot
 from .suitability import Suitability
@@ -122,7 +122,7 @@ def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
     capacity = Capacity(asked.snapshot, others)
     if shortfall(job) and job.spec is not None:
         there = capacity.inventory(job)
-        result = resumed(job, there) or anew(job, job.spec, lambda spec, known: plan_job(spec, there, learned=known))
+        result, _ = next_plan(job, job.spec, there, lambda spec, known: plan_job(spec, there, learned=known))
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
@@ -226,8 +226,9 @@ class _Round:
         if problem := spec_problem(job.spec, self._asked.default_image):
             return refusal(job, problem)
         inventory = self._left.inventory(job)
-        kept = resumed(job, inventory)
-        result = kept or anew(job, job.spec, lambda spec, learned: self._plans.plan(spec, inventory, learned))
+        result, kept = next_plan(
+            job, job.spec, inventory, lambda spec, learned: self._plans.plan(spec, inventory, learned)
+        )
         plan = result.chosen
         if plan is None:
             return verdict_of(job, result)

@@ -6,6 +6,7 @@ checkpoint that a new plan could not continue.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned, Shortfall
@@ -18,6 +19,26 @@ from ..records import GRPOJobRecord
 
 WANT_OF_MEMORY = (PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY, PlanReason.ONLY_ADAPTER_FITS)
 """Reasons for which a job that ran out of memory has no plan any more."""
+
+
+class NextPlan(NamedTuple):
+    """How a job's next attempt runs, or why it has no plan."""
+
+    result: PlanResult
+    kept: bool
+    """Whether a run goes on by it, so that nobody has looked yet for free GPUs."""
+
+
+def next_plan(
+    job: GRPOJobRecord,
+    spec: GRPOJobSpec,
+    inventory: Inventory,
+    plan: Callable[[GRPOJobSpec, Learned | None], PlanResult],
+) -> NextPlan:
+    """The plan by which the run goes on, and where none binds it what the planner answers."""
+    if kept := resumed(job, inventory):
+        return NextPlan(kept, kept=True)
+    return NextPlan(anew(job, spec, plan), kept=False)
 
 
 def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:

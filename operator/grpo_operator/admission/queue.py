@@ -40,7 +40,7 @@ from .assumptions import Assumptions, JobSource
 from .capacity import Capacity
 from .checks import plan_problem, spec_problem
 from .judge import Pass, Question, Verdict, judge, refusal, restart, verdict_of
-from .kept import WANT_OF_MEMORY, anew, learning, resumed
+from .kept import WANT_OF_MEMORY, learning, next_plan
 from .notices import Notices, Tell
 from .plans import Plans
 from .snapshot import Snapshot, SnapshotSource
@@ -225,13 +225,12 @@ class AdmissionQueue:
         def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
             return plan_job(spec, there, learned=learned)
 
-        if kept := resumed(job, there):
-            verdict = verdict_of(job, kept, admitted=True)
-        elif not job.queue_name:
-            verdict = verdict_of(job, anew(job, job.spec, plan), admitted=True)
-        else:
+        if job.queue_name:
             # planning for many nodes may take a while; watches and probes must not wait for it
-            verdict = verdict_of(job, await asyncio.to_thread(anew, job, job.spec, plan), admitted=True)
+            found = await asyncio.to_thread(next_plan, job, job.spec, there, plan)
+        else:
+            found = next_plan(job, job.spec, there, plan)
+        verdict = verdict_of(job, found.result, admitted=True)
         problem = plan_problem(job, verdict.plan) if verdict.plan else None
         return refusal(job, problem) if problem else verdict
 

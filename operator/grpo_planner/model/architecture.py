@@ -63,8 +63,7 @@ def resolve(model: ModelSpec, facts: ModelFacts = NOTHING) -> ResolvedModel:
     """
     if facts.config is not None:
         # Whatever else is said of the shape, these are the weights that would be loaded.
-        config.refuse_encoders(facts.config)
-        config.refuse_quantised(facts.config)
+        config.refuse_untrainable(facts.config)
     if model.architecture is not None:
         return _given(model, model.architecture, "Spec", facts)
     if facts.reported is not None:
@@ -212,7 +211,7 @@ def from_config(read: Mapping[str, Any]) -> Shape:
     """The shape in a Hugging Face config.json.
 
     Raises:
-        SpecRejected: it is not the config of a decoder that can be trained.
+        SpecRejected: a width is missing or no number.
     """
     return from_architecture(config.architecture_of(read))
 

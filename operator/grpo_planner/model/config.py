@@ -27,10 +27,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """The architecture in a config.json; the language model's, where the file nests it in `text_config`.
 
     Raises:
-        SpecRejected: it is no decoder's, its weights are quantised, or a width is missing or no number.
+        SpecRejected: a width is missing or no number.
     """
-    refuse_encoders(config)
-    refuse_quantised(config)
     nested = config.get("text_config")
     text: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
     kind = text.get("model_type")
@@ -50,12 +48,17 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         raise _unreadable(f"can't be understood: {error}") from error
 
 
-def refuse_encoders(config: Mapping[str, Any]) -> None:
-    """Refuses what has the widths of a decoder and doesn't generate.
+def refuse_untrainable(config: Mapping[str, Any]) -> None:
+    """Refuses what has the widths of a decoder and can't be trained as one.
 
     Raises:
-        SpecRejected: the model is an encoder, or an encoder and a decoder.
+        SpecRejected: the model is an encoder, or an encoder and a decoder, or its weights are quantised.
     """
+    _refuse_encoders(config)
+    _refuse_quantised(config)
+
+
+def _refuse_encoders(config: Mapping[str, Any]) -> None:
     classes, kind = config.get("architectures"), config.get("model_type")
     named = [str(name) for name in classes] if isinstance(classes, list) else []
     generates = any(name.endswith(GENERATORS) for name in named) if named else str(kind) not in ENCODERS
@@ -67,12 +70,8 @@ def refuse_encoders(config: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_quantised(config: Mapping[str, Any]) -> None:
-    """Refuses weights that are stored in fewer bits than they would be trained in.
-
-    Raises:
-        SpecRejected: `quantization_config` says so.
-    """
+def _refuse_quantised(config: Mapping[str, Any]) -> None:
+    """Refuses weights that are stored in fewer bits than they would be trained in."""
     found = config.get("quantization_config") or config.get("compression_config")
     if found:
         method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
