@@ -219,11 +219,9 @@ class ReferenceGRPOTrainer(WritingTrainer):
         """The inputs with limited reference log-probabilities, and how many tokens of all ranks that changed."""
         tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        length, reference = inputs["completion_ids"].size(1), inputs["ref_per_token_logps"]
         with torch.no_grad():
-            policy, _, _ = self._get_per_token_logps_and_entropies(
-                model, tokens, mask, inputs["completion_ids"].size(1)
-            )
-            reference = inputs["ref_per_token_logps"]
+            policy, _, _ = self._get_per_token_logps_and_entropies(model, tokens, mask, length)
             local = overflow.beyond(policy, reference, inputs["completion_mask"])
             count = self.accelerator.reduce(local.float(), reduction="sum").item()
             return inputs | {"ref_per_token_logps": overflow.limited(policy, reference)}, count
@@ -293,8 +291,6 @@ def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
     def prepare(model: nn.Module, _: Any) -> nn.Module:
         return trainer.strategy.prepare(model, trainer, wrap)
 
-    with (
-        replaced(grpo_trainer, "create_model_from_path", build),
-        replaced(grpo_trainer, "prepare_deepspeed", prepare),
-    ):
+    loader = replaced(grpo_trainer, "create_model_from_path", build)
+    with loader, replaced(grpo_trainer, "prepare_deepspeed", prepare):
         yield
