@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from grpo_api.learned import MAX_REPLANS, Learned
 from grpo_api.report import Outcome, Result
-from grpo_planner.relief import Run, account, learn
+from grpo_planner.relief import account, learn
 from grpo_planner.result import SpecRejected
+from grpo_planner.run import Run
 
 from .decisions import Action, Decision
 from .records import GRPOJobRecord

@@ -14,7 +14,7 @@ from .result import Candidate, Rejection
 from .search.batch import generation_share
 from .search.demand import Demand
 from .search.option import Option
-from .words import gib, plural
+from .words import gib, needs, plural
 
 
 def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()) -> ExecutionPlan:
@@ -116,10 +116,8 @@ def _guesses(pool: Pool) -> str:
 def reason(option: Option) -> str:
     """Why this plan, in a sentence with its numbers."""
     place, footprint = option.place, option.footprint
-    return (
-        f"{footprint.method.name} on {place.name}: needs {gib(footprint.device)} of {gib(place.pool.usable)} per GPU "
-        f"at {footprint.prediction.peak_phase}, about {option.seconds:.1f} s per step"
-    )
+    said = needs(footprint.device, place.pool.usable, footprint.prediction.peak_phase, option.seconds)
+    return f"{footprint.method.name} on {place.name}: {said}"
 
 
 def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:

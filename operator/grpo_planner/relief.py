@@ -6,110 +6,23 @@ never changes. Host memory of a GPU job has no such settings: its request rises,
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 
-from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
 from grpo_api.plan import ExecutionPlan, MemoryPhases
 from grpo_api.quantity import MIB
 from grpo_api.report import MAX_COUNT, MemoryShortage, Outcome
 
-from .cpu import cpu_process_bytes
 from .hardware.products import table, usable_bytes
-from .memory import Precision, Prediction, Setup, Strategy, predict
+from .memory import Prediction
 from .memory.device import whole_mib
-from .memory.host import host_bytes
-from .model.architecture import resolve
-from .search import batch
-from .search.demand import Demand, build_demand
-from .words import gib, plural, sharding
+from .run import Run
+from .words import gib, named, needs, plural, sharding
 
 WIDER = 0.05
 """Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves free beyond the one
 before: the model has been wrong so often."""
 HOST_RISE = 1.5
 """By how much host memory rises where nobody knows how much was missing."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A plan with its job, and what is known of the memory that it needs."""
-
-    plan: ExecutionPlan
-    spec: GRPOJobSpec
-    learned: Learned
-
-    @cached_property
-    def demand(self) -> Demand:
-        """The job's demand."""
-        return build_demand(self.spec, resolve(self.spec.model), learned=self.learned)
-
-    @cached_property
-    def setup(self) -> Setup:
-        """The plan as the memory model sees it."""
-        plan, training = self.plan, self.spec.training
-        precision: Precision = "bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32"
-        offloaded = plan.strategy == "Sharded" and self.spec.reference.offload
-        reference: Strategy = "Offload" if offloaded else plan.strategy
-        adapter = self.spec.adapter
-        return Setup(
-            precision=precision,
-            prompt=training.max_prompt_length,
-            completion=training.max_completion_length,
-            micro_batch=plan.micro_batch,
-            accumulation=plan.gradient_accumulation,
-            generation_batch=plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation,
-            world=plan.world_size,
-            zero=plan.zero_stage,
-            offload=plan.offload == "CPU",
-            lora_rank=adapter.rank if plan.method == "LoRA" else 0,
-            lora_targets=tuple(adapter.target_modules),
-            eight_bit=plan.optimizer == "AdamW8bit",
-            checkpointing=plan.gradient_checkpointing,
-            gather=plan.gather_for_generation,
-            reference=reference,
-            scores_old_policy=batch.updates_per_generation(self.spec) > 1,
-        )
-
-    @cached_property
-    def prediction(self) -> Prediction:
-        """Of one GPU, with what was learned."""
-        demand = self.demand
-        return demand.corrected(predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes))
-
-    @property
-    def device(self) -> int:
-        """Bytes that one GPU must have."""
-        return self.demand.device_bytes(self.prediction, self.plan.world_size)
-
-    @property
-    def usable(self) -> int:
-        """Bytes that one GPU has for torch."""
-        return self.plan.memory.usable_bytes if self.plan.memory else 0
-
-    @property
-    def host(self) -> int:
-        """Bytes of host memory of one process."""
-        if self.plan.accelerator == "CPU":
-            return cpu_process_bytes(self.demand, self.setup)
-        return round(host_bytes(self.demand.shape, self.setup, 1) * self.learned.factor(HOST))
-
-    @property
-    def host_limit(self) -> int:
-        """Bytes of host memory that a process may use by the spec's limit; 0 without one."""
-        limit = self.demand.most_memory if "memory" in self.spec.resources.limits else None
-        return (limit or 0) // self.plan.processes_per_node
-
-    def fits(self, room: float = 1.0) -> bool:
-        """Whether it does by what was learned, in this share of the memory."""
-        if self.plan.accelerator == "CPU":
-            return not self.host_limit or self.host <= self.host_limit * room
-        return self.device <= self.usable * room
-
-    def with_plan(self, **changes: object) -> "Run":
-        """The same job with a plan that differs in this."""
-        return replace(self, plan=self.plan.model_copy(update=changes))
 
 
 def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
@@ -228,6 +141,7 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
         host = max(raised, plan.memory.host_bytes_per_node)  # offloaded gradients that accumulate take some, too
         device |= {"peak_allocated_bytes": after.prediction.peak, "host_bytes_per_node": host}
         changes["memory"] = plan.memory.model_copy(update=device)
+        changes |= {"estimated_step_seconds": round(after.seconds, 2), "reason": _reason(after)}
     if after.demand.pod_memory is None and raised > plan.host_memory_bytes:
         changes["host_memory_bytes"] = raised
         told.append(f"asks for {gib(raised)} of host memory per pod instead of {gib(plan.host_memory_bytes)}")
@@ -235,6 +149,12 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
     sentence = f"{why}: {'; '.join(told) or 'nothing that the spec leaves open would lower it'}"
     changes["changes"] = [*plan.changes, sentence][-16:]
     return plan.model_copy(update=changes)
+
+
+def _reason(run: Run) -> str:
+    """Why the new plan, in a sentence with its numbers."""
+    said = needs(run.device, run.usable, run.prediction.peak_phase, run.seconds)
+    return f"{named(run.plan)}, with less memory per GPU than before: {said}"
 
 
 def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:

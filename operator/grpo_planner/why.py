@@ -4,7 +4,7 @@ A table of candidates holds the answer, but not on its first line.
 """
 
 from .result import Candidate, PlanResult
-from .words import sharding
+from .words import named
 
 
 def why(result: PlanResult) -> str:
@@ -18,11 +18,11 @@ def why(result: PlanResult) -> str:
     fitting = [other for other in others if other.rejected and other.rejected.reason in ("Slower", "NoBetter")]
     if not fitting:
         missed = next((other for other in others if _misses(other)), None)
-        return f"nothing else fits: {_lacks(missed, f'the nearest, {_named(missed)},')}" if missed else ""
+        return f"nothing else fits: {_lacks(missed, f'the nearest, {named(missed)},')}" if missed else ""
     rival = min(fitting, key=lambda other: other.estimated_step_seconds or 0)
     took, takes = chosen.estimated_step_seconds or 0, rival.estimated_step_seconds or 0
     assert rival.rejected is not None, "it was not chosen"
-    return f"{took:.1f} s per step; {_named(rival)} would take {takes:.1f} s: {rival.rejected.message}"
+    return f"{took:.1f} s per step; {named(rival)} would take {takes:.1f} s: {rival.rejected.message}"
 
 
 def _misses(candidate: Candidate) -> bool:
@@ -38,11 +38,3 @@ def _lacks(candidate: Candidate, what: str) -> str:
     """`training all parameters needs 94.4 GiB at forward, has 78.9 GiB`."""
     assert candidate.rejected is not None, "it doesn't fit"
     return f"{what} {candidate.rejected.message}"
-
-
-def _named(candidate: Candidate) -> str:
-    """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4`."""
-    sharded = sharding(candidate.zero_stage, offload=candidate.offload != "None")
-    method = "LoRA" if candidate.method == "LoRA" else "full"
-    where = f"{candidate.gpus} x {candidate.gpu_product or candidate.gpu_resource}"
-    return f"{method} {sharded}, {candidate.strategy} on {where}"

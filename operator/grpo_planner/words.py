@@ -1,5 +1,6 @@
 """How the planner's sentences and tables write things: counts with their noun, bytes in GiB, how a model is sharded."""
 
+from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import GIB
 
 
@@ -17,3 +18,15 @@ def plural(count: int, noun: str) -> str:
 def sharding(zero_stage: int, *, offload: bool) -> str:
     """`DDP`, `ZeRO-2`, `ZeRO-3+offload`: how the trained model lies on the GPUs."""
     return f"{f'ZeRO-{zero_stage}' if zero_stage else 'DDP'}{'+offload' if offload else ''}"
+
+
+def named(plan: ExecutionPlan) -> str:
+    """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4`."""
+    sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
+    method = "LoRA" if plan.method == "LoRA" else "full"
+    return f"{method} {sharded}, {plan.strategy} on {plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
+
+
+def needs(device: float, usable: float, phase: str, seconds: float) -> str:
+    """What a plan needs of each GPU, in bytes, and how long a step takes."""
+    return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, about {seconds:.1f} s per step"

@@ -1,5 +1,6 @@
 """After OutOfMemory: what is learned, and the plan that follows; the same batch, the same training, no more memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from grpo_api.learned import HOST, MAX_REPLANS, Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import MemoryShortage, Outcome, Result
 from grpo_planner import Planner
-from grpo_planner.relief import Run, account, learn, relieved, splits
+from grpo_planner.relief import account, learn, relieved, splits
+from grpo_planner.run import Run
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 
@@ -18,7 +20,7 @@ GIB = 2**30
 PHASES = ("load", "generate", "reward", "reference", "forward", "backward", "step", None)
 MAY_CHANGE = {
     *("micro_batch", "gradient_accumulation", "steps_per_generation", "gradient_checkpointing"),
-    *("generation_sub_batch", "memory", "host_memory_bytes", "changes"),
+    *("generation_sub_batch", "memory", "host_memory_bytes", "changes", "estimated_step_seconds", "reason"),
 }
 CPU = {"placement": {"accelerator": "CPU"}}
 
@@ -31,7 +33,7 @@ def oom(phase: str | None = "backward", allocated: int = 0, memory: str = "Devic
 
 def ran_out(run: Run, outcome: Outcome, attempt: int = 1) -> Run:
     """The same run, once that end is known."""
-    return Run(run.plan, run.spec, learn(run, attempt, outcome))
+    return replace(run, learned=learn(run, attempt, outcome))
 
 
 def begun(*groups: Any, model: str = QWEN_7B, **changes: Any) -> Run:
@@ -50,6 +52,23 @@ def test_a_plan_read_back_has_the_memory_that_it_was_made_with(changes: dict[str
     assert run.plan.memory is not None
     assert run.prediction.phases == run.plan.memory.phases.model_dump()
     assert run.device == run.plan.memory.device_bytes
+    assert round(run.seconds, 2) == run.plan.estimated_step_seconds
+
+
+def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_declare() -> None:
+    changes = {"training__numGenerations": 16, "training__promptsPerStep": 64, "placement__gpus": {"min": 16}}
+    job = spec(QWEN_7B, adapter__use="Never", **changes)
+    slow = nodes(2, 8, H100, node_gbps=2.0)
+    run = Run(plan(job, slow), job, Learned(), inventory(slow))
+    first = run.plan.estimated_step_seconds
+    assert first is not None
+    assert round(run.seconds, 2) == first
+    relief = relieved(ran_out(run, oom("backward")))
+    assert relief is not None
+    assert relief.estimated_step_seconds is not None
+    assert relief.estimated_step_seconds > first
+    assert f"about {relief.estimated_step_seconds:.1f} s per step" in relief.reason
+    assert relief.reason != run.plan.reason
 
 
 def test_checkpointing_comes_first_then_the_micro_batch() -> None:

@@ -13,7 +13,8 @@ from grpo_api.learned import Learned, Shortfall
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, PlanReason, PlanResult
 from grpo_planner.refit import PlanExcluded, refit
-from grpo_planner.relief import Run, account, described, relieved
+from grpo_planner.relief import account, described, relieved
+from grpo_planner.run import Run
 
 from ..records import GRPOJobRecord
 
@@ -58,7 +59,7 @@ def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
     if plan is None or job.spec is None:
         return None
     if short := shortfall(job):
-        run = Run(plan, job.spec, job.status.learned or Learned())
+        run = Run(plan, job.spec, job.status.learned or Learned(), inventory)
         free = _may_be_anew(job, short)
         relief = relieved(run, last_resort=not free)
         if relief is None and free:

@@ -4,6 +4,8 @@ TRL wants world * per_device_train_batch_size * gradient_accumulation_steps to b
 arithmetic on whole numbers, done here.
 """
 
+from math import ceil
+
 from grpo_api.job import GRPOJobSpec
 
 from ..result import PlanReason, SpecRejected
@@ -42,6 +44,11 @@ def accumulation(spec: GRPOJobSpec, world: int, micro_batch: int) -> int:
 def generation_share(spec: GRPOJobSpec, world: int) -> int:
     """Completions that each of `world` processes generates for one generation batch."""
     return step_completions(spec) // world * generations_ahead(spec)
+
+
+def generate_calls(spec: GRPOJobSpec, world: int, at_once: int) -> float:
+    """Calls of generate per optimizer step, `at_once` completions each; below 1 where one batch feeds several steps."""
+    return ceil(generation_share(spec, world) / at_once) / updates_per_generation(spec)
 
 
 def micro_batches(spec: GRPOJobSpec, world: int) -> list[int]:

@@ -7,7 +7,6 @@ do all the searches of one plan: on free nodes, on emptied nodes and for each fi
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from typing import NamedTuple
 
 from grpo_api.learned import HOST
@@ -152,9 +151,7 @@ class Variants:
         return known
 
     def _calls(self, setup: Setup) -> float:
-        """Calls of generate per optimizer step."""
-        generations = ceil(batch.generation_share(self._demand.spec, self._world) / setup.generation_batch)
-        return generations / self._demand.updates_per_generation
+        return batch.generate_calls(self._demand.spec, self._world, setup.generation_batch)
 
     def _setup(self, settings: Settings) -> Setup:
         spec, method = self._demand.spec, self._method

@@ -1,0 +1,118 @@
+"""A plan that a job has run by, beside what is known of its job: what it needs and how long a step of it takes.
+
+The search goes from a job to plans; whoever asks what a given plan would take, or one that differs a little, asks here.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import HOST, Learned
+from grpo_api.plan import ExecutionPlan
+
+from .cpu import cpu_process_bytes
+from .hardware.inventory import Inventory
+from .hardware.pools import build_pools
+from .hardware.products import Product, lookup
+from .memory import Precision, Prediction, Setup, Strategy, predict
+from .memory.host import host_bytes
+from .model.architecture import resolve
+from .search import batch
+from .search.demand import Demand, build_demand
+from .search.steptime import step_time
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan with its job, and what is known of the memory that it needs."""
+
+    plan: ExecutionPlan
+    spec: GRPOJobSpec
+    learned: Learned
+    inventory: Inventory = field(default_factory=Inventory)
+    """Nodes that its pods may be bound to, for what they say of their GPUs' links."""
+
+    @cached_property
+    def demand(self) -> Demand:
+        """The job's demand."""
+        return build_demand(self.spec, resolve(self.spec.model), learned=self.learned)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The plan as the memory model sees it."""
+        plan, training = self.plan, self.spec.training
+        precision: Precision = "bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32"
+        offloaded = plan.strategy == "Sharded" and self.spec.reference.offload
+        reference: Strategy = "Offload" if offloaded else plan.strategy
+        adapter = self.spec.adapter
+        return Setup(
+            precision=precision,
+            prompt=training.max_prompt_length,
+            completion=training.max_completion_length,
+            micro_batch=plan.micro_batch,
+            accumulation=plan.gradient_accumulation,
+            generation_batch=plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation,
+            world=plan.world_size,
+            zero=plan.zero_stage,
+            offload=plan.offload == "CPU",
+            lora_rank=adapter.rank if plan.method == "LoRA" else 0,
+            lora_targets=tuple(adapter.target_modules),
+            eight_bit=plan.optimizer == "AdamW8bit",
+            checkpointing=plan.gradient_checkpointing,
+            gather=plan.gather_for_generation,
+            reference=reference,
+            scores_old_policy=batch.updates_per_generation(self.spec) > 1,
+        )
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Of one GPU, with what was learned."""
+        demand = self.demand
+        return demand.corrected(predict(demand.shape, self.setup, demand.reward_bytes, demand.scoring_bytes))
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of one step on GPUs."""
+        calls = batch.generate_calls(self.spec, self.plan.world_size, self.setup.generation_batch)
+        return step_time(self.demand.shape, self.setup, self._hardware, self.plan.nodes, calls).total
+
+    @property
+    def _hardware(self) -> Product:
+        """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""
+        pools, _ = build_pools(self.inventory.emptied, self.spec)
+        label, resource = self.plan.gpu_product, self.plan.gpu_resource
+        there = (pool.hardware for pool in pools if (pool.label, pool.resource) == (label, resource))
+        return next(there, lookup(label))
+
+    @property
+    def device(self) -> int:
+        """Bytes that one GPU must have."""
+        return self.demand.device_bytes(self.prediction, self.plan.world_size)
+
+    @property
+    def usable(self) -> int:
+        """Bytes that one GPU has for torch."""
+        return self.plan.memory.usable_bytes if self.plan.memory else 0
+
+    @property
+    def host(self) -> int:
+        """Bytes of host memory of one process."""
+        if self.plan.accelerator == "CPU":
+            return cpu_process_bytes(self.demand, self.setup)
+        return round(host_bytes(self.demand.shape, self.setup, 1) * self.learned.factor(HOST))
+
+    @property
+    def host_limit(self) -> int:
+        """Bytes of host memory that a process may use by the spec's limit; 0 without one."""
+        limit = self.demand.most_memory if "memory" in self.spec.resources.limits else None
+        return (limit or 0) // self.plan.processes_per_node
+
+    def fits(self, room: float = 1.0) -> bool:
+        """Whether it does by what was learned, in this share of the memory."""
+        if self.plan.accelerator == "CPU":
+            return not self.host_limit or self.host <= self.host_limit * room
+        return self.device <= self.usable * room
+
+    def with_plan(self, **changes: object) -> "Run":
+        """The same job with a plan that differs in this."""
+        return replace(self, plan=self.plan.model_copy(update=changes))
