@@ -70,6 +70,11 @@ def child_job(name: str, attempt: int) -> str:
     return f"{name}-{attempt}"
 
 
+def attempt_selector(uid: str, attempt: int) -> str:
+    """Label selector of a GRPOJob's pods of one attempt; of other attempts' and other jobs' none."""
+    return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt}"
+
+
 def rank0_address(namespace: str, name: str, attempt: int) -> str:
     """DNS name of the pod with rank 0; resolvable before it is ready.
 

@@ -222,7 +222,7 @@ def observe(
     stray = [pod for pod in of_attempt if pod.controller_uid not in controllers]
     orphaned = any(pod.controller_uid for pod in stray)
     if job.active:
-        sighting = sightings.of(job.key, child, own_pods, at, expected=bool(expected) or orphaned)
+        sighting = sightings.of(job.key, attempt, child, own_pods, at, expected=bool(expected) or orphaned)
     else:
         sighting = sightings.forget(job.key)
     return Observation(

@@ -149,7 +149,7 @@ def job_gone(seen: Observation, limits: Limits) -> Decision | None:
 
     Its name is not used again: pods of it may still write, and checkpoints are fenced by the attempt.
     """
-    if seen.child is not None or not (seen.job.status.job_uid or seen.orphaned):
+    if seen.child is not None or not (seen.job.status.job_uid or seen.sighting.child_uid or seen.orphaned):
         return None
     message = f"the Job of attempt {seen.job.status.attempt} was deleted"
     return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)

@@ -4,7 +4,6 @@ Here decisions meet the cluster; it reads as section "One job's way through" of 
 it may be called at any time, any number of times.
 """
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from grpo_api.status import GRPOJobStatus
 from .admission.queue import AdmissionQueue
 from .cleanup import clean_up
 from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selection
-from .cluster.cache import Caches
+from .cluster.cache import Caches, version_of
 from .cluster.late import bring_pods
 from .cluster.recorder import EventRecorder
 from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
@@ -23,7 +22,7 @@ from .cluster.words import Words
 from .decisions import Action, Decision, Limits
 from .errors import AlreadyExists, Conflict, Denied, NotFound
 from .manifests import attempt_of, indexed_job
-from .names import LABEL_ATTEMPT, LABEL_UID, ObjectKey, child_job
+from .names import ObjectKey, attempt_selector, child_job
 from .observe import Observation, Pull, Silence, observe
 from .policies import decide
 from .reasons import Reason
@@ -32,6 +31,7 @@ from .sightings import Sightings
 from .starting import asks_about, kept_out
 from .status import REPORTED, URGENT, build, merge_patch, to_json
 from .times import Observed
+from .writes import StatusWrites
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,7 @@ class Reconciler:
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
         self._shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
-        self._written: dict[ObjectKey, Observed] = {}
-        self._dropped: dict[ObjectKey, Object] = {}
-        """What the API server did not keep of a job's last status write."""
+        self._writes = StatusWrites(longest=PATIENCE * status_interval)
 
     async def __call__(self, key: ObjectKey) -> float | None:
         """One look and one step. Returns the seconds until time alone may change something.
@@ -120,6 +118,8 @@ class Reconciler:
             seen, decision = answer
         if decision.action is Action.START:
             seen, decision = await self._start(seen)
+            if decision.action is Action.ADMIT:
+                return 0.0  # its Job is gone again; what follows begins with a look of its own
         if seen.job.active and (taken := await self._shared.service(key.namespace)):
             decision = _told(decision, taken)
         left = await self._publish(seen, decision)
@@ -152,8 +152,7 @@ class Reconciler:
 
     def _forget(self, key: ObjectKey) -> None:
         """The job is gone, or belongs to another controller."""
-        self._written.pop(key, None)
-        self._dropped.pop(key, None)
+        self._writes.forget(key)
         self._sightings.forget(key)
         self._words.forget(key)
 
@@ -206,19 +205,19 @@ class Reconciler:
             return seen, Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
         log.info("%s: attempt %d started", key, status.attempt)
         self._caches.jobs.put(answer)
+        self._sightings.created(key, status.attempt, version_of(answer)[0], seen.at)
         return self._again(seen)
 
     async def _publish(self, seen: Observation, decision: Decision) -> float | None:
         """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
         new = build(seen, decision)
         patch = merge_patch(seen.job.raw_status, to_json(new))
-        if patch == self._dropped.get(seen.job.key, {}):
+        if self._writes.is_known(seen.job.key, patch):
             return None
         # until the gang runs there is little to tell, and in a burst each write delays the pods of other jobs
         starting = seen.job.active and not seen.started
         pause = self._status_interval * (PATIENCE if starting else 1)
-        last = self._written.get(seen.job.key)
-        left = pause - (seen.at - last) if last else 0.0
+        left = self._writes.wait(seen.job.key, seen.at, pause)
         if left > 0 and not URGENT & patch.keys() and (starting or "conditions" not in patch):
             return left
         await self._write(seen, decision, new, patch)
@@ -237,8 +236,7 @@ class Reconciler:
             self._caches.grpojobs.put(await self._cluster.get(GRPOJOBS, *job.key))
             raise
         self._caches.grpojobs.put(answer)
-        self._note_written(job.key, seen.at)
-        self._notice_dropped(job.key, merge_patch(answer.get("status") or {}, to_json(new)))
+        self._writes.written(job.key, seen.at, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
         self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
@@ -258,26 +256,6 @@ class Reconciler:
             log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
             return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": decided})
 
-    def _note_written(self, key: ObjectKey, now: Observed) -> None:
-        """Remembers when a job was written last, and forgets those for which it matters no more."""
-        self._written.pop(key, None)
-        self._written[key] = now
-        for oldest, at in list(itertools.islice(self._written.items(), 2)):
-            if now - at > PATIENCE * self._status_interval:
-                del self._written[oldest]
-
-    def _notice_dropped(self, key: ObjectKey, dropped: Object) -> None:
-        """Remembers what the API server did not keep: written again and again, it would make a loop of writes.
-
-        A definition that is older than this operator drops the fields that it doesn't know.
-        """
-        if dropped and dropped != self._dropped.get(key):
-            log.warning("%s: the API server did not keep %s of the status", key, ", ".join(dropped))
-        if dropped:
-            self._dropped[key] = dropped
-        else:
-            self._dropped.pop(key, None)
-
     async def _clear_up(self, key: ObjectKey) -> None:
         """Ends what is left of attempts that are not to run."""
         seen = self._look(key)
@@ -288,8 +266,8 @@ class Reconciler:
             if child.name in left.delete_jobs:
                 await self._cluster.delete(JOBS, key.namespace, child.name, child.uid)
         for attempt in left.stop_attempts:
-            labels = f"{LABEL_UID}={seen.job.uid},{LABEL_ATTEMPT}={attempt}"
-            await self._cluster.delete_all(Selection(PODS, key.namespace, labels, LIVE_PODS))
+            own = attempt_selector(seen.job.uid, attempt)
+            await self._cluster.delete_all(Selection(PODS, key.namespace, own, LIVE_PODS))
 
 
 def _told(decision: Decision, taken: Taken) -> Decision:

@@ -17,9 +17,11 @@ from .times import Observed
 class Sighting:
     """First sights of one job's current attempt."""
 
+    attempt: int = 0
     child_uid: str = ""
+    """Of the attempt's Job, also when it is gone again."""
     child: Observed | None = None
-    """Of the attempt's Job."""
+    """Of the attempt's Job, if it is there."""
     ended: Mapping[str, Observed] = field(default_factory=dict)
     """Of the end of each pod that has ended, by its uid."""
     deleted: Mapping[str, Observed] = field(default_factory=dict)
@@ -43,19 +45,33 @@ class Sightings:
         """Nothing has been seen."""
         self._jobs: dict[ObjectKey, Sighting] = {}
 
+    def created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
+        """The attempt's Job has been created: from now on it is gone if it isn't there."""
+        self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
+
     def of(
-        self, key: ObjectKey, child: JobRecord | None, pods: Collection[PodRecord], at: Observed, *, expected: bool
+        self,
+        key: ObjectKey,
+        attempt: int,
+        child: JobRecord | None,
+        pods: Collection[PodRecord],
+        at: Observed,
+        *,
+        expected: bool,
     ) -> Sighting:
         """A job's sightings after a look at its current attempt's Job and pods at this moment.
 
         `expected`: the Job was started, so that it is gone if it isn't there.
         """
         known = self._jobs.get(key, Sighting())
+        if known.attempt != attempt:
+            known = Sighting(attempt=attempt)
         ended = {pod.uid: known.ended.get(pod.uid, at) for pod in pods if pod.termination}
         deleted = {pod.uid: known.deleted.get(pod.uid, at) for pod in pods if pod.deleting}
-        over = ended or deleted or (child.ended if child else expected)
+        over = ended or deleted or (child.ended if child else expected or known.child_uid)
         found = Sighting(
-            child_uid=child.uid if child else "",
+            attempt=attempt,
+            child_uid=child.uid if child else known.child_uid,
             child=(known.child if child.uid == known.child_uid else at) if child else None,
             ended=ended,
             deleted=deleted,

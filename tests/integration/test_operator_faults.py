@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import Object
+from grpo_operator.cluster import api
+from grpo_operator.cluster.api import Object, Resource
+from grpo_operator.cluster.cache import Cache
 from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.names import ObjectKey
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Swallowed, operating, outcome
@@ -38,6 +41,34 @@ def test_an_operator_that_dies_between_commit_and_start_starts_once(
     with operating(grpo_cluster, namespaces=(bench.namespace,)):
         bench.wait_running()
     assert bench.children() == ["run-1"]
+
+
+def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_its_name(
+    bench: Bench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, discard, uids, heard = HttpCluster.create, Cache.discard, list[str](), asyncio.Event()
+
+    async def late(cluster: HttpCluster, resource: Resource, namespace: str, body: Object) -> Object:
+        answer = await create(cluster, resource, namespace, body)
+        if resource is not api.JOBS or uids:
+            return answer
+        uids.append(answer["metadata"]["uid"])
+        await cluster.delete(resource, namespace, answer["metadata"]["name"], uids[0])
+        await heard.wait()
+        return answer
+
+    def told(cache: Cache[Any], key: ObjectKey, uid: str) -> Any:
+        if uid in uids:
+            heard.set()
+        return discard(cache, key, uid)
+
+    monkeypatch.setattr(HttpCluster, "create", late)
+    monkeypatch.setattr(Cache, "discard", told)
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        bench.wait_running(attempt=2)
+    assert bench.children() == ["run-2"]
+    assert [end["reason"] for end in bench.status()["ends"]] == ["Preempted"]
 
 
 def test_what_a_quota_forbids_is_told_and_tried_again(bench: Bench, grpo_cluster: Cluster) -> None:

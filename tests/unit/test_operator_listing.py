@@ -41,6 +41,8 @@ class World:
     page: list[Object] = field(default_factory=list)
     """What the LIST under way still has to show."""
     listed_at: int = 0
+    answers: list[Object] = field(default_factory=list)
+    """What answers to our own writes still have to show: they may come after later events."""
     caches: Caches = field(default_factory=Caches)
     listing: Listing[PodRecord] | None = None
 
@@ -78,6 +80,15 @@ class World:
         """The answer to a write of ours shows an object before its event does."""
         if name in self.now:
             self.cache.put(self.now[name])
+
+    def write(self, name: str) -> None:
+        """A write of ours, whose answer shows the object as it is now."""
+        if name in self.now:
+            self.answers.append(self.now[name])
+
+    def late_answer(self) -> None:
+        if self.answers:
+            self.cache.put(self.answers.pop(0))
 
     def begin_list(self, again: bool) -> None:
         """A LIST begins, or the one under way has expired and begins anew."""
@@ -125,6 +136,8 @@ STEPS = st.one_of(
     st.tuples(st.just("hear")),
     st.tuples(st.just("hear")),
     st.tuples(st.just("answered"), NAME),
+    st.tuples(st.just("write"), NAME),
+    st.tuples(st.just("late_answer")),
     st.tuples(st.just("begin_list"), st.booleans()),
     st.tuples(st.just("show")),
     st.tuples(st.just("show")),
@@ -165,6 +178,17 @@ def test_one_more_list_heals_whatever_no_event_told_of(steps: list[Any], late: b
     while world.events:
         world.hear()
     assert world.kept() == world.readable()
+
+
+def test_the_answer_to_a_write_of_a_deleted_object_does_not_bring_it_back() -> None:
+    world = World()
+    world.change("a", True)
+    world.write("a")
+    world.delete("a")
+    world.hear()
+    world.hear()
+    world.late_answer()
+    assert world.kept() == {}
 
 
 def test_an_object_that_was_deleted_after_the_list_began_does_not_come_back() -> None:

@@ -224,6 +224,12 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         "Preempted",
         False,
     ),
+    "a Job that was seen and is gone was deleted, before its uid was written": (
+        make_story(make_job(status=active_status(jobUid=None)), (2, [make_child()]), (0, [])),
+        Action.ADMIT,
+        "Preempted",
+        False,
+    ),
     "a failed Job without pods to ask gets a new attempt that does not count": (
         running(make_child(ended="Failed", reason="BackoffLimitExceeded")),
         Action.ADMIT,

@@ -33,6 +33,10 @@ class Record(Protocol):
 
 R = TypeVar("R", bound=Record)
 
+REMEMBERED = 1024
+"""How many objects that left are remembered, lest the answer to an earlier write bring one back: more than leave in the
+time of an answer."""
+
 
 class Cache(Generic[R]):
     """Records of one kind by their own key, and by that of the GRPOJob to which they belong."""
@@ -45,6 +49,8 @@ class Cache(Generic[R]):
         self._items: dict[ObjectKey, R] = {}
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
         self._aside: dict[ObjectKey, R] = {}
+        self._left: dict[str, float] = {}
+        """Up to which version what left last is out of date, by uid: deleted objects are in every version."""
         self._listings: list[Listing[R]] = []
         self.ghosts = 0
         """Objects that a LIST found missing although no event had said so."""
@@ -80,24 +86,27 @@ class Cache(Generic[R]):
     def put(self, item: Any) -> R | None:
         """Takes an object in, unless something newer of the same uid is there; returns what is kept.
 
-        One that can't be read is None, and what was known of it is dropped: nobody may act on an old picture.
+        One that can't be read is None, and what was known of it is dropped: nobody may act on an old picture. Nor
+        does one come back that has left since: the answer to a write of ours can come after later news.
         """
+        uid, version = version_of(item)
+        if self._left.get(uid, -1) > version:
+            return None
+        known = self._items.get(identity(item))
+        # an event can arrive after the answer to a later write of ours
+        if known and known.uid == uid and known.version > version:
+            return known
         record = self.read(item)
         if record is None:
             self._set_aside(item)
-            return None
-        known = self._items.get(record.key)
-        # an event can arrive after the answer to a later write of ours
-        if known and known.uid == record.uid and known.version > record.version:
-            return known
-        self._store(record)
+        else:
+            self._store(record)
         return record
 
     def discard(self, key: ObjectKey, uid: str) -> R | None:
         """Forgets an object, unless another one has taken its name; returns what was forgotten."""
         self._unreadables.forget(self.resource.plural, key)
-        for listing in self._listings:
-            listing.left(key, uid)
+        self._leave(key, uid)
         self._aside.pop(key, None)
         known = self._items.get(key)
         if known is None or known.uid != uid:
@@ -118,13 +127,21 @@ class Cache(Generic[R]):
     def _set_aside(self, item: Any) -> R | None:
         """Drops what was known of an object that can't be read any more; returns it."""
         key = identity(item)
-        for listing in self._listings:
-            listing.left(key, *version_of(item))
+        self._leave(key, *version_of(item))
         known = self._items.get(key)
         if known:
             self._remove(known)
             self._aside[key] = known
         return known
+
+    def _leave(self, key: ObjectKey, uid: str, version: float = inf) -> None:
+        """The object was deleted, or can't be read as of that version."""
+        if uid:
+            self._left[uid] = max(version, self._left.pop(uid, 0))
+        if len(self._left) > REMEMBERED:
+            del self._left[next(iter(self._left))]
+        for listing in self._listings:
+            listing.left(key, uid, version)
 
     def _store(self, record: R) -> None:
         self._aside.pop(record.key, None)
@@ -173,7 +190,10 @@ class Listing(Generic[R]):
         cache, key, (uid, version) = self._cache, identity(item), version_of(item)
         known = cache.get(key)
         same = known is not None and known.uid == uid
-        if (same and known and known.version >= version) or self._left.get((key, uid), -1) >= version:
+        left = self._left.get((key, uid), -1)
+        if left == version:
+            self._unread.add(key)
+        if (same and known and known.version >= version) or left >= version:
             self._seen.add(key)
             return
         record = cache.read(item)

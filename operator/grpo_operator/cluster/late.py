@@ -4,7 +4,7 @@ After an outage the watch of Jobs may be back before that of pods, and then a Jo
 pod, no cause, and an end that counts would pass for a disruption. So the pods are asked for before that is judged.
 """
 
-from ..names import LABEL_ATTEMPT, LABEL_UID
+from ..names import attempt_selector
 from ..observe import Observation
 from .api import PODS, Cluster, Selection
 from .cache import Caches
@@ -19,8 +19,8 @@ async def bring_pods(cluster: Cluster, caches: Caches, seen: Observation) -> boo
     job = seen.job
     if not job.active or seen.child is None or not seen.child.ended or seen.pods:
         return False
-    labels = f"{LABEL_UID}={job.uid},{LABEL_ATTEMPT}={job.status.attempt}"
-    async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, labels)):
+    own = attempt_selector(job.uid, job.status.attempt)
+    async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, own)):
         for item in items:
             caches.pods.put(item)
     return True
