@@ -6,9 +6,12 @@ Each test has nodes of its own, which its jobs select by a label, so that tests 
 import pytest
 
 from grpo_operator.decisions import Limits
+from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from tests.integration.gpu_bench import PRODUCT, GpuBench
 from tests.integration.operator_bench import JOBS, PODS, OperatorThread, Swallowed, operating, outcome
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmission"
 
 
 @pytest.fixture
@@ -40,6 +43,45 @@ def test_two_gangs_of_three_on_four_gpus_run_one_after_the_other(bench: GpuBench
     assert bench.children(second) == []
     bench.end(bench.pods(first)[0], message=outcome("Succeeded"))
     bench.wait_running(second)
+
+
+def refuse_jobs(bench: GpuBench, prefix: str) -> str:
+    """Has the API server refuse Jobs of this namespace whose name begins so; returns the policy's name."""
+    name = f"{bench.namespace}-jobs"
+    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": f"!object.metadata.name.startsWith('{prefix}')", "message": "not this team"}],
+    }
+    here = {"matchLabels": {"kubernetes.io/metadata.name": bench.namespace}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": here}}
+    bench.post(f"{POLICIES}policies", {"metadata": {"name": name}, "spec": policy})
+    bench.post(f"{POLICIES}policybindings", {"metadata": {"name": name}, "spec": binding})
+    containers = [{"name": "c", "image": "x"}]
+    probe = {"template": {"spec": {"restartPolicy": "Never", "containers": containers}}}
+
+    def refused() -> bool:
+        try:
+            bench.post(f"{JOBS}?dryRun=All", {"metadata": {"name": f"{prefix}-probe"}, "spec": probe})
+        except ApiStatusError as error:
+            return "not this team" in str(error)
+        return False
+
+    bench.wait("the policy", refused)
+    return name
+
+
+def test_a_gang_whose_job_the_api_server_refuses_gives_its_gpus_back(bench: GpuBench, grpo_cluster: Cluster) -> None:
+    policy = refuse_jobs(bench, "refused")
+    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=Limits(release_pause=3600)):
+        bench.want("refused", 8, nodes=2)
+        bench.wait("the release", lambda: bench.condition("Admitted", "refused")[1] == "PodsNotCreated")
+        assert "not this team" in bench.condition("Admitted", "refused")[2]
+        bench.want("other", 8, nodes=2)
+        bench.wait_running("other")
+        assert bench.status("refused")["phase"] == "Queued"
+    for kind in ("policybindings", "policies"):
+        bench.delete(f"{POLICIES}{kind}", policy)
 
 
 def test_a_restart_keeps_its_place_and_its_plan(bench: GpuBench, operator: OperatorThread) -> None:
