@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -59,6 +60,30 @@ def test_newest_is_by_step_over_all_attempts(tmp_path: Path) -> None:
     claim(second)
     save(second, 5)
     assert [path.name for path in complete(tmp_path)] == ["checkpoint-20", "checkpoint-5"]
+
+
+@pytest.fixture
+def unwritable() -> Iterator[Path]:
+    """A folder that may be read only, since the test runs as a user who owns nothing."""
+    with TemporaryDirectory() as folder:  # everybody may enter those above it, unlike tmp_path's
+        Path(folder).chmod(0o755)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+def test_a_folder_that_may_not_be_written_is_bad_input_at_once(unwritable: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"can't be written by user 65534 .*: Permission denied\. Make the volume of spec"
+    ):
+        claim(make_plan(unwritable))
+
+
+def test_a_run_that_wrote_there_before_waits_for_its_permission(unwritable: Path) -> None:
+    with pytest.raises(PermissionError):
+        claim(make_plan(unwritable, attempt=2))
 
 
 def test_superseded_attempt_can_neither_commit_nor_claim(tmp_path: Path) -> None:

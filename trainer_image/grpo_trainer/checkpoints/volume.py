@@ -7,6 +7,8 @@ folder: owner.json names the newest attempt that claimed it.
 Plain file access without collectives; when it happens and on which rank is decided elsewhere (seal.py, resume.py).
 """
 
+import errno
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,15 +22,32 @@ from ..files import sync_folder, sync_folders, write_atomically
 from ..paths import ATTEMPTS, CHECKPOINTS, attempt_name, number, run_folder
 from .manifest import MANIFEST, OWNER, Manifest, Owner
 
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors that a run which never wrote there need not wait out: no moment makes them pass."""
+
 
 def claim(plan: TrainingPlan) -> None:
     """Take the folder for this attempt; older attempts can't commit or delete from now on.
 
     Raises:
-        BadInput: another job owns the folder.
+        BadInput: another job owns the folder, or a first attempt may not write there.
         Preempted: a newer attempt has claimed it already.
+        OSError: the disk fails, or refuses a run that it took before.
     """
     folder = _folder(plan)
+    try:
+        _take(plan, folder)
+    except OSError as error:
+        if plan.job.attempt > 1 or error.errno not in REFUSALS:
+            raise
+        raise BadInput(
+            f"checkpoint_directory {folder} can't be written by user {os.geteuid()} with the groups "
+            f"{sorted({os.getegid(), *os.getgroups()})}: {error.strerror}. Make the volume of spec.checkpoint "
+            f"writable for them"
+        ) from error
+
+
+def _take(plan: TrainingPlan, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / OWNER).exists():
         require_owner(plan)
