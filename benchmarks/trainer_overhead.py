@@ -173,7 +173,7 @@ def ours(folder: Path, plan: TrainingPlan, meter: Meter) -> Any:
 
     os.environ |= {DATA_MOUNT_ENV: str(folder), PROGRESS_BIND_ENV: f"127.0.0.1:{free_port()}"}
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
-    serve(recorder)
+    serve(plan, recorder)
     watchdog = Watchdog(plan, recorder, lambda *_: None)
     watchdog.start()
     trainer = build(plan, recorder, watchdog, StepObserver()).trainer

@@ -145,7 +145,7 @@ class Outcome(Model):
         dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], float],
         Field(max_length=MAX_METRICS),
     ] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.metrics."""
+    """Last value per metric, by the keys of grpo_api.training_metrics."""
     revisions: Revisions = Field(default_factory=dict)
     """Commits and fingerprint of what was trained, as far as known."""
     message: Annotated[str, Field(max_length=MESSAGE_CHARACTERS)] = ""
@@ -227,7 +227,7 @@ class Progress(Model):
     seconds_per_step: Seconds | None = None
     """Mean of the recent steps."""
     metrics: Annotated[dict[MetricKey, float], Field(max_length=1024)] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.metrics; null where that was no finite number."""
+    """Last value per metric, by the keys of grpo_api.training_metrics; null where that was no finite number."""
     memory: Annotated[dict[MetricKey, Count], Field(max_length=64)] = Field(default_factory=dict)
     """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that it `reserved`, and
     what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""

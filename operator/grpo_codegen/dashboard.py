@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from grpo_api import metrics
-from grpo_api.metrics import TRAINING, Metric
+from grpo_api import metrics, training_metrics
+from grpo_api.metrics import Metric
+from grpo_api.training_metrics import TRAINING
 
 _WIDTH, _HEIGHT = 8, 8
 _COLUMNS = 24 // _WIDTH
@@ -22,7 +23,8 @@ _ROWS: tuple[tuple[str, Sequence[Metric]], ...] = (
     (
         "Progress and resources",
         (
-            *(metrics.STEP, metrics.TOTAL_STEPS, metrics.REWARD, metrics.PHASE_SECONDS, metrics.MEMORY),
+            *(training_metrics.STEP, training_metrics.TOTAL_STEPS, training_metrics.ETA, training_metrics.REWARD),
+            *(training_metrics.PHASE_SECONDS, training_metrics.MEMORY),
             *(metrics.JOB_MEMORY_PREDICTED, metrics.JOB_MEMORY_MEASURED, metrics.JOB_MEMORY_RATIO),
         ),
     ),
@@ -109,7 +111,7 @@ def _query(metric: Metric) -> tuple[str, str]:
     if metric.kind == "counter":
         labels = ", ".join(metric.labels)
         return f"sum by ({labels}) (rate({metric.name}[5m]))", " ".join(f"{{{{{label}}}}}" for label in metric.labels)
-    per_job = metric in metrics.TRAINER or "grpojob" in metric.labels
+    per_job = metric in training_metrics.TRAINER or "grpojob" in metric.labels
     extra = [label for label in metric.labels if label not in ("namespace", "grpojob")]
     legend = " ".join(f"{{{{{label}}}}}" for label in (*(["grpojob"] if per_job else []), *extra)) or metric.name
     return metric.name + (_SELECTOR if per_job else ""), legend

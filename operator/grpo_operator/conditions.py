@@ -6,9 +6,9 @@ doesn't speak of.
 
 from collections.abc import Callable, Iterator
 
-from grpo_api.metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 from grpo_api.report import MAX_COUNT
 from grpo_api.status import Condition, ConditionType
+from grpo_api.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 
 from .decisions import Action, Decision
 from .names import child_job

@@ -140,7 +140,7 @@ def application(
 
 @contextlib.asynccontextmanager
 async def served(pages: web.Application, address: str, port: int) -> AsyncIterator[None]:
-    """Serves the pages while the block runs.
+    """Serves the pages while the block runs; without an address on every one of the machine, of both families.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -148,7 +148,7 @@ async def served(pages: web.Application, address: str, port: int) -> AsyncIterat
     runner = web.AppRunner(pages, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, address, port).start()
+        await web.TCPSite(runner, address or None, port).start()
         yield
     except OSError as error:
         raise ConfigurationError(f"--metrics-port {port}: {error}") from error

@@ -18,7 +18,8 @@ class Settings:
     """Namespaces to watch; none: the whole cluster."""
     trainer_image: str = ""
     """Image of jobs without spec.image; empty: they are rejected."""
-    metrics_address: str = "0.0.0.0"
+    metrics_address: str = ""
+    """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
     log_format: str = "json"
     log_level: str = "info"
@@ -41,7 +42,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
     parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
     parser.add_argument("--trainer-image", default=default.trainer_image, help="image of jobs without spec.image")
-    parser.add_argument("--metrics-address", default=default.metrics_address)
+    parser.add_argument("--metrics-address", default=default.metrics_address, help="default: every address")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="/healthz, /readyz and /metrics")
     parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_api import metrics
+from grpo_api import metrics, training_metrics
 from grpo_cli.manifest import load_documents
 from grpo_codegen.crd import definition
 from grpo_operator import names
@@ -161,7 +161,7 @@ def test_alerts_and_panels_name_only_metrics_that_exist() -> None:
     capacity = json.loads(only(documents, "ConfigMap")["data"]["grpo.json"])
     panels = [panel for panel in capacity["panels"] if panel["type"] != "row"]
     expressions = [rule["expr"] for rule in alerts] + [panel["targets"][0]["expr"] for panel in panels]
-    known = {metric.name: metric.kind for metric in (*metrics.TRAINER, *metrics.OPERATOR)}
+    known = {metric.name: metric.kind for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
     for expression in expressions:
         used = set(re.findall(r"\bgrpo_\w+", expression))
         assert {re.sub(r"_(sum|count)$", "", name) if name not in known else name for name in used} <= known.keys()

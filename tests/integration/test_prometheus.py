@@ -13,8 +13,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
+from grpo_api import training_metrics
 from grpo_api.report import Progress
-from grpo_trainer.telemetry.server import ProgressCollector
+from grpo_trainer.telemetry.collector import ProgressCollector
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
@@ -26,25 +27,36 @@ ALERTS = HERE.parents[1] / "charts" / "grpo-operator" / "files" / "alerts.yaml"
 SECONDS = 60.0
 
 
+TOLD = {metric.key: 1.0 for metric in training_metrics.TRAINING}
+TOLD |= {f"{metric.key}/accuracy": 1.0 for metric in training_metrics.LABELLED}
 PROGRESS = Progress(
     attempt=1,
     step=7,
     total_steps=100,
     last_step_time=1.7e9,
-    metrics={"kl": 0.0132, "reward": 1.84, "reward_by_function/accuracy": 0.5, "phase_seconds/generate": 1.0},
-    memory={"generate": 10**9, "host": 10**8},
+    seconds_per_step=2.0,
+    metrics={**TOLD, "kl": 0.0132, "reward_by_function/accuracy": 0.5},
+    memory={"generate": 10**9, "reserved": 10**9, "device": 10**9, "host": 10**8},
 )
+LIMITS = {metric.name: 1.0 for metric in training_metrics.LIMITS}
 
 
 @pytest.fixture
 def rank_zero() -> Iterator[str]:
     """The address of a trainer's metrics in the middle of a run."""
     registry, port = CollectorRegistry(), free_port()
-    registry.register(ProgressCollector(lambda: PROGRESS))
+    registry.register(ProgressCollector(lambda: PROGRESS, LIMITS))
     server, thread = start_http_server(port, "127.0.0.1", registry)
     yield f"127.0.0.1:{port}"
     server.shutdown()
     thread.join()
+
+
+def test_promtool_finds_nothing_to_say_of_all_that_a_trainer_exports(rank_zero: str) -> None:
+    text = page(rank_zero)
+    assert checked(text) == ""
+    exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert exported == {metric.name for metric in training_metrics.TRAINER}
 
 
 def page(address: str) -> str:

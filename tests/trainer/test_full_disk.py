@@ -49,7 +49,7 @@ def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: P
         assert "could not be written: rank" in one["problem"], obstacle
         assert "irectory" in one["problem"], obstacle
     assert "No space left on device" in fails[-1]["problem"] or "inline_container" in fails[-1]["problem"]
-    assert (sealed["there"], sealed["problem"], sealed["failures"]) == (True, "", 0.0)
+    assert (sealed["there"], sealed["problem"], sealed["failures"]) == (True, "", failed)
     assert fails[-1]["save_seconds"] is None
     assert sealed["save_seconds"] > 0
     assert second["checkpoints"] == first["checkpoints"]
@@ -113,7 +113,7 @@ def test_what_stops_is_not_made_to_save(tmp_path: Path) -> None:
 def test_a_preempted_run_whose_checkpoint_failed_says_that_the_one_before_stands(tmp_path: Path) -> None:
     plan = runs.plan(Path("/models/demo"), folder=tmp_path)
     recorder = Recorder(plan, Placement(0, 0, 1, 1), 0.0)
-    recorder.not_saved(1, "the checkpoint of step 8 could not be written: rank 0: full")
+    recorder.not_saved("the checkpoint of step 8 could not be written: rank 0: full")
     run: Any = SimpleNamespace(
         trainer=SimpleNamespace(state=TrainerState(global_step=8)),
         step_exchange=SimpleNamespace(verdict="save"),

@@ -7,16 +7,24 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerState
 
 from grpo_api.contract import PROGRESS_BIND_ENV
+from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report import Progress
+from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
+from grpo_trainer.guard import LossGuard
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.telemetry.logs import translate
+from grpo_trainer.telemetry.collector import ProgressCollector, limits_of
+from grpo_trainer.telemetry.logs import PublishLogs, translate
 from grpo_trainer.telemetry.observer import SAMPLE_CHARACTERS, StepObserver
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.telemetry.server import serve
@@ -24,6 +32,14 @@ from harness.ranks import runs
 from harness.ranks.pods import free_port
 
 PLAN = runs.plan(Path("/models/demo"))
+PREDICTION = MemoryPrediction(
+    phases=MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=5, step=6),
+    peak_phase="step",
+    peak_allocated_bytes=6,
+    device_bytes=8,
+    usable_bytes=10,
+    host_bytes_per_node=1,
+)
 
 
 def test_logs_are_translated_and_absent_stays_absent() -> None:
@@ -62,8 +78,8 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
     recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
-    serve(recorder)
-    serve(recorder)
+    serve(PLAN, recorder)
+    serve(PLAN, recorder)
     assert "telemetry is off" in capsys.readouterr().out
     recorder.logged({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
     recorder.logged({"loss": math.nan, "reward_by_function/tall": -math.inf})
@@ -79,6 +95,71 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
     assert Progress.model_validate_json(progress).metrics == {"kl": 0.25}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+
+
+@pytest.mark.parametrize(("bind", "asked"), [("[::1]:{}", "[::1]"), (":{}", "[::1]"), (":{}", "127.0.0.1")])
+def test_rank_0_answers_over_ipv6_and_on_both_families(bind: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv(PROGRESS_BIND_ENV, bind.format(port))
+    serve(PLAN, Recorder(PLAN, Placement(0, 0, 1, 1), time.time()))
+    with urllib.request.urlopen(f"http://{asked}:{port}/healthz", timeout=10) as answer:
+        assert answer.read() == b"ok\n"
+
+
+def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
+    execution = PLAN.execution.model_copy(update={"memory": PREDICTION})
+    guard = PLAN.guard.model_copy(update={"max_kl": 0.5})
+    plan = PLAN.model_copy(update={"execution": execution, "guard": guard, "checkpoint_directory": "/runs"})
+    told = Progress(attempt=2, step=30, total_steps=100, seconds_per_step=2.0, memory={"generate": 9, "host": 7})
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in ProgressCollector(lambda: told, limits_of(plan)).collect()
+        for sample in family.samples
+    }
+    assert found["grpo_training_eta_seconds",] == 140.0
+    assert found["grpo_training_guard_max_kl",] == 0.5
+    assert found["grpo_training_guard_hang_timeout_seconds",] == 1800.0
+    assert found["grpo_training_checkpoint_every_steps",] == 3.0
+    assert found["grpo_training_memory_usable_bytes",] == PREDICTION.usable_bytes
+    assert found["grpo_training_memory_bytes", "generate"] == 9.0
+    assert found["grpo_training_host_memory_bytes",] == 7.0
+    assert ("grpo_training_memory_bytes", "host") not in found
+    assert found["grpo_trainer_build_info", version("grpo-operator"), version("torch"), version("trl")] == 1.0
+    bare = ProgressCollector(lambda: Progress(attempt=1), limits_of(PLAN)).collect()
+    assert {"grpo_training_guard_max_kl", "grpo_training_eta_seconds"}.isdisjoint(family.name for family in bare)
+
+
+def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder.begin(0, 9)
+    publish, guard = PublishLogs(recorder, StepObserver()), LossGuard()
+    args: Any = SimpleNamespace(gradient_accumulation_steps=4)
+    for step, loss in ((1, 0.5), (2, math.nan), (3, 0.4)):
+        logs = {"loss": loss, "kl_overflow_tokens": 0.25, "rewards/other/mean": math.nan}
+        for callback in (publish, guard):
+            try:
+                callback.on_log(args, TrainerState(global_step=step), None, logs=logs)
+            except Diverged as error:
+                recorder.not_finite(error.step)
+    assert recorder.progress.metrics["nonfinite_steps"] == 1.0
+    recorder.not_finite(4)  # by its gradient, before anything of it is logged
+    assert recorder.progress.metrics["nonfinite_steps"] == 2.0
+    assert recorder.progress.metrics["kl_overflow_tokens"] == 3.0, "one token a step, over four micro-batches"
+
+
+def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder.resumed(3, 1.7e9)
+    recorder.begin(3, 9)
+    resumed = recorder.progress.metrics
+    assert (resumed["checkpoint_step"], resumed["checkpoint_timestamp_seconds"]) == (3.0, 1.7e9)
+    assert (resumed["checkpoints"], resumed["checkpoint_failures"]) == (0.0, 0.0)
+    recorder.not_saved("full")
+    recorder.not_saved("full")
+    recorder.saved(6, 1.5)
+    saved = recorder.progress.metrics
+    assert (saved["checkpoints"], saved["checkpoint_failures"], saved["checkpoint_step"]) == (1.0, 2.0, 6.0)
+    assert saved["checkpoint_timestamp_seconds"] > 1.7e9
 
 
 def test_phases_interrupt_each_other() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grpo_api.metrics import OUTCOME_KEYS
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Progress, Result
+from grpo_api.training_metrics import OUTCOME_KEYS
 from harness.ranks import demo_model
 from harness.ranks.pods import Gang, free_port
 
@@ -196,6 +196,12 @@ def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -
     assert 'grpo_training_phase_seconds{step_phase="generate"}' in story.metrics
     assert 'grpo_training_reward_failures_total{reward="tall"} 0.0' in story.metrics
     assert "grpo_training_tokens_per_second " in story.metrics
+    assert "grpo_training_nonfinite_steps_total 0.0" in story.metrics
+    assert 'grpo_training_reward_unscored_ratio{reward="tall"} 0.0' in story.metrics
+    assert "grpo_training_checkpoint_timestamp_seconds " in story.metrics
+    assert "grpo_training_completions_total " in story.metrics
+    assert "grpo_training_eta_seconds " in story.metrics
+    assert "process_resident_memory_bytes " in story.metrics
     assert "grpo_training_allreduce_bytes_per_second " in story.metrics
     assert 'grpo_training_memory_bytes{step_phase="generate"}' not in story.metrics, "no device, no device memory"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.metrics import OUTCOME_KEYS
 from grpo_api.report import MAX_COUNT
 from grpo_api.status import GRPOJobStatus, MetricsStatus
+from grpo_api.training_metrics import OUTCOME_KEYS
 from grpo_operator.observe import Observation
 from grpo_operator.status import to_json
 from tests.generated import cases

@@ -8,18 +8,23 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.web import Application, Request, Response
 
+from grpo_api.report import Progress
 from grpo_operator import logs, settings
 from grpo_operator.cluster.api import PODS, Object, Selection
 from grpo_operator.cluster.backoff import Backoff
 from grpo_operator.cluster.cache import Cache
+from grpo_operator.cluster.progress import http_fetch
 from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.errors import Expired, Unavailable
 from grpo_operator.job_metrics import JobMetrics
-from grpo_operator.metrics_server import Metrics, application
+from grpo_operator.metrics_server import Metrics, application, served
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import PodRecord
+from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
 from tests.unit.test_operator_queue import item, pods
 
@@ -158,3 +163,26 @@ async def test_a_mirror_outlives_an_outage() -> None:
     cache, _ = await mirrored(script, 2)
     assert [record.name for record in cache] == ["a"]
     assert script.versions == [7, 8]
+
+
+@pytest.mark.parametrize(("address", "asked"), [("", "127.0.0.1"), ("", "[::1]"), ("::1", "[::1]")])
+async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str) -> None:
+    metrics, jobs = Metrics(lambda: 0, dict), JobMetrics(list, lambda: NOW)
+    pages = application(metrics.registry, jobs.text, str, str, str)
+    port = free_port()
+    async with served(pages, address, port), ClientSession() as session:
+        answer = await session.get(f"http://{asked}:{port}/healthz")
+        assert answer.status == 200
+
+
+async def test_progress_is_pulled_from_a_pod_with_an_ipv6_address() -> None:
+    pages = Application()
+
+    async def progress(_: Request) -> Response:
+        return Response(text=Progress(attempt=1, step=7).model_dump_json(), content_type="application/json")
+
+    pages.router.add_get("/progress", progress)
+    async with TestServer(pages, host="::1") as server, ClientSession() as session:
+        assert server.port
+        told = await http_fetch(session, server.port)("::1")
+    assert told.step == 7

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import TERMINATION_BYTES
-from grpo_api.metrics import JOB_PHASE, JOBS, OPERATOR, OUTCOME_KEYS, TRAINER
+from grpo_api.metrics import JOB_PHASE, JOBS, OPERATOR
 from grpo_api.plan import MemoryPhases
 from grpo_api.report import LOAD, MAX_COUNT, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
+from grpo_api.training_metrics import OUTCOME_KEYS, TRAINER
 
 COUNTS = st.integers(min_value=0, max_value=MAX_COUNT)
 KEYS = st.sampled_from(OUTCOME_KEYS) | st.from_regex(r"[a-z0-9_]{32}", fullmatch=True)

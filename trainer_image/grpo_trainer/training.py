@@ -7,7 +7,8 @@ from grpo_api.plan import TrainingPlan
 
 from .building import Run, build
 from .checkpoints.export import export_model
-from .errors import Diverged, Preempted
+from .checkpoints.volume import sealed_at
+from .errors import Diverged, DivergedKL, Preempted
 from .gang import rendezvous
 from .paths import number
 from .process.recorder import Recorder
@@ -40,6 +41,8 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
         built.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         built.trainer.require_finite()  # what the last step made is exported, whether a checkpoint has it or not
     except Diverged as error:
+        if not isinstance(error, DivergedKL):
+            recorder.not_finite(error.step)
         raise _explained(error, built) from error
     finally:
         built.rewards.close()
@@ -51,7 +54,7 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
     recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        recorder.resumed(step)
+        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0)
         log_line(
             attempt=plan.job.attempt,
             resumedFromStep=step,

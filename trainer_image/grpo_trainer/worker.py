@@ -8,8 +8,8 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
-from grpo_api.metrics import ALLREDUCE
 from grpo_api.plan import TrainingPlan
+from grpo_api.training_metrics import ALLREDUCE
 
 from .checkpoints.resume import claim_folder
 from .gang import rendezvous
@@ -28,7 +28,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     if place.is_main:
-        serve(recorder)
+        serve(plan, recorder)
     watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks))
     watchdog.start()
     _join_and_import(plan, place, recorder)

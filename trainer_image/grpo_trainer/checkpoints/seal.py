@@ -91,7 +91,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             with suppress(OSError):  # what can't be deleted now is cleared away by the next rotation
                 remove(checkpoint)
         ranks.gather(None)  # what is deleted must not be of the next try
-        self._recorder.not_saved(self._failures, f"the checkpoint of step {step} could not be written: {why}")
+        self._recorder.not_saved(f"the checkpoint of step {step} could not be written: {why}")
 
 
 def seal(

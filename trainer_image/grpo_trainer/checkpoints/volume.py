@@ -109,6 +109,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise BadInput(f"{checkpoint / MANIFEST} is not a manifest: {error.errors()[0]['msg']}") from error
 
 
+def sealed_at(checkpoint: Path) -> float:
+    """When a complete checkpoint was sealed, in unix seconds of the volume's clock."""
+    return (checkpoint / MANIFEST).stat().st_mtime
+
+
 def list_files(checkpoint: Path) -> dict[str, int]:
     """Size in bytes of every file inside a checkpoint by its path there, sorted, without the manifest."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())

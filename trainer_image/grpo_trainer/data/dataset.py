@@ -15,8 +15,8 @@ import datasets
 
 from grpo_api.contract import DATA_MOUNT
 from grpo_api.dataset import DatasetSpec
-from grpo_api.metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
 from grpo_api.training import TrainingSpec
+from grpo_api.training_metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
 
 from ..errors import BadInput
 from ..hub.repositories import Hub
@@ -44,7 +44,7 @@ class Prompts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many prompts became what, by the keys of grpo_api.metrics."""
+        """How many prompts became what, by the keys of grpo_api.training_metrics."""
         return {
             PROMPTS.key: len(self.rows),
             PROMPTS_DROPPED.key: self.dropped,

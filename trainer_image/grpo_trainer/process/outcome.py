@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
-from grpo_api.metrics import OUTCOME_KEYS
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result, with_message
+from grpo_api.training_metrics import OUTCOME_KEYS
 
 from ..files import write_atomically
 from ..paths import ATTEMPTS, attempt_folder, run_folder

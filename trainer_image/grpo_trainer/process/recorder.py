@@ -12,6 +12,15 @@ from contextlib import contextmanager
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage
+from grpo_api.training_metrics import (
+    CHECKPOINT_FAILURES,
+    CHECKPOINT_SECONDS,
+    CHECKPOINT_STEP,
+    CHECKPOINT_TIME,
+    CHECKPOINTS,
+    FROM_ZERO,
+    NONFINITE_STEPS,
+)
 
 from ..gang.placement import Placement
 
@@ -31,6 +40,7 @@ class Recorder:
         self._last_event = self._last_heard = time.monotonic()
         self._last_sign = self._last_event
         self._own_events = 0
+        self._not_finite_step: int | None = None
         self.place = place
         self.shortage: MemoryShortage | None = None
         """What there was no memory for, once there was none."""
@@ -130,11 +140,11 @@ class Recorder:
         """These commits and this data are what is trained."""
         self._update(revisions=revisions)
 
-    def resumed(self, step: int) -> None:
-        """The run continues from a checkpoint of this step."""
+    def resumed(self, step: int, sealed_at: float) -> None:
+        """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none."""
         self._update(resumed_from_step=step, step=step)
         if step:
-            self.logged({"checkpoint_step": float(step)})
+            self.logged({CHECKPOINT_STEP.key: float(step), CHECKPOINT_TIME.key: sealed_at})
 
     def adopt(self, earlier: Outcome) -> None:
         """An earlier attempt had reached the end: its numbers are the run's."""
@@ -143,17 +153,20 @@ class Recorder:
     def saved(self, step: int, seconds: float) -> None:
         """A checkpoint of this step is complete, and training stood still for `seconds`."""
         self.checkpoint_step = step
-        self.logged({"checkpoint_step": float(step), "checkpoint_seconds": seconds, "checkpoint_failures": 0.0})
+        self.counted(CHECKPOINTS.key)
+        times = {CHECKPOINT_SECONDS.key: seconds, CHECKPOINT_TIME.key: time.time()}
+        self.logged({CHECKPOINT_STEP.key: float(step), **times})
         self._update(checkpoint_problem="")
 
-    def not_saved(self, failures: int, problem: str) -> None:
-        """So many checkpoints in a row could not be written, the last one for this reason."""
-        self.logged({"checkpoint_failures": float(failures)})
+    def not_saved(self, problem: str) -> None:
+        """A checkpoint could not be written, for this reason."""
+        self.counted(CHECKPOINT_FAILURES.key)
         self._update(checkpoint_problem=problem[:MAX_PROBLEM])
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training starts after `step` finished steps of `total_steps`."""
         self._update(step=step, total_steps=total_steps, stage="Training")
+        self.logged({metric.key: 0.0 for metric in FROM_ZERO})
 
     def finished_step(self, step: int, epoch: float | None, seconds: float) -> None:
         """An optimizer step finished after `seconds`."""
@@ -171,6 +184,18 @@ class Recorder:
             if samples is not None:
                 changes["samples"] = samples
             self._update(**changes)
+
+    def counted(self, key: str, more: float = 1.0) -> None:
+        """So many more of what this key counts, from 0 at the start of the attempt."""
+        with self._lock:
+            self.logged({key: self.progress.metrics.get(key, 0.0) + more})
+
+    def not_finite(self, step: int) -> None:
+        """This step had a number that is none; whoever finds another one in the same step says so in vain."""
+        with self._lock:
+            if step != self._not_finite_step:
+                self._not_finite_step = step
+                self.counted(NONFINITE_STEPS.key)
 
     def memory(self, peaks: dict[str, int]) -> None:
         """Peak bytes per phase, largest of all ranks."""

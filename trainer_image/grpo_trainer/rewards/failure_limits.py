@@ -59,6 +59,13 @@ class FailureLimits:
                     name, step, f"{missing:.0f} of the {asked:.0f} completions of {generations} generations", share
                 )
 
+    def unscored(self) -> dict[str, float]:
+        """Share of the judged generations' completions that got no reward, by reward; as of the last `judge`."""
+        first, last = self._sums[0], self._sums[-1]
+        asked = last.completions - first.completions
+        missing = {name: count - first.missing.get(name, 0.0) for name, count in last.missing.items()}
+        return {name: count / asked for name, count in missing.items()} if asked else {}
+
     def _end(self, name: str, step: int, lost: str, share: str) -> None:
         """Raise the error, in the words of a rank that met a failure. A collective."""
         words = next(filter(None, ranks.gather(self.counters[name].last_problem)), "unknown")

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api import metrics as catalogue
+from grpo_api import training_metrics as catalogue
 
 from ..process.recorder import Recorder
 from .observer import StepObserver
@@ -56,7 +56,7 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
 
     def on_log(
         self,
-        _args: TrainingArguments,
+        args: TrainingArguments,
         state: TrainerState,
         _control: TrainerControl,
         logs: dict[str, Any] | None = None,
@@ -65,6 +65,12 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         """Merge the step's numbers."""
         logs = logs or {}
         values = translate(logs) | self._tokens_per_second(logs)
+        if not all(math.isfinite(values.get(key, 0.0)) for key in catalogue.MUST_BE_FINITE):
+            self._recorder.not_finite(state.global_step)
+        overflow = catalogue.KL_OVERFLOW.key
+        if overflow in values:  # TRL logs the mean over the step's micro-batches
+            before = self._recorder.progress.metrics.get(overflow, 0.0)
+            values[overflow] = before + values[overflow] * args.gradient_accumulation_steps
         self._recorder.logged(values, self._observer.samples)
         if state.is_world_process_zero and "loss" in logs:
             log_line(step=state.global_step, totalSteps=state.max_steps, **values)
@@ -75,10 +81,10 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
         if not state.is_world_process_zero:
             return
         if progress.checkpoint_problem:
-            failures = progress.metrics.get("checkpoint_failures")
-            log_line(checkpointFailed=state.global_step, inARow=failures, problem=progress.checkpoint_problem)
+            failures = progress.metrics.get(catalogue.CHECKPOINT_FAILURES.key)
+            log_line(checkpointFailed=state.global_step, failures=failures, problem=progress.checkpoint_problem)
         else:
-            log_line(checkpoint=state.global_step, seconds=progress.metrics.get("checkpoint_seconds"))
+            log_line(checkpoint=state.global_step, seconds=progress.metrics.get(catalogue.CHECKPOINT_SECONDS.key))
 
     def _tokens_per_second(self, logs: Mapping[str, Any]) -> dict[str, float]:
         """From TRL's running total; absent on the first step and where the step generated nothing."""

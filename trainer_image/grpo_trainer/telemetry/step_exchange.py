@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.metrics import PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS
 from grpo_api.report import STEP_PHASES
+from grpo_api.training_metrics import COMPLETIONS, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED
 
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
@@ -86,7 +86,11 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         counted = self._counted(rows)
         self._publish(rows, worst, counted)
         scored = Scored(rows[:, FIELDS.index("scored")].sum().item(), {name: sum(two) for name, two in counted.items()})
-        self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
+        try:
+            self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
+        finally:  # what ends a run is seen, too
+            shares = {f"{UNSCORED.key}/{name}": share for name, share in self._failure_limits.unscored().items()}
+            self._recorder.logged({COMPLETIONS.key: scored.completions, **shares})
         if worst["sigterm"] >= 0:
             self._stop(worst, control)
 

@@ -1,0 +1,177 @@
+"""Every metric that rank 0 of a training gang exports; its names, units and labels are declared here alone.
+
+What the trainer logs, what /progress carries by `key` and what Prometheus scrapes by `name` can't disagree that way.
+"""
+
+from .metrics import STEP_PHASE, Kind, Metric
+from .report import MAX_METRICS
+
+
+def _training(key: str, trl: str, unit: str, text: str, *, name: str = "", kind: Kind = "gauge") -> Metric:
+    full = f"grpo_training_{name or key}" + ("_total" if kind == "counter" else "")
+    return Metric(full, kind, unit, text, key=key, trl=trl)
+
+
+def _counter(key: str, trl: str, unit: str, text: str) -> Metric:
+    return _training(key, trl, unit, text, kind="counter")
+
+
+def _by_reward(key: str, text: str, kind: Kind = "gauge") -> Metric:
+    total = "_total" if kind == "counter" else ""
+    return Metric(f"grpo_training_{key}{total}", kind, "1", text, ("reward",), key=key)
+
+
+def _plain(name: str, unit: str, text: str) -> Metric:
+    return Metric(f"grpo_training_{name}", "gauge", unit, text)
+
+
+ALLREDUCE = _training(
+    "allreduce_bytes_per_second",
+    "",
+    "bytes per second",
+    "Bus bandwidth of an all-reduce of all ranks before the first step.",
+)
+PROMPTS = _training("prompts", "", "prompts", "Prompts that are trained on.")
+PROMPTS_DROPPED = _training("prompts_dropped", "", "prompts", "Prompts left out because they are too long.")
+PROMPTS_DUPLICATE = _training(
+    "prompts_duplicate",
+    "",
+    "prompts",
+    "Prompts that occurred before, kept or left out as dataset.onDuplicatePrompt says.",
+)
+CHECKPOINT_STEP = _training(
+    "checkpoint_step", "", "steps", "Step of the newest complete checkpoint, which a restart goes back to."
+)
+CHECKPOINT_TIME = _training(
+    "checkpoint_timestamp_seconds", "", "unix seconds", "When the newest complete checkpoint was sealed."
+)
+CHECKPOINT_SECONDS = _training(
+    "checkpoint_seconds", "", "seconds", "How long training stood still for that checkpoint."
+)
+CHECKPOINTS = _counter("checkpoints", "", "1", "Checkpoints that this attempt has sealed.")
+CHECKPOINT_FAILURES = _counter("checkpoint_failures", "", "1", "Checkpoints that this attempt could not write.")
+KL_OVERFLOW = _counter(
+    "kl_overflow_tokens", "kl_overflow_tokens", "tokens", "Tokens whose KL overflowed and was limited in this attempt."
+)
+NONFINITE_STEPS = _counter(
+    "nonfinite_steps",
+    "",
+    "steps",
+    "Steps of this attempt with a loss, gradient norm, KL, reward or entropy that was infinite or no number.",
+)
+COMPLETIONS = _counter("completions", "", "completions", "Completions of this attempt that were put to the rewards.")
+FROM_ZERO = (CHECKPOINTS, CHECKPOINT_FAILURES, KL_OVERFLOW, NONFINITE_STEPS)
+"""Counters that stand at 0 when training begins: the increase to 1 is what is asked about."""
+TRAINING = (
+    _training("kl", "kl", "nats per token", "Mean KL between policy and reference (k3 estimate) of the last step."),
+    _training("reward", "reward", "1", "Mean weighted reward of the last generation."),
+    _training("reward_std", "reward_std", "1", "Mean standard deviation of rewards within a group."),
+    _training("loss", "loss", "1", "GRPO loss of the last step."),
+    _training("grad_norm", "grad_norm", "1", "Norm of the gradient before clipping."),
+    _training("learning_rate", "learning_rate", "1", "Learning rate of the last step."),
+    _training("entropy", "entropy", "nats", "Mean entropy of the policy's token distribution."),
+    _training("epoch", "epoch", "1", "Passes over the dataset."),
+    _training("clip_ratio_low", "clip_ratio/low_mean", "1", "Share of tokens clipped below.", name="clipped_low_ratio"),
+    _training(
+        "clip_ratio_high", "clip_ratio/high_mean", "1", "Share of tokens clipped above.", name="clipped_high_ratio"
+    ),
+    _training(
+        "completion_length", "completions/mean_length", "tokens", "Mean length of completions.",
+        name="completion_mean_tokens",
+    ),
+    _training(
+        "completion_length_max", "completions/max_length", "tokens", "Longest completion.", name="completion_max_tokens"
+    ),
+    _training("completion_clipped_ratio", "completions/clipped_ratio", "1", "Share of completions cut at the limit."),
+    _training(
+        "zero_variance_groups", "frac_reward_zero_std", "1", "Share of groups whose rewards are all equal.",
+        name="zero_variance_group_ratio",
+    ),
+    KL_OVERFLOW,
+    _counter("tokens", "num_tokens", "tokens", "Tokens that all ranks have processed since the run's first step."),
+    _training(
+        "completion_length_min", "completions/min_length", "tokens", "Shortest completion.",
+        name="completion_min_tokens",
+    ),
+    _training("tokens_per_second", "", "tokens per second", "Tokens of the last step by all ranks per second."),
+    _training("straggler_ratio", "", "1", "Slowest rank's own work in the last step over the mean of all ranks."),
+    PROMPTS,
+    PROMPTS_DROPPED,
+    PROMPTS_DUPLICATE,
+    _training("step_seconds", "step_time", "seconds", "Duration of the last step."),
+    ALLREDUCE,
+    NONFINITE_STEPS,
+    COMPLETIONS,
+    CHECKPOINT_STEP,
+    CHECKPOINT_TIME,
+    CHECKPOINT_SECONDS,
+    CHECKPOINTS,
+    CHECKPOINT_FAILURES,
+)  # fmt: skip
+"""One value each, told once per step at most; absent until known. The most telling stand first."""
+OUTCOME_KEYS = tuple(metric.key for metric in TRAINING[:MAX_METRICS])
+"""Keys of those that an Outcome carries, which is short."""
+MUST_BE_FINITE = ("loss", "grad_norm", "kl", "reward", "entropy")
+"""Keys whose value makes a step count as NONFINITE_STEPS; others, as a reward with nothing to say, may be no number."""
+
+STEP = _plain("step", "steps", "Finished optimizer steps.")
+TOTAL_STEPS = _plain("total_steps", "steps", "Optimizer steps of the whole run.")
+ATTEMPT = _plain("attempt", "1", "The attempt that this process belongs to.")
+LAST_STEP_TIME = _plain("last_step_timestamp_seconds", "unix seconds", "When the last optimizer step finished.")
+ETA = _plain("eta_seconds", "seconds", "Time to the last step, if steps go on taking what the recent ones took.")
+MEMORY = Metric(
+    "grpo_training_memory_bytes",
+    "gauge",
+    "bytes",
+    "Peak of allocated GPU memory of any rank by phase.",
+    (STEP_PHASE,),
+)
+MEMORY_BESIDE = {
+    "reserved": _plain("memory_reserved_bytes", "bytes", "Most GPU memory that any rank's allocator has held."),
+    "device": _plain("device_memory_bytes", "bytes", "Used memory of the fullest GPU after the last step."),
+    "host": _plain("host_memory_bytes", "bytes", "Anonymous resident memory of the largest rank after the last step."),
+}
+"""What Progress.memory has beside the phases, by its key."""
+MAX_KL = _plain("guard_max_kl", "nats per token", "guard.maxKL; absent when unset.")
+HANG_TIMEOUT = _plain("guard_hang_timeout_seconds", "seconds", "guard.hangTimeoutSeconds.")
+MAX_COMPLETION = _plain("completion_limit_tokens", "tokens", "training.maxCompletionLength.")
+SAVE_EVERY = _plain("checkpoint_every_steps", "steps", "Steps between checkpoints; absent without a volume for them.")
+USABLE_MEMORY = _plain("memory_usable_bytes", "bytes", "What the GPU has for torch, as planned; absent on CPUs.")
+LIMITS = (MAX_KL, HANG_TIMEOUT, MAX_COMPLETION, SAVE_EVERY, USABLE_MEMORY)
+"""What the plan sets, beside what is measured against it."""
+REWARD = _by_reward("reward_by_function", "Mean of one reward function before weighting.")
+PHASE_SECONDS = Metric(
+    "grpo_training_phase_seconds",
+    "gauge",
+    "seconds",
+    "Time of the last step by part of it, slowest rank.",
+    (STEP_PHASE,),
+    key="phase_seconds",
+)
+REWARD_FAILURES = _by_reward(
+    "reward_failures",
+    "Completions of this attempt that got no reward because its function or service failed.",
+    "counter",
+)
+REWARD_TIMEOUTS = _by_reward(
+    "reward_timeouts", "Completions of this attempt that got no reward because its time was up.", "counter"
+)
+UNSCORED = _by_reward(
+    "reward_unscored_ratio",
+    "Share of the last ten generations' completions that got no reward for failures and time-outs.",
+)
+LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED)
+"""Families whose values stand in Progress.metrics as `key/label`."""
+BUILD_INFO = Metric(
+    "grpo_trainer_build_info", "gauge", "1", "1, with the trainer's versions as labels.", ("version", "torch", "trl")
+)
+TRAINER = (
+    *TRAINING,
+    *(STEP, TOTAL_STEPS, ATTEMPT, LAST_STEP_TIME, ETA),
+    *LABELLED,
+    MEMORY,
+    *MEMORY_BESIDE.values(),
+    *LIMITS,
+    BUILD_INFO,
+)
+"""Everything that rank 0 of a training pod exports, beside prometheus_client's `process_*`."""

@@ -1,0 +1,92 @@
+"""The trainer's Prometheus samples, made from Progress and the plan at the time of the scrape.
+
+So an absent key is absent there too, and NaN stays what it is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+
+from grpo_api import training_metrics as catalogue
+from grpo_api.metrics import Metric
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Progress
+
+Value = float | None
+_DISTRIBUTIONS = ("grpo-operator", "torch", "trl")
+"""Whose versions are the labels of BUILD_INFO, in their order."""
+
+
+class ProgressCollector:
+    """Samples of a run as it is now, beside the limits that its plan sets."""
+
+    def __init__(self, read: Callable[[], Progress], limits: Mapping[str, Value]) -> None:
+        """`limits` are by name, see `limits_of`."""
+        self._read = read
+        self._limits = limits
+        self._versions = [version(name) for name in _DISTRIBUTIONS]
+
+    def collect(self) -> Iterable[Family]:
+        """The samples of one scrape."""
+        progress = self._read()
+        for metric, value in _single(progress):
+            if value is not None:
+                yield _family(metric, {(): value})
+        for metric in catalogue.LIMITS:
+            if (limit := self._limits[metric.name]) is not None:
+                yield _family(metric, {(): limit})
+        yield _family(catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)})
+        for metric in catalogue.LABELLED:
+            yield _family(metric, {(name,): value for name, value in with_prefix(progress.metrics, metric.key).items()})
+        yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
+
+
+def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
+    """The families of one value each."""
+    yield catalogue.STEP, progress.step
+    yield catalogue.TOTAL_STEPS, progress.total_steps
+    yield catalogue.ATTEMPT, progress.attempt
+    yield catalogue.LAST_STEP_TIME, progress.last_step_time
+    yield catalogue.ETA, eta(progress)
+    for metric in catalogue.TRAINING:
+        yield metric, progress.metrics.get(metric.key)
+    for key, metric in catalogue.MEMORY_BESIDE.items():
+        yield metric, progress.memory.get(key)
+
+
+def eta(progress: Progress) -> Value:
+    """Seconds to the last step; None until steps were timed."""
+    if progress.seconds_per_step is None or not progress.total_steps:
+        return None
+    return progress.seconds_per_step * max(0, progress.total_steps - progress.step)
+
+
+def limits_of(plan: TrainingPlan) -> dict[str, Value]:
+    """What the plan sets, by name of the metric; None for what it leaves open."""
+    execution = plan.execution
+    return {
+        catalogue.MAX_KL.name: plan.guard.max_kl,
+        catalogue.HANG_TIMEOUT.name: plan.guard.hang_timeout_seconds,
+        catalogue.MAX_COMPLETION.name: plan.training.max_completion_length,
+        catalogue.SAVE_EVERY.name: execution.save_every_steps if plan.checkpoint_directory else None,
+        catalogue.USABLE_MEMORY.name: execution.memory.usable_bytes if execution.memory else None,
+    }
+
+
+def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The entries `<prefix>/<name>` by name."""
+    return {key.removeprefix(f"{prefix}/"): value for key, value in values.items() if key.startswith(f"{prefix}/")}
+
+
+def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
+    return ((name, size) for name, size in progress.memory.items() if name not in catalogue.MEMORY_BESIDE)
+
+
+def _family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
