@@ -155,7 +155,7 @@ class Bench:
         """Requests of the operator that change something, so far."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        counted = [line for line in lines if line.startswith("grpo_operator_api_requests_total{")]
+        counted = [line for line in lines if line.startswith("rest_client_requests_total{")]
         return sum(
             float(line.split()[-1])
             for line in counted

@@ -43,7 +43,7 @@ NAMESPACE, NODES = "default", 4
 GPUS = 8
 QUIET = 5.0
 """Seconds without a write after which everybody has been told."""
-REQUESTS = "grpo_operator_api_requests_total{"
+REQUESTS = "rest_client_requests_total{"
 
 
 def job(name: str, gpus: int, number: int = 0, **placement: Any) -> Object:
@@ -79,7 +79,7 @@ class Bench:
                 labels = dict(
                     pair.split("=") for pair in line[len(REQUESTS) : line.index("}")].replace('"', "").split(",")
                 )
-                found[f"{labels['verb']} {labels['resource']}"] += int(float(line.split()[-1]))
+                found[f"{labels['method']} {labels['resource']}"] += int(float(line.split()[-1]))
         return found
 
     async def submit(self, *jobs: Object) -> None:

@@ -42,12 +42,26 @@ JOB_CONDITION = Metric(
     "gauge",
     "1",
     "1 while the condition is True, absent otherwise; without those that the phase tells.",
-    (*_JOB, "type"),
+    (*_JOB, "type", "reason"),
 )
 JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase; the others are absent.", (*_JOB, "phase"))
 JOBS = Metric("grpo_jobs", "gauge", "1", "GRPOJobs by phase, those that have ended among them.", ("namespace", "phase"))
 JOB_STEP = Metric("grpo_job_step", "gauge", "steps", "Finished steps as last seen by the operator.", _JOB)
-JOB_ATTEMPTS = Metric("grpo_job_attempts", "gauge", "1", "Gang starts so far.", _JOB)
+JOB_ATTEMPTS = Metric("grpo_job_attempts_total", "counter", "1", "Gang starts so far.", _JOB)
+JOB_PROGRESS_TIME = Metric(
+    "grpo_job_progress_timestamp_seconds",
+    "gauge",
+    "unix seconds",
+    "When the operator last saw the running job get on: a step in training, else bytes or a part of its stage's work.",
+    _JOB,
+)
+JOB_PATIENCE = Metric(
+    "grpo_job_patience_seconds",
+    "gauge",
+    "seconds",
+    "How long the running job's stage may go without getting on before its own watchdog ends it as Hang.",
+    (*_JOB, "stage"),
+)
 JOB_MEMORY_PREDICTED = Metric(
     "grpo_job_memory_predicted_bytes", "gauge", "bytes", "Peak of allocated memory of one GPU by phase, as planned.",
     (*_JOB, STEP_PHASE),
@@ -59,19 +73,86 @@ JOB_MEMORY_MEASURED = Metric(
 JOB_MEMORY_RATIO = Metric(
     "grpo_job_memory_prediction_ratio", "gauge", "1", "Predicted over measured peak of allocated memory.", _JOB
 )
-JOB_RESTARTS = Metric("grpo_job_restarts", "gauge", "1", "Restarts that count against the limit.", _JOB)
+JOB_MEMORY_USABLE = Metric(
+    "grpo_job_memory_usable_bytes", "gauge", "bytes", "What one GPU has for torch, as planned.", _JOB
+)
+JOB_RESTARTS = Metric("grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB)
+
+
+def _time_to(name: str, what: str) -> Metric:
+    text = f"Time from a GRPOJob's creation until {what}, in its first attempt."
+    return Metric(f"grpo_jobs_time_to_{name}_seconds", "histogram", "seconds", text)
+
+
+TIME_TO_ADMITTED = _time_to("admitted", "it was admitted")
+TIME_TO_SCHEDULED = _time_to("scheduled", "all of its pods had a node")
+TIME_TO_RUNNING = _time_to("running", "all of its pods ran")
+TIME_TO_FIRST_STEP = _time_to("first_step", "the operator heard of a finished step")
+TIMES_TO = (TIME_TO_ADMITTED, TIME_TO_SCHEDULED, TIME_TO_RUNNING, TIME_TO_FIRST_STEP)
+RESTARTS = Metric(
+    "grpo_jobs_restarts_total",
+    "counter",
+    "1",
+    "Restarts of all jobs since this operator started, by how the attempt before ended.",
+    ("reason",),
+)
+CONTROLLER = "grpojob"
+"""Value of the labels `controller` and `name` under which controller-runtime's dashboards find this controller."""
 RECONCILES = Metric(
-    "grpo_operator_reconcile_total", "counter", "1", "Reconciles by result (success, error, requeue).", ("result",)
+    "controller_runtime_reconcile_total",
+    "counter",
+    "1",
+    "Reconciles by result (success, error, requeue after a conflict, requeue_after a while).",
+    ("controller", "result"),
 )
 RECONCILE_SECONDS = Metric(
-    "grpo_operator_reconcile_seconds", "histogram", "seconds", "Duration of a reconcile, API calls included."
+    "controller_runtime_reconcile_time_seconds",
+    "histogram",
+    "seconds",
+    "Duration of a reconcile, API calls included.",
+    ("controller",),
+)
+ACTIVE_WORKERS = Metric(
+    "controller_runtime_active_workers", "gauge", "1", "Jobs that are being worked on.", ("controller",)
+)
+MAX_WORKERS = Metric(
+    "controller_runtime_max_concurrent_reconciles",
+    "gauge",
+    "1",
+    "Jobs that may be worked on at a time.",
+    ("controller",),
 )
 API_REQUESTS = Metric(
-    "grpo_operator_api_requests_total", "counter", "1", "Requests to the API server.", ("verb", "resource", "code")
+    "rest_client_requests_total", "counter", "1", "Requests to the API server.", ("method", "resource", "code")
 )
-QUEUE_DEPTH = Metric("grpo_operator_queue_depth", "gauge", "1", "Jobs waiting for a reconcile.")
+QUEUE_DEPTH = Metric("workqueue_depth", "gauge", "1", "Jobs waiting for a reconcile.", ("name",))
+QUEUE_ADDS = Metric("workqueue_adds_total", "counter", "1", "Jobs that were put into the queue.", ("name",))
+QUEUE_RETRIES = Metric(
+    "workqueue_retries_total", "counter", "1", "Jobs that were put into it again after a failure.", ("name",)
+)
 QUEUE_SECONDS = Metric(
-    "grpo_operator_queue_seconds", "histogram", "seconds", "Time from an event to the start of its reconcile."
+    "workqueue_queue_duration_seconds",
+    "histogram",
+    "seconds",
+    "Time from an event to the start of its reconcile.",
+    ("name",),
+)
+QUEUE_LONGEST = Metric(
+    "workqueue_longest_running_processor_seconds",
+    "gauge",
+    "seconds",
+    "How long the oldest reconcile that has not ended takes already.",
+    ("name",),
+)
+HEARD = Metric(
+    "grpo_operator_watch_heard_timestamp_seconds",
+    "gauge",
+    "unix seconds",
+    "When something was last heard of a kind of object, of the namespace where that is longest ago.",
+    ("resource",),
+)
+BUILD_INFO = Metric(
+    "grpo_operator_build_info", "gauge", "1", "1, with the operator's version as a label.", ("version",)
 )
 PROGRESS_PULLS = Metric(
     "grpo_operator_progress_pulls_total", "counter", "1", "Pulls of /progress by result (success, error).", ("result",)
@@ -106,6 +187,9 @@ JOB = (
     JOB_MEMORY_PREDICTED,
     JOB_MEMORY_MEASURED,
     JOB_MEMORY_RATIO,
+    JOB_MEMORY_USABLE,
+    JOB_PROGRESS_TIME,
+    JOB_PATIENCE,
 )
 """What the operator exports of each GRPOJob that has not ended."""
 ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
@@ -113,14 +197,26 @@ ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
 OPERATOR = (
     JOBS,
     *JOB,
+    *TIMES_TO,
+    RESTARTS,
     RECONCILES,
     RECONCILE_SECONDS,
+    ACTIVE_WORKERS,
+    MAX_WORKERS,
     API_REQUESTS,
     QUEUE_DEPTH,
+    QUEUE_ADDS,
+    QUEUE_RETRIES,
     QUEUE_SECONDS,
+    QUEUE_LONGEST,
     PROGRESS_PULLS,
     EVENTS,
     LOOP_LAG,
     UNREADABLE_OBJECTS,
+    HEARD,
+    BUILD_INFO,
 )
-"""Everything that the operator exports."""
+"""Everything that the operator exports, beside prometheus_client's `process_*`.
+
+What controller-runtime has, too, has the name that its dashboards know.
+"""

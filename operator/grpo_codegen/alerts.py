@@ -86,7 +86,7 @@ def _operator_alerts() -> tuple[Alert, ...]:
     return (
         Alert(
             name="GRPOJobRestarting",
-            expression=f"delta({metrics.JOB_RESTARTS.name}[1h]) >= 2",
+            expression=f"increase({metrics.JOB_RESTARTS.name}[1h]) >= 2",
             for_="0m",
             severity="warning",
             summary=f"{_JOB} was restarted {{{{ $value }}}} times within an hour",

@@ -108,10 +108,10 @@ def _query(metric: Metric) -> tuple[str, str]:
     if metric.kind == "histogram":
         total, number = (f"sum(rate({metric.name}_{part}[5m]))" for part in ("sum", "count"))
         return f"{total} / {number}", "mean"
-    if metric.kind == "counter":
-        labels = ", ".join(metric.labels)
-        return f"sum by ({labels}) (rate({metric.name}[5m]))", " ".join(f"{{{{{label}}}}}" for label in metric.labels)
     per_job = metric in training_metrics.TRAINER or "grpojob" in metric.labels
+    series = metric.name + (_SELECTOR if per_job else "")
     extra = [label for label in metric.labels if label not in ("namespace", "grpojob")]
-    legend = " ".join(f"{{{{{label}}}}}" for label in (*(["grpojob"] if per_job else []), *extra)) or metric.name
-    return metric.name + (_SELECTOR if per_job else ""), legend
+    shown = (*(["namespace", "grpojob"] if per_job else []), *extra)
+    if metric.kind == "counter":
+        series = f"sum by ({', '.join(shown)}) (rate({series}[5m]))"
+    return series, " ".join(f"{{{{{label}}}}}" for label in shown if label != "namespace") or metric.name

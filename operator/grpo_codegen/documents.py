@@ -16,6 +16,11 @@ Two exporters: rank 0 of each training gang (port `progress` of the pod, path `/
 
 A GRPOJob that has ended keeps its `grpo_job_*` series, attempts and memory apart, for {ENDED_SECONDS / 60:.0f} minutes,
 if it is one of the {ENDED_JOBS} newest. `grpo_jobs` counts all.
+
+Names that begin with `controller_runtime_`, `workqueue_` and `rest_client_` mean what they mean in controllers that are
+written in Go, so that their dashboards work: `controller="grpojob"`, `name="grpojob"`. Both exporters also have the
+usual `process_*`.
+Counters begin at 0 with the process, or the attempt, that counts: read them by `rate` and `increase`.
 """
 
 

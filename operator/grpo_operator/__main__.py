@@ -10,16 +10,16 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import aiohttp
 import kopf
 
-from grpo_api.status import ConditionType
+from grpo_api.metrics import HEARD, UNREADABLE_OBJECTS
+from grpo_api.status import ConditionType, GRPOJobStatus
 
-from . import handlers, logs, settings
+from . import handlers, health, logs, settings
 from .admission.queue import AdmissionQueue
 from .cluster import credentials
 from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
@@ -29,13 +29,14 @@ from .cluster.client import HttpCluster
 from .cluster.facts import ClusterFacts
 from .cluster.progress import ProgressPuller, Target, http_fetch
 from .cluster.recorder import EventRecorder
-from .cluster.unreadable import Teller, Unreadables
+from .cluster.unreadable import Teller
 from .cluster.watcher import Mirror
 from .errors import ClusterError, ConfigurationError
-from .job_metrics import JobMetrics
+from .job_metrics import JobMetrics, Sample, standing
 from .metrics_server import Metrics, application, served
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
 from .reconcile import Reconciler
+from .records import GRPOJobRecord
 from .times import Observed
 from .workqueue import WorkQueue, work
 
@@ -88,7 +89,7 @@ class Operator:
             cluster,
             caches,
             self._admission,
-            self._recorder,
+            self._wrote,
             limits=chosen.limits,
             clock=time.time,
             monotonic=lambda: Observed(time.monotonic()),
@@ -117,6 +118,11 @@ class Operator:
     def _add(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:
             self._queue.add(key, slow=self._caches.quiet(key))
+
+    def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        """The API server has taken a status: events and metrics follow."""
+        self._recorder.record(job, job.status.conditions, new.conditions, now)
+        self._metrics.wrote(job, new, now)
 
     def _facts_changed(self) -> None:
         self._admission.wake()
@@ -207,18 +213,24 @@ class Operator:
         return "" if self.kopf_ready.is_set() else "kopf is starting"
 
     def not_served(self) -> str:
-        """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
-        watched = self.mirrors | self.facts.mirrors()
-        return "\n".join(
-            f"not served now: {name}: {mirror.not_served}" for name, mirror in watched.items() if mirror.not_served
-        )
+        """What the API server does not serve now."""
+        return health.not_served(self._watched())
 
     def unhealthy(self) -> str:
-        """Which watch has gone deaf; what is still being tried is no reason to restart."""
-        now, limit = time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync)
-        watched = self.mirrors | self.facts.mirrors()
-        deaf = [name for name, mirror in watched.items() if mirror.heard_at and now - mirror.heard_at > limit]
-        return f"nothing heard for {limit:.0f} s from: {', '.join(deaf)}" if deaf else ""
+        """Which watch has gone deaf."""
+        return health.deaf(self._watched(), time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync))
+
+    def heard(self) -> dict[str, float]:
+        """When each kind of object was last heard of, in unix seconds."""
+        return health.heard(self._watched(), time.monotonic(), time.time())
+
+    def _watched(self) -> dict[str, Mirror[Any]]:
+        return self.mirrors | self.facts.mirrors()
+
+    def standing(self, job: GRPOJobRecord) -> Iterable[Sample]:
+        """See job_metrics.standing."""
+        pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
+        return standing(job, pull, silence, lambda at: time.time() - (time.monotonic() - at.at))
 
 
 async def run(
@@ -230,7 +242,7 @@ async def run(
     """
     configuration = await credentials.load(chosen.kubeconfig)
     caches, queue, told = Caches(), WorkQueue(), asyncio.Event()
-    metrics = Metrics(lambda: len(queue), lambda: _sum(caches.unreadables, operator.facts.unreadables))
+    metrics = Metrics(queue, chosen.workers)
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
@@ -238,7 +250,9 @@ async def run(
         aiohttp.ClientSession(connector=pods) as session,
     ):
         operator = Operator(chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session)
-        jobs = JobMetrics(lambda: caches.grpojobs, time.time)
+        unreadables = caches.unreadables, operator.facts.unreadables
+        metrics.read({HEARD: operator.heard, UNREADABLE_OBJECTS: lambda: health.unreadable(*unreadables)})
+        jobs = JobMetrics(lambda: caches.grpojobs, time.time, operator.standing)
         pages = application(metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served)
         async with served(pages, chosen.metrics_address, chosen.metrics_port):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
@@ -248,14 +262,6 @@ async def run(
             await _until_one_ends(kopfs, ours, asyncio.create_task(told.wait(), name="signals"))
             queue.close()
     log.info("stopped")
-
-
-def _sum(*sources: Unreadables) -> Counter[str]:
-    """Unreadable objects by kind, from all sources."""
-    total: Counter[str] = Counter()
-    for source in sources:
-        total.update(source.counts())
-    return total
 
 
 async def _until_one_ends(*tasks: asyncio.Task[Any]) -> None:

@@ -11,6 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client.utils import floatToGoString
 
@@ -24,18 +25,25 @@ from grpo_api.metrics import (
     JOB_MEMORY_MEASURED,
     JOB_MEMORY_PREDICTED,
     JOB_MEMORY_RATIO,
+    JOB_MEMORY_USABLE,
+    JOB_PATIENCE,
     JOB_PHASE,
+    JOB_PROGRESS_TIME,
     JOB_RESTARTS,
     JOB_STEP,
     JOBS,
     Metric,
 )
+from grpo_api.patience import patience
+from grpo_api.report import Stage
 from grpo_api.status import ConditionType, GRPOJobStatus
 
 from .content import typed_status
 from .names import ObjectKey
+from .observe import Pull, Silence
 from .records import GRPOJobRecord
 from .slices import Slices
+from .times import Observed
 
 SAID_BY_PHASE = {
     ConditionType.ADMITTED,
@@ -48,6 +56,9 @@ SAID_BY_PHASE = {
 Sample = tuple[Metric, Sequence[str], float | str]
 Lines = dict[str, str]
 """Lines by family, each with its line break."""
+Live = Callable[[GRPOJobRecord], Iterable[Sample]]
+"""Samples of a job that has not ended which change while its object doesn't."""
+_STAGES = frozenset(get_args(Stage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +71,16 @@ class _Kept:
 class JobMetrics:
     """Writes the families in the text format 0.0.4."""
 
-    def __init__(self, jobs: Callable[[], Iterable[GRPOJobRecord]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[GRPOJobRecord]],
+        clock: Callable[[], float],
+        live: Live = lambda _: (),
+    ) -> None:
         """`jobs` gives the cache's content; `clock` unix seconds."""
         self._jobs = jobs
         self._clock = clock
+        self._live = live
         self._kept: dict[ObjectKey, _Kept] = {}
 
     async def text(self) -> str:
@@ -77,13 +94,23 @@ class JobMetrics:
                 shown.append(job)
             elif job.completed >= earliest:
                 ended.append(job)
+        live = await self._lines_now(shown)
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         kept = await self._refreshed(shown)
         families = [_family(JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items()))]
         for metric in JOB:
-            families.append(_family(metric, "".join(one.lines.get(metric.name, "") for one in kept)))
+            lines = (one.get(metric.name, "") for one in (*(known.lines for known in kept), *live))
+            families.append(_family(metric, "".join(lines)))
             await asyncio.sleep(0)
         return "".join(families)
+
+    async def _lines_now(self, jobs: list[GRPOJobRecord]) -> list[Lines]:
+        """The lines of these jobs that are not kept; made a slice at a time."""
+        slices, found = Slices(), list[Lines]()
+        for job in jobs:
+            found.append(_written(job, self._live(job)))
+            await slices.pause()
+        return found
 
     async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_Kept]:
         """The lines of these jobs, those of no others are kept; made a slice at a time."""
@@ -102,10 +129,36 @@ def _family(metric: Metric, lines: str) -> str:
     return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n{lines}"
 
 
+def standing(
+    job: GRPOJobRecord, pull: Pull | None, silence: Silence | None, unix: Callable[[Observed], float]
+) -> Iterator[Sample]:
+    """Since when a running job has not got on, and how long it may; nothing of one whose rank 0 was not asked yet.
+
+    `unix` gives the unix time of what was observed. A rank 0 that falls silent doesn't get on as far as anybody knows.
+    """
+    plan, spec = job.status.plan, job.spec
+    if not (job.active and job.is_true(ConditionType.RUNNING) and plan and spec):
+        return
+    if pull and pull.progress.attempt == job.status.attempt:
+        said, since = pull.progress.stage, pull.advanced_at
+    elif silence:
+        said, since = "Starting", silence.since
+    else:
+        return
+    stage = said if said in _STAGES else "Unknown"
+    yield JOB_PROGRESS_TIME, (), unix(since)
+    yield JOB_PATIENCE, (stage,), patience(stage, spec.guard, plan)
+
+
 def _lines(job: GRPOJobRecord) -> Lines:
+    """What is kept of a job."""
+    return _written(job, _samples(job))
+
+
+def _written(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
     """A job's lines; each series once, whatever its status says twice."""
     lines: dict[str, dict[str, None]] = {}
-    for metric, labels, value in _samples(job):
+    for metric, labels, value in samples:
         try:
             lines.setdefault(metric.name, {})[_line(metric, (*job.key, *labels), _number(value))] = None
         except ValueError:  # a status may say anything, and no number is no sample
@@ -118,10 +171,9 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     plan = status.plan
     model = plan.parameters if plan else ""
     yield JOB_INFO, (model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1
-    for kind in sorted(
-        {condition.type for condition in status.conditions if condition.status == "True"} - SAID_BY_PHASE
-    ):
-        yield JOB_CONDITION, (kind,), 1
+    true = {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
+    for kind in sorted(true.keys() - SAID_BY_PHASE):
+        yield JOB_CONDITION, (kind, true[kind]), 1
     if status.phase:
         yield JOB_PHASE, (status.phase,), 1
     yield JOB_RESTARTS, (), status.restarts
@@ -134,6 +186,7 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
 def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
     yield JOB_ATTEMPTS, (), status.attempt
     if status.plan and status.plan.memory:
+        yield JOB_MEMORY_USABLE, (), status.plan.memory.usable_bytes
         for name, size in status.plan.memory.phases.model_dump().items():
             yield JOB_MEMORY_PREDICTED, (name,), size
     if status.memory:

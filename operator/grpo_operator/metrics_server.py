@@ -6,72 +6,119 @@ writes them; the jobs' come as text, for it would take 10 ms per thousand series
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from grpo_api.metrics import (
+    ACTIVE_WORKERS,
     API_REQUESTS,
+    BUILD_INFO,
+    CONTROLLER,
     EVENTS,
     LOOP_LAG,
+    MAX_WORKERS,
     PROGRESS_PULLS,
+    QUEUE_ADDS,
     QUEUE_DEPTH,
+    QUEUE_LONGEST,
+    QUEUE_RETRIES,
     QUEUE_SECONDS,
     RECONCILE_SECONDS,
     RECONCILES,
-    UNREADABLE_OBJECTS,
+    RESTARTS,
+    TIMES_TO,
+    Metric,
 )
-from grpo_api.metrics import Metric as Declared
+from grpo_api.report import Result
+from grpo_api.status import GRPOJobStatus
 
 from .errors import ConfigurationError
-from .workqueue import Observer
+from .milestones import milestones, restart_reason
+from .records import GRPOJobRecord
+from .workqueue import Observer, WorkQueue
 
+VERSION = version("grpo-operator")
 BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LONG_BUCKETS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
+"""For what may take as long as a queue is."""
 LAG_PERIOD = 0.05
 """Seconds between two timers that tell how late the event loop is: shorter waits go unseen."""
 
+ByLabel = Callable[[], Mapping[str, float]]
+"""The values of a family by its one label, as they are now."""
 
-class UnreadableCollector(Collector):
-    """How many objects are set aside, by kind."""
 
-    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """`counts` gives them at scrape time, by plural name of the kind."""
-        self._counts = counts
+class NowCollector(Collector):
+    """Families that are read at the time of the scrape."""
 
-    def collect(self) -> Iterator[Metric]:
-        """One sample per kind."""
-        family = GaugeMetricFamily(UNREADABLE_OBJECTS.name, UNREADABLE_OBJECTS.help, labels=UNREADABLE_OBJECTS.labels)
-        for resource, count in self._counts().items():
-            family.add_metric([resource], count)
-        yield family
+    def __init__(self, read: Mapping[Metric, ByLabel]) -> None:
+        """`read` gives each family's values."""
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        """One sample per label."""
+        for metric, values in self._read.items():
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(metric.name, metric.help, labels=metric.labels)
+            for label, value in values().items():
+                family.add_metric([label], value)
+            yield family
 
 
 class Metrics(Observer):
     """The operator's own counters and times."""
 
-    def __init__(self, depth: Callable[[], int], unreadable: Callable[[], Mapping[str, int]]) -> None:
-        """At scrape time: the length of the work queue, the unreadable objects by kind."""
+    def __init__(self, queue: WorkQueue, workers: int) -> None:
+        """Of a queue that so many workers empty."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.registry.register(UnreadableCollector(unreadable))
+        ProcessCollector(registry=self.registry)
+        self.read(
+            {
+                BUILD_INFO: lambda: {VERSION: 1},
+                ACTIVE_WORKERS: lambda: {CONTROLLER: queue.active},
+                MAX_WORKERS: lambda: {CONTROLLER: workers},
+                QUEUE_DEPTH: lambda: {CONTROLLER: len(queue)},
+                QUEUE_ADDS: lambda: {CONTROLLER: queue.adds},
+                QUEUE_RETRIES: lambda: {CONTROLLER: queue.retries},
+                QUEUE_LONGEST: lambda: {CONTROLLER: queue.longest},
+            }
+        )
         self._reconciles = self._counter(RECONCILES)
         self._requests = self._counter(API_REQUESTS)
         self._pulls = self._counter(PROGRESS_PULLS)
         self._events = self._counter(EVENTS)
-        self._seconds = self._histogram(RECONCILE_SECONDS)
-        self._waited = self._histogram(QUEUE_SECONDS)
+        self._restarts = self._counter(RESTARTS)
+        for reason in Result:  # the first restart for a reason is an increase only from 0
+            self._restarts.labels(reason.value)
+        self._seconds = self._histogram(RECONCILE_SECONDS).labels(CONTROLLER)
+        self._waited = self._histogram(QUEUE_SECONDS).labels(CONTROLLER)
         self._lag = self._histogram(LOOP_LAG)
-        Gauge(QUEUE_DEPTH.name, QUEUE_DEPTH.help, registry=self.registry).set_function(depth)
+        self._times_to = {metric: self._histogram(metric, LONG_BUCKETS) for metric in TIMES_TO}
 
-    def _counter(self, metric: Declared) -> Counter:
+    def _counter(self, metric: Metric) -> Counter:
         return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
 
-    def _histogram(self, metric: Declared) -> Histogram:
-        return Histogram(metric.name, metric.help, registry=self.registry, buckets=BUCKETS)
+    def _histogram(self, metric: Metric, buckets: Sequence[float] = BUCKETS) -> Histogram:
+        return Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=buckets)
+
+    def read(self, families: Mapping[Metric, ByLabel]) -> None:
+        """Exports these, too: what their functions give at the time of each scrape."""
+        self.registry.register(NowCollector(families))
 
     def waited(self, seconds: float) -> None:
         """See Observer."""
@@ -80,7 +127,14 @@ class Metrics(Observer):
     def worked(self, seconds: float, result: str) -> None:
         """See Observer."""
         self._seconds.observe(seconds)
-        self._reconciles.labels(result).inc()
+        self._reconciles.labels(CONTROLLER, result).inc()
+
+    def wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        """Counts what a status write means, once the API server has taken it; `now` in unix seconds."""
+        for metric, seconds in milestones(job, new, now):
+            self._times_to[metric].observe(seconds)
+        if reason := restart_reason(job, new):
+            self._restarts.labels(reason).inc()
 
     def requested(self, verb: str, resource: str, code: int) -> None:
         """Counts a request to the API server."""

@@ -16,7 +16,6 @@ from .cleanup import clean_up
 from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selection
 from .cluster.cache import Caches, version_of
 from .cluster.late import bring_pods
-from .cluster.recorder import EventRecorder
 from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
 from .cluster.words import Words
 from .decisions import Action, Decision, Limits
@@ -61,7 +60,7 @@ class Reconciler:
         cluster: Cluster,
         caches: Caches,
         queue: AdmissionQueue,
-        recorder: EventRecorder,
+        wrote: Callable[[GRPOJobRecord, GRPOJobStatus, float], None],
         *,
         limits: Limits,
         clock: Callable[[], float],
@@ -70,11 +69,14 @@ class Reconciler:
         status_interval: float = 5.0,
         rank0: Rank0,
     ) -> None:
-        """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds."""
+        """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds.
+
+        `wrote` hears of each status that the API server has taken: the job before, the status, unix seconds.
+        """
         self._cluster = cluster
         self._caches = caches
         self._queue = queue
-        self._recorder = recorder
+        self._wrote = wrote
         self._limits = limits
         self._image = image
         self._status_interval = status_interval
@@ -239,7 +241,7 @@ class Reconciler:
         self._writes.written(job.key, seen.at, merge_patch(answer.get("status") or {}, to_json(new)))
         if new.phase != job.status.phase:
             log.info("%s: %s: %s %s", job.key, new.phase, decision.reason, decision.message)
-        self._recorder.record(job, job.status.conditions, new.conditions, seen.now)
+        self._wrote(job, new, seen.now)
 
     async def _patch(self, job: GRPOJobRecord, patch: Object) -> Object:
         """Patches the status; without what pods reported where the API server denies it with that.

@@ -28,10 +28,15 @@ class WorkQueue:
         self._waiting: dict[ObjectKey, float] = {}
         self._slow: dict[ObjectKey, bool] = {}
         self._count = itertools.count()
-        self._active: set[ObjectKey] = set()
+        self._active: dict[ObjectKey, float] = {}
+        """Keys that are worked on, each with the time since when."""
         self._timers: dict[ObjectKey, asyncio.TimerHandle] = {}
         self._failures: dict[ObjectKey, int] = {}
         self._clock = clock
+        self.adds = 0
+        """Keys that were put in since the start; one that waits already is not put in again."""
+        self.retries = 0
+        """Keys that were put in again after a failure."""
 
     def __len__(self) -> int:
         """Keys that wait for a worker."""
@@ -45,6 +50,7 @@ class WorkQueue:
         self._slow[key] = slow
         if first:
             self._waiting[key] = self._clock()
+            self.adds += 1
         if key not in self._active:
             self._ready.put_nowait((slow, next(self._count), key))
 
@@ -78,14 +84,14 @@ class WorkQueue:
             # a key that moved to the fast lane stands in both
             if key in self._waiting and key not in self._active:
                 break
-        self._active.add(key)
+        self._active[key] = self._clock()
         self._slow.pop(key, None)
         self._cancel(key)
         return key, self._clock() - self._waiting.pop(key)
 
     def done(self, key: ObjectKey) -> None:
         """The worker is through; a key added meanwhile is ready again."""
-        self._active.discard(key)
+        self._active.pop(key, None)
         if key in self._waiting:
             self._ready.put_nowait((self._slow[key], next(self._count), key))
 
@@ -93,12 +99,23 @@ class WorkQueue:
         """Adds the key after a pause that doubles with each failure; returns the pause."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         pause = min(LAST_RETRY, FIRST_RETRY * 2.0 ** (count - 1)) * random.uniform(0.8, 1.2)
+        self.retries += 1
         self.add_after(key, pause)
         return pause
 
     def forget(self, key: ObjectKey) -> None:
         """The key was handled well: its next failure is its first."""
         self._failures.pop(key, None)
+
+    @property
+    def active(self) -> int:
+        """Keys that are worked on."""
+        return len(self._active)
+
+    @property
+    def longest(self) -> float:
+        """How long the one that is worked on for the longest has been, in seconds; 0 when there is none."""
+        return self._clock() - min(self._active.values()) if self._active else 0.0
 
     def close(self) -> None:
         """Cancels all timers."""
@@ -114,7 +131,7 @@ class Observer:
         """A key waited this long for a worker."""
 
     def worked(self, seconds: float, result: str) -> None:
-        """A reconcile took this long and ended as success, requeue or error."""
+        """A reconcile took this long and ended as success, requeue, requeue_after or error."""
 
 
 async def work(queue: WorkQueue, reconcile: Reconcile, observer: Observer) -> None:
@@ -149,5 +166,5 @@ async def _once(queue: WorkQueue, reconcile: Reconcile, key: ObjectKey) -> str:
     queue.forget(key)
     if look_again is not None:
         queue.add_after(key, look_again)
-        return "requeue"
+        return "requeue_after"
     return "success"

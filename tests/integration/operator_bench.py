@@ -102,13 +102,13 @@ class OperatorThread:
             return 0, ""
 
     def requests(self) -> dict[tuple[str, str], int]:
-        """Requests to the API server so far, by verb and resource."""
+        """Requests to the API server so far, by method and resource."""
         counts: dict[tuple[str, str], int] = {}
         for line in self.page("metrics")[1].splitlines():
-            if line.startswith("grpo_operator_api_requests_total{"):
+            if line.startswith("rest_client_requests_total{"):
                 labels, value = line.split("{")[1].split("} ")
                 parts = dict(pair.split("=") for pair in labels.replace('"', "").split(","))
-                key = (parts["verb"], parts["resource"])
+                key = (parts["method"], parts["resource"])
                 counts[key] = counts.get(key, 0) + int(float(value))
         return counts
 

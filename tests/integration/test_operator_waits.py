@@ -102,7 +102,7 @@ def test_a_silent_rank_0_is_told_and_nothing_is_done(bench: Bench, grpo_cluster:
 
 def reconciles(operator: OperatorThread) -> float:
     lines = operator.page("metrics")[1].splitlines()
-    return sum(float(line.split()[1]) for line in lines if line.startswith("grpo_operator_reconcile_total{"))
+    return sum(float(line.split()[1]) for line in lines if line.startswith("controller_runtime_reconcile_total{"))
 
 
 def test_deadlines_that_are_over_are_not_waited_for_again(bench: Bench, grpo_cluster: Cluster) -> None:

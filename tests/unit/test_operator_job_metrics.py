@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from prometheus_client.core import Metric, Sample
 from prometheus_client.parser import text_string_to_metric_families
 
-from grpo_api.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOBS
+from grpo_api.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOB_PROGRESS_TIME, JOBS
 from grpo_api.plan import MemoryPhases, MemoryPrediction
+from grpo_api.report import Progress
 from grpo_operator import job_metrics
-from grpo_operator.job_metrics import JobMetrics
+from grpo_operator.job_metrics import JobMetrics, standing
+from grpo_operator.observe import Pull, Silence
 from grpo_operator.parsing import grpojob_record
 from grpo_operator.records import GRPOJobRecord
+from grpo_operator.times import Observed
 from tests.generated import cases
 from tests.unit.dirty_objects import GRPOJOB, dirty
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, at, condition, make_job
@@ -51,15 +54,45 @@ def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
     progress = {"step": 140, "totalSteps": 1868, "percent": 7}
     found = samples([live(conditions=said, progress=progress, memory=MEMORY, restarts=2)])
     assert {one.labels["phase"] for one in found if one.name == "grpo_job_phase"} == {"Running"}
-    assert {one.labels["type"] for one in found if one.name == "grpo_job_condition"} == {"Degraded"}
+    conditions = [one.labels for one in found if one.name == "grpo_job_condition"]
+    assert [(one["type"], one["reason"]) for one in conditions] == [("Degraded", "Because")]
     assert of(found, "grpo_job_step", namespace="team-a", grpojob="run") == [140]
-    assert of(found, "grpo_job_restarts") == [2]
+    assert of(found, "grpo_job_restarts_total") == [2]
+    assert of(found, "grpo_job_attempts_total") == [1]
     assert of(found, "grpo_job_info", strategy="Clone", gpus="8") == [1]
     assert of(found, "grpo_job_memory_measured_bytes", step_phase="forward") == [4]
     assert of(found, "grpo_job_memory_prediction_ratio") == [1.25]
 
 
-def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> None:
+def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage_may() -> None:
+    job = live(conditions=[condition("Admitted"), condition("Running")])
+
+    def told(pull: Pull | None, silence: Silence | None = None, of_job: GRPOJobRecord = job) -> list[Any]:
+        return [(labels, value) for _, labels, value in standing(of_job, pull, silence, lambda at: NOW - at.at)]
+
+    assert told(None) == [], "not asked yet"
+    assert told(make_pull(stage="Exporting", ago=30)) == [((), NOW - 30), (("Exporting",), 1800.0)]
+    assert told(make_pull(stage="Connecting", ago=1))[1] == (("Connecting",), 60.8)
+    assert told(make_pull(stage='"\n', ago=1))[1] == (("Unknown",), 1800.0)
+    assert told(None, Silence(Observed(70), "refused")) == [((), NOW - 70), (("Starting",), 2400.0)]
+    assert told(make_pull(attempt=2, ago=1)) == [], "another attempt's"
+    assert told(make_pull(ago=1), of_job=live(conditions=[condition("Admitted")])) == []
+
+
+def make_pull(stage: str = "Training", *, ago: float, attempt: int = 1) -> Pull:
+    return Pull(Progress(attempt=attempt, stage=stage), Observed(ago), Observed(ago))
+
+
+def test_what_changes_while_the_job_does_not_is_read_at_every_scrape() -> None:
+    since = [100.0]
+    metrics = JobMetrics(lambda: [live()], lambda: NOW, lambda _: [(JOB_PROGRESS_TIME, (), since[0])])
+    for _ in range(2):
+        found = [sample for family in page([], metrics) for sample in family.samples]
+        assert of(found, "grpo_job_progress_timestamp_seconds", grpojob="run") == [since[0]]
+        since[0] += 5.0
+
+
+def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_and_a_half_megabytes() -> None:
     """A thousand that run with every phase's memory measured, and many that have just ended."""
     peaks = MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=2**34, step=6)
     sizes = {"peak_allocated_bytes": 1, "device_bytes": 1, "usable_bytes": 1, "host_bytes_per_node": 1}
@@ -75,15 +108,18 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> Non
     )
     jobs = [make_job(status=status, name=f"gsm8k-llama-{number}", uid=f"uid-{number}") for number in range(1000)]
     jobs += [over(f"gsm8k-llama-{number}", ago=1) for number in range(1000, 2000)]
-    text = asyncio.run(JobMetrics(lambda: jobs, lambda: NOW).text())
+    pull = make_pull(ago=1)
+    metrics = JobMetrics(lambda: jobs, lambda: NOW, lambda job: standing(job, pull, None, lambda at: NOW - at.at))
+    text = asyncio.run(metrics.text())
     assert text.count("grpo_job_memory_measured_bytes{") == 6000
-    assert len(text) < 2e6
+    assert text.count("grpo_job_patience_seconds{") == 1000
+    assert len(text) < 2.5e6
 
 
 def test_every_declared_family_has_its_help_and_kind_once() -> None:
     families = page([])
     assert [(one.name, one.documentation, one.type) for one in families] == [
-        (one.name, one.help, one.kind) for one in (JOBS, *JOB)
+        (one.name.removesuffix("_total"), one.help, one.kind) for one in (JOBS, *JOB)
     ]
 
 

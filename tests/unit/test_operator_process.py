@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request, Response
 
+from grpo_api.metrics import HEARD, OPERATOR, UNREADABLE_OBJECTS
 from grpo_api.report import Progress
 from grpo_operator import logs, settings
 from grpo_operator.cluster.api import PODS, Object, Selection
@@ -24,6 +25,7 @@ from grpo_operator.job_metrics import JobMetrics
 from grpo_operator.metrics_server import Metrics, application, served
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import PodRecord
+from grpo_operator.workqueue import WorkQueue
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
 from tests.unit.test_operator_queue import item, pods
@@ -60,7 +62,10 @@ def test_a_log_line_is_one_json_object() -> None:
 
 async def test_the_pages_tell_health_and_metrics() -> None:
     job = make_job(status=active_status(plan=GPU_PLAN, phase="Running", progress={"step": 140}))
-    metrics, jobs = Metrics(lambda: 3, lambda: {"pods": 2}), JobMetrics(lambda: [job], lambda: NOW)
+    queue = WorkQueue()
+    queue.add_all(ObjectKey("team-a", name) for name in ("a", "b", "c"))
+    metrics, jobs = Metrics(queue, 4), JobMetrics(lambda: [job], lambda: NOW)
+    metrics.read({UNREADABLE_OBJECTS: lambda: {"pods": 2}, HEARD: lambda: {"pods": 1.7e9}})
     metrics.waited(0.2)
     metrics.worked(0.01, "success")
     metrics.requested("PATCH", "grpojobs", 200)
@@ -78,15 +83,22 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert f"grpo_job_step{{{who}}} 140\n" in text
     assert f'grpo_job_phase{{{who},phase="Running"}} 1\n' in text
     assert 'grpo_jobs{namespace="team-a",phase="Running"} 1\n' in text
-    assert 'grpo_operator_api_requests_total{code="200",resource="grpojobs",verb="PATCH"} 1.0' in text
+    assert 'rest_client_requests_total{code="200",method="PATCH",resource="grpojobs"} 1.0' in text
     assert 'grpo_operator_progress_pulls_total{result="error"} 1.0' in text
-    assert "grpo_operator_queue_depth 3.0" in text
+    assert 'workqueue_depth{name="grpojob"} 3.0' in text
+    assert 'workqueue_adds_total{name="grpojob"} 3.0' in text
+    assert 'controller_runtime_max_concurrent_reconciles{controller="grpojob"} 4.0' in text
+    assert 'controller_runtime_reconcile_total{controller="grpojob",result="success"} 1.0' in text
+    assert 'grpo_operator_watch_heard_timestamp_seconds{resource="pods"} 1.7e+09' in text
+    assert "process_resident_memory_bytes " in text
     assert 'grpo_operator_unreadable_objects{resource="pods"} 2.0' in text
-    assert "grpo_operator_queue_seconds_count 1.0" in text
+    assert 'workqueue_queue_duration_seconds_count{name="grpojob"} 1.0' in text
+    exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE") and "process_" not in line}
+    assert exported == {metric.name for metric in OPERATOR}
 
 
 async def test_a_blocked_event_loop_is_seen() -> None:
-    metrics = Metrics(lambda: 0, dict)
+    metrics = Metrics(WorkQueue(), 4)
     following = asyncio.create_task(metrics.follow_lag())
     await asyncio.sleep(0.01)
     time.sleep(0.3)  # noqa: ASYNC251  nobody may do that, and this is how it shows
@@ -167,7 +179,7 @@ async def test_a_mirror_outlives_an_outage() -> None:
 
 @pytest.mark.parametrize(("address", "asked"), [("", "127.0.0.1"), ("", "[::1]"), ("::1", "[::1]")])
 async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str) -> None:
-    metrics, jobs = Metrics(lambda: 0, dict), JobMetrics(list, lambda: NOW)
+    metrics, jobs = Metrics(WorkQueue(), 4), JobMetrics(list, lambda: NOW)
     pages = application(metrics.registry, jobs.text, str, str, str)
     port = free_port()
     async with served(pages, address, port), ClientSession() as session:

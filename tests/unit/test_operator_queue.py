@@ -140,7 +140,7 @@ async def test_a_worker_survives_every_error_and_tries_again(caplog: pytest.LogC
     await asyncio.wait_for(finished.wait(), 10)
     await asyncio.sleep(0)
     worker.cancel()
-    assert notes.results == ["requeue", "error", "error", "requeue", "success"]
+    assert notes.results == ["requeue", "error", "error", "requeue_after", "success"]
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
 
 
@@ -248,3 +248,25 @@ def test_peers_of_a_rank_0_that_is_done_get_time_to_end() -> None:
     for status, stop in ((done, ()), (late, (1,)), (failed, (1,))):
         seen = make_seen(make_job(status=status), make_child(), make_pod(0, state=terminated(0)), make_pod(1))
         assert cleared(seen) == CleanUp(stop_attempts=stop)
+
+
+def test_a_queue_counts_what_is_put_in_and_tells_how_long_the_oldest_takes() -> None:
+    now = [10.0]
+    queue = WorkQueue(lambda: now[0])
+
+    async def story() -> None:
+        for name in ("a", "b", "a"):
+            queue.add(ObjectKey("n", name))
+        assert (queue.adds, queue.active, queue.longest) == (2, 0, 0.0)
+        first, _ = await queue.get()
+        now[0] = 13.0
+        await queue.get()
+        now[0] = 14.0
+        assert (queue.active, queue.longest) == (2, 4.0)
+        queue.done(first)
+        assert (queue.active, queue.longest) == (1, 1.0)
+        queue.retry(first)
+        assert (queue.retries, queue.adds) == (1, 2)
+        queue.close()
+
+    asyncio.run(story())

@@ -1,0 +1,51 @@
+"""What the watches tell of the operator's health: which are not served or deaf, and what can't be read.
+
+For /readyz, /healthz and the metrics, which must not disagree.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from .cluster.unreadable import Unreadables
+from .cluster.watcher import Mirror
+
+Mirrors = Mapping[str, Mirror[Any]]
+"""By kind and namespace, such as `pods/*`."""
+
+
+def not_served(mirrors: Mirrors) -> str:
+    """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
+    return "\n".join(
+        f"not served now: {name}: {mirror.not_served}" for name, mirror in mirrors.items() if mirror.not_served
+    )
+
+
+def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
+    """Which watches have heard nothing for `limit` seconds; what is still being tried is no reason to restart.
+
+    `now` is monotonic, as are the mirrors' times.
+    """
+    names = [name for name, mirror in mirrors.items() if mirror.heard_at and now - mirror.heard_at > limit]
+    return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
+
+
+def heard(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
+    """When each kind was last heard of, in unix seconds; of several namespaces the one where that is longest ago.
+
+    `now` and `unix` are the same moment on the two clocks.
+    """
+    times: dict[str, float] = {}
+    for name, mirror in mirrors.items():
+        kind = name.partition("/")[0]
+        if mirror.heard_at:
+            times[kind] = min(times.get(kind, unix), unix - (now - mirror.heard_at))
+    return times
+
+
+def unreadable(*sources: Unreadables) -> Counter[str]:
+    """How many objects can't be read, by kind, from all sources."""
+    total: Counter[str] = Counter()
+    for source in sources:
+        total.update(source.counts())
+    return total

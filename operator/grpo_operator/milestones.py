@@ -1,0 +1,49 @@
+"""What a status write means for all jobs' metrics: how long a job took to get somewhere, and why one starts again.
+
+It is told once by the process that wrote it, after the API server has taken it. So an operator that starts anew counts
+nothing twice; its counters begin at 0, which Prometheus takes for what it is.
+"""
+
+from collections.abc import Iterator
+
+from grpo_api.metrics import TIME_TO_ADMITTED, TIME_TO_FIRST_STEP, TIME_TO_RUNNING, TIME_TO_SCHEDULED, Metric
+from grpo_api.status import ConditionType, GRPOJobStatus
+
+from .records import GRPOJobRecord
+
+_BY_CONDITION = {
+    ConditionType.ADMITTED: TIME_TO_ADMITTED,
+    ConditionType.SCHEDULED: TIME_TO_SCHEDULED,
+    ConditionType.RUNNING: TIME_TO_RUNNING,
+}
+
+
+def milestones(job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> Iterator[tuple[Metric, float]]:
+    """The histograms that a write of the new status over the job's adds to, each with seconds since its creation.
+
+    Only the first attempt has them, and only until it is interrupted: later ones began long after the job.
+    """
+    old = job.status
+    if new.attempt != 1 or old.active_seconds:
+        return
+    since = max(0.0, now - job.created)  # the API server's clock may be ahead of ours
+    for kind, metric in _BY_CONDITION.items():
+        if _is_true(new, kind) and not _is_true(old, kind):
+            yield metric, since
+    if _has_stepped(new) and not _has_stepped(old):
+        yield TIME_TO_FIRST_STEP, since
+
+
+def restart_reason(job: GRPOJobRecord, new: GRPOJobStatus) -> str | None:
+    """How the attempt ended after which the new status lets another begin; None where it says nothing of the kind."""
+    old = job.status
+    before, after = (status.restarts + status.uncounted_restarts for status in (old, new))
+    return new.ends[-1].reason if after > before and new.ends else None
+
+
+def _is_true(status: GRPOJobStatus, kind: ConditionType) -> bool:
+    return any(condition.type == kind and condition.status == "True" for condition in status.conditions)
+
+
+def _has_stepped(status: GRPOJobStatus) -> bool:
+    return status.progress is not None and status.progress.last_step_time is not None
