@@ -1,6 +1,7 @@
-"""What a job has learned of the memory that it needs, by running out of it: floors for every later plan of it.
+"""What a job's attempts found that nobody knew before: the model's shape, and by running out of it, memory needed.
 
-The operator writes it into status.learned after an OutOfMemory; every plan from then on, the CLI's too, counts on it.
+The operator writes it into status.learned, the shape once a model is loaded, the memory after an OutOfMemory. Every
+plan from then on, the CLI's too, counts on it.
 """
 
 from typing import Annotated, Literal
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import ATOMIC_LIST, Model
+from .model import Architecture
 from .report import Count
 
 MAX_REPLANS = 3
@@ -50,8 +52,10 @@ class Shortfall(Model):
 
 
 class Learned(Model):
-    """What a job has learned by running out of memory."""
+    """What a job has learned of its model and of the memory that it needs."""
 
+    architecture: Architecture | None = None
+    """The model's shape as the last attempt that loaded it found it; `memory` is held against this shape."""
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
     """By phase, bytes of one GPU; by host, bytes of one process."""
     shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)] = []

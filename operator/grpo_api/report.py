@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
+from .model import Architecture
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
@@ -218,6 +219,8 @@ class Progress(Model):
     """Bytes on the disk of the model or dataset that is being fetched of the hub, or was last."""
     revisions: Revisions = Field(default_factory=dict)
     """Commits and fingerprint of what is trained, once known."""
+    architecture: Architecture | None = None
+    """The shape of the model, once it is loaded; absent where it is no decoder of the usual kind."""
     resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
     checkpoint_problem: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""

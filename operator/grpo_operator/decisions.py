@@ -45,7 +45,7 @@ class Decision:
     rollback: Rollback | None = None
     """What further attempts leave out, for the current one diverged on it."""
     learned: Learned | None = None
-    """What the job knows of its memory, since the current attempt ran out of it."""
+    """What the job has learned, since the current attempt ran out of memory."""
     node: str = ""
     """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
     avoided_nodes: tuple[str, ...] | None = None

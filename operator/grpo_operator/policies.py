@@ -129,7 +129,7 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
         # it has a limit of its own, which is stricter
         return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
     decision = again(seen, limits, outcome, counted=counted, node=_suspect(cause))
-    return taught(seen.job, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
+    return taught(seen, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
 
 
 def _named(cause: PodTermination, seen: Observation) -> Outcome:

@@ -1,4 +1,5 @@
-"""What an attempt that ran out of memory teaches: the next one's plan counts on it, and after so many the job fails.
+"""What an attempt teaches: what its model is, and by running out of memory what it needs. The next one's plan counts on
+it, and after so many for want of memory the job fails.
 
 Rounds of the same plan would end alike. All of it follows from the status, so that a new operator process goes on where
 the last one was.
@@ -8,19 +9,28 @@ from dataclasses import replace
 
 from grpo_api.learned import MAX_REPLANS, Learned
 from grpo_api.report import Outcome, Result
-from grpo_planner.relief import account, learn
+from grpo_planner.relief import account, found, learn
 from grpo_planner.result import SpecRejected
 from grpo_planner.run import Run
 
 from .decisions import Action, Decision
-from .records import GRPOJobRecord
+from .observe import Observation
 
 
-def taught(job: GRPOJobRecord, ended: Outcome, decision: Decision) -> Decision:
+def known(seen: Observation) -> Learned:
+    """What the job has learned, with what the current attempt says of its model."""
+    job, told = seen.job, seen.pull.progress.architecture if seen.pull else None
+    learned = job.status.learned or Learned()
+    if told is None or job.spec is None or job.status.plan is None:
+        return learned
+    return found(Run(job.status.plan, job.spec, learned), told)
+
+
+def taught(seen: Observation, ended: Outcome, decision: Decision) -> Decision:
     """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is made."""
     if decision.action not in (Action.ADMIT, Action.FAIL):
         return decision
-    run = learned_from(job, ended)
+    run = learned_from(seen, ended)
     if run is None:
         return decision
     if decision.action is Action.FAIL:
@@ -31,12 +41,13 @@ def taught(job: GRPOJobRecord, ended: Outcome, decision: Decision) -> Decision:
     return replace(decision, learned=run.learned)
 
 
-def learned_from(job: GRPOJobRecord, ended: Outcome) -> Run | None:
+def learned_from(seen: Observation, ended: Outcome) -> Run | None:
     """The attempt's plan beside what is known since it ended; None where nothing is known of the model's size."""
+    job = seen.job
     if job.spec is None or job.status.plan is None:
         return None
-    run = Run(job.status.plan, job.spec, job.status.learned or Learned())
     try:
+        run = Run(job.status.plan, job.spec, known(seen))
         return replace(run, learned=learn(run, job.status.attempt, ended))
     except SpecRejected:
         return None

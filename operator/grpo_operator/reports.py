@@ -13,6 +13,7 @@ from grpo_api.status import MemoryMeasurement, MetricsStatus, PhaseMemory, PodSt
 from .decisions import Action, Decision
 from .observe import Observation
 from .records import ENDED_PHASES, PodRecord
+from .replanning import known
 from .times import timestamp
 
 MAX_ETA = 10 * 365 * 86400
@@ -23,7 +24,7 @@ def report(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What rank 0 and the pods said; the last words stay when they are gone."""
     if seen.job.finished:
         return _final_pods(seen)
-    fields: dict[str, Any] = _revisions(seen)
+    fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision)
     if not seen.job.active or decision.action is Action.COMMIT:
         return fields
     fields |= {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
@@ -43,6 +44,12 @@ def _revisions(seen: Observation) -> dict[str, Any]:
         return {}
     data = {DATASET_FINGERPRINT: told[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in told else {}
     return {"revisions": {**told, **(seen.job.status.revisions or {}), **data}}
+
+
+def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """What the attempt says of its model; a decision that answers want of memory tells of it, too."""
+    told = seen.pull and seen.pull.progress.architecture
+    return {"learned": known(seen)} if told and not decision.learned else {}
 
 
 def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:

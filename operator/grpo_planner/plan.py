@@ -45,7 +45,7 @@ def plan_job(
         spec: the job.
         inventory: nodes that its pods may be bound to.
         facts: what the caller knows of the model beside the spec.
-        learned: what earlier attempts of the job found of the memory that it needs.
+        learned: what earlier attempts of the job found of its model and of the memory that it needs.
     """
     return Planner(spec, facts=facts, learned=learned).plan(inventory)
 
@@ -91,7 +91,7 @@ class Planner:
 
     @cached_property
     def _demand(self) -> Demand:
-        model = resolve(self._spec.model, self._facts)
+        model = resolve(self._spec.model, self._facts, self._learned.architecture if self._learned else None)
         return build_demand(self._spec, model, positions(self._facts.config), self._learned)
 
     @cached_property

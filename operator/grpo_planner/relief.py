@@ -6,8 +6,10 @@ never changes. Host memory of a GPU job has no such settings: its request rises,
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from grpo_api.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
+from grpo_api.model import Architecture
 from grpo_api.plan import ExecutionPlan, MemoryPhases
 from grpo_api.quantity import MIB
 from grpo_api.report import MAX_COUNT, MemoryShortage, Outcome
@@ -44,8 +46,8 @@ def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
     else:
         pods, bare = 1, round(run.prediction.phases[where] / run.learned.factor(where))
         needed, there = max(said, _unfit(run, where), 0), run.usable
-    found = LearnedMemory(predicted_bytes=bare, needed_bytes=min(needed, MAX_COUNT))
-    known = run.learned.memory.get(where, found)
+    lacked = LearnedMemory(predicted_bytes=bare, needed_bytes=min(needed, MAX_COUNT))
+    known = run.learned.memory.get(where, lacked)
     shortfall = {
         "attempt": attempt,
         "where": where,
@@ -55,10 +57,27 @@ def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
         "checkpoint_step": outcome.checkpoint_step,
     }
     shortfalls = [*run.learned.shortfalls, Shortfall.model_validate(shortfall)]
-    return Learned(
-        memory=run.learned.memory | {where: max(found, known, key=lambda one: one.factor)},
-        shortfalls=shortfalls[-MAX_REPLANS - 1 :],
-    )
+    memory = run.learned.memory | {where: max(lacked, known, key=lambda one: one.factor)}
+    return run.learned.model_copy(update={"memory": memory, "shortfalls": shortfalls[-MAX_REPLANS - 1 :]})
+
+
+def found(run: Run, architecture: Architecture) -> Learned:
+    """What is known once an attempt of this run has said what its model is.
+
+    What was needed stays. By how much the memory model fell short of it is told anew: with the right shape it falls
+    less short, and what both say together would count twice.
+    """
+    before = replace(run, learned=run.learned.model_copy(update={"memory": {}}))
+    after = replace(run, learned=Learned(architecture=architecture))
+
+    def anew(key: str, one: LearnedMemory) -> LearnedMemory:
+        predicted = round(one.predicted_bytes * after.needs(key) / max(1, before.needs(key)))
+        return one.model_copy(update={"predicted_bytes": min(predicted, MAX_COUNT)})
+
+    if run.learned.architecture == architecture:
+        return run.learned
+    memory = {key: anew(key, one) for key, one in run.learned.memory.items()}
+    return run.learned.model_copy(update={"architecture": architecture, "memory": memory})
 
 
 def _phase(run: Run, shortage: MemoryShortage) -> str:

@@ -35,7 +35,8 @@ class Run:
     @cached_property
     def demand(self) -> Demand:
         """The job's demand."""
-        return build_demand(self.spec, resolve(self.spec.model), learned=self.learned)
+        model = resolve(self.spec.model, reported=self.learned.architecture)
+        return build_demand(self.spec, model, learned=self.learned)
 
     @cached_property
     def setup(self) -> Setup:
@@ -100,6 +101,10 @@ class Run:
         if self.plan.accelerator == "CPU":
             return cpu_process_bytes(self.demand, self.setup)
         return round(host_bytes(self.demand.shape, self.setup, 1) * self.learned.factor(HOST))
+
+    def needs(self, key: str) -> int:
+        """Bytes of one GPU in that phase, or for HOST of one process."""
+        return self.host if key == HOST else self.prediction.phases[key]
 
     @property
     def host_limit(self) -> int:

@@ -11,9 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from grpo_planner.memory import Setup
 from grpo_planner.memory.generation import cached_positions
-from grpo_planner.model.architecture import from_config
+from grpo_planner.model.architecture import from_architecture, from_config
 from grpo_planner.model.families import families
 from grpo_planner.model.shapes import ALL_LINEAR, Shape
+from grpo_trainer.weights.architecture import architecture_of
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -46,6 +47,9 @@ def built(kind: str, **keys: Any) -> tuple[Any, Shape]:
 def test_parameters_are_those_of_transformers(kind: str, widths: dict[str, Any]) -> None:
     model, shape = built(kind, **widths)
     assert shape.counted == sum(parameter.numel() for parameter in model.parameters())
+    reported = architecture_of(model)
+    assert reported is not None
+    assert from_architecture(reported) == shape
     vectors = sum(count * elements for count, elements in shape.vectors)
     experts = shape.layers * shape.experts * (2 * shape.intermediate + shape.hidden + 1) * shape.expert_bias
     sinks = shape.layers * shape.heads * shape.sinks

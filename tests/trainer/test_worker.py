@@ -187,6 +187,9 @@ def test_progress_shows_the_live_run(story: Story) -> None:
     } <= progress.metrics.keys()
     assert {"imports", "rendezvous", "load", "proof", "total"} <= progress.startup_seconds.keys()
     assert progress.memory["host"] > 0
+    assert progress.architecture is not None
+    assert progress.architecture.model_type == demo_model.config().model_type
+    assert progress.architecture.layers == demo_model.config().num_hidden_layers
     assert progress.seconds_per_step is not None
     assert {"prompt", "completion", "format", "tall"} <= progress.samples[0].keys()
 

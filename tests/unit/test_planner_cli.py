@@ -14,6 +14,7 @@ from grpo_cli.__main__ import main
 from grpo_planner import PlanResult
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, LLAMA_1B, QWEN_32B
+from tests.unit.test_planner_model import ARCHITECTURE
 
 EIGHT = ["--gpus", f"8x{H100}"]
 INVENTORY = {"nodes": [{"count": 2, "gpuProduct": H100, "gpusPerNode": 8, "hostMemoryGiB": 1024, "cpu": 128}]}
@@ -222,7 +223,8 @@ def test_a_cluster_is_seen_through_kubectl(
     pod = {"metadata": {"namespace": "a", "name": "p"}, "status": {"phase": "Running"}, "spec": takes}
     memory = {"backward": {"predictedBytes": 40 * 2**30, "neededBytes": 2 * 42 * 2**30}}
     tried = {"attempt": 1, "where": "backward", "tried": "micro-batch 4", "neededBytes": 84 * 2**30, "usableBytes": 1}
-    status = {"learned": {"memory": memory, "shortfalls": [tried], "later": 1}}
+    shape = ARCHITECTURE | {"modelType": "llama"}
+    status = {"learned": {"memory": memory, "shortfalls": [tried], "architecture": shape, "later": 1}}
     answers = {
         "nodes": {"items": [node("n1"), node("n2", unschedulable=True)]}, "pods": {"items": [pod]},
         "grpojobs.grpo.dev": {"items": [{"status": status}]},
@@ -236,6 +238,7 @@ def test_a_cluster_is_seen_through_kubectl(
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {script}")
     assert main(["plan", "-f", manifest(), "--context", "."]) == 0
     out = " ".join(capsys.readouterr().out.split())
+    assert "shape: exact, from a former attempt" in out
     assert "learned backward: 40.0 GiB predicted, 84.0 GiB needed or more" in out
     assert "learned attempt 1 ran out at backward: micro-batch 4, needed 84.0 GiB or more" in out
     assert main(["plan", "-f", manifest(), "--context", ".", "--sizes"]) == 0

@@ -63,13 +63,13 @@ def test_other_names_are_not(name: str) -> None:
 
 def test_the_source_that_is_trusted_most_wins() -> None:
     def said(layers: int) -> Architecture:
-        return Architecture.model_validate(ARCHITECTURE | {"layers": layers})
+        return Architecture.model_validate(ARCHITECTURE | {"modelType": "llama", "layers": layers})
 
     named = model("meta-llama/Llama-3.2-1B")
     given = model("meta-llama/Llama-3.2-1B", architecture=ARCHITECTURE | {"layers": 8})
-    facts = ModelFacts(reported=said(10), config=LLAMA | {"num_hidden_layers": 12})
+    facts = ModelFacts(config=LLAMA | {"num_hidden_layers": 12})
     assert [(found.shape.layers, found.found_in) for found in (
-        resolve(given, facts), resolve(named, facts), resolve(named, replace(facts, reported=None)), resolve(named),
+        resolve(given, facts, said(10)), resolve(named, facts, said(10)), resolve(named, facts), resolve(named),
         resolve(model("mine", parameters="1.2B")),
     )] == [(8, "Spec"), (10, "FormerAttempt"), (12, "ConfigFile"), (16, "Catalogue"), (16, "Size")]  # fmt: skip
 

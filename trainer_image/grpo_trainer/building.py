@@ -41,6 +41,7 @@ from .telemetry.logs import PublishLogs, log_line
 from .telemetry.observer import StepObserver
 from .telemetry.samples import KeepSamples
 from .telemetry.step_exchange import StepExchange
+from .weights.architecture import architecture_of
 from .weights.models import LoadedModel, load_policy
 
 
@@ -85,6 +86,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: 
     config = GRPOConfig(**config_arguments(plan), reward_weights=rewards.weights)
     with recorder.part("load"):
         loaded = load_policy(plan, hub)
+    recorder.loaded(architecture_of(loaded.model))
     with recorder.part("data"):
         prompts = _load_data(plan, loaded, hub)
         rewards.check(prompts.rows)

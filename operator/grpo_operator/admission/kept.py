@@ -101,7 +101,7 @@ def anew(
     """What a planner answers on a job; after a shortfall of memory with what was learned, and never by an adapter
     where all parameters were trained."""
     before, learned = job.status.plan, job.status.learned
-    if learned is None or before is None:
+    if learned is None or not learned.memory or before is None:
         return plan(spec, learned)
     if before.method == "Full":
         spec = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"use": "Never"})})

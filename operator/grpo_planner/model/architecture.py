@@ -29,8 +29,6 @@ TOWER = 0.5
 class ModelFacts:
     """What a caller knows of the policy beside the spec."""
 
-    reported: Architecture | None = None
-    """What a former attempt found the model to be."""
     config: Mapping[str, Any] | None = None
     """Its config.json."""
     stored: int = 0
@@ -55,8 +53,8 @@ class ResolvedModel:
         return format_parameters(self.shape.parameters)
 
 
-def resolve(model: ModelSpec, facts: ModelFacts = NOTHING) -> ResolvedModel:
-    """The shape of spec.model.
+def resolve(model: ModelSpec, facts: ModelFacts = NOTHING, reported: Architecture | None = None) -> ResolvedModel:
+    """The shape of spec.model; `reported` is what a former attempt found it to be, which counts for known types.
 
     Raises:
         SpecRejected: the model is unknown and no size is declared, it can't be trained, or its sizes contradict.
@@ -66,11 +64,22 @@ def resolve(model: ModelSpec, facts: ModelFacts = NOTHING) -> ResolvedModel:
         config.refuse_untrainable(facts.config)
     if model.architecture is not None:
         return _given(model, model.architecture, "Spec", facts)
-    if facts.reported is not None:
-        return _given(model, facts.reported, "FormerAttempt", facts)
+    if reported is not None and reported.model_type in families():
+        return _reported(model, reported)
     if facts.config is not None:
         return _from_file(model, facts.config, facts)
     return by_name_and_size(model.name, model.parameters, "spec.model")
+
+
+def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
+    """The shape of what an attempt loaded. These are the weights: a declared size that differs is told to be wrong."""
+    shape, declared, note = from_architecture(found), _declared(model), ""
+    if declared and abs(shape.counted / declared - 1) > TOLERANCE:
+        note = (
+            f"spec.model.parameters says {model.parameters}, but a former attempt loaded "
+            f"{format_parameters(shape.counted)} ({shape.counted:,}) parameters, and the plan counts on these"
+        )
+    return ResolvedModel(shape, "Exact", "FormerAttempt", note)
 
 
 def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> ResolvedModel:
@@ -139,7 +148,7 @@ def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: 
 
 def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]) -> SpecRejected:
     """The refusal, with all numbers that are there."""
-    widths = {"Spec": "spec.model.architecture", "FormerAttempt": "the former attempt", "ConfigFile": "config.json"}
+    widths = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
     numbers = {widths.get(found_in, found_in): shape.counted} | {name: size for name, size in sizes.items() if size}
     said = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
     return SpecRejected(

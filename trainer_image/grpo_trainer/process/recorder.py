@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from grpo_api.model import Architecture
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage
 from grpo_api.training_metrics import (
@@ -139,6 +140,10 @@ class Recorder:
     def resolved(self, revisions: dict[str, str]) -> None:
         """These commits and this data are what is trained."""
         self._update(revisions=revisions)
+
+    def loaded(self, architecture: Architecture | None) -> None:
+        """The policy is loaded, and has this shape."""
+        self._update(architecture=architecture)
 
     def resumed(self, step: int, sealed_at: float) -> None:
         """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none."""

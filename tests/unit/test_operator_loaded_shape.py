@@ -1,0 +1,91 @@
+"""What an attempt has loaded, as the next plan counts on it: the model's shape, which nobody has to declare."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.learned import Learned
+from grpo_api.model import Architecture
+from grpo_operator.admission.kept import learning
+from grpo_operator.observe import Observation
+from grpo_operator.status import build, to_json
+from grpo_planner import plan_job
+from tests.generated import cases
+from tests.unit.operator_world import (
+    active_status,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+    terminated,
+)
+from tests.unit.test_operator_replanning import BACKWARD, SPEC, THERE, answered, learned
+from tests.unit.test_planner_model import ARCHITECTURE
+
+GUESSED: dict[str, Any] = {**SPEC, "model": {"name": "me/my-own", "parameters": "1.2B"}}
+LOADED = Architecture.model_validate(ARCHITECTURE | {"modelType": "qwen3", "layers": 28})
+
+
+def told(found: Architecture | None, step: int = 0, **status: Any) -> Observation:
+    """Rank 0 of a job whose size was declared says what it has loaded."""
+    spec = make_job(GUESSED).spec
+    assert spec is not None
+    plan = plan_job(spec, THERE).chosen
+    assert plan is not None
+    job = make_job(GUESSED, active_status(1, plan, **status))
+    return replace(make_seen(job, make_child(), make_pod(0)), pull=make_pull(architecture=found, step=step))
+
+
+def test_an_attempt_that_starts_over_is_planned_by_what_the_one_before_loaded() -> None:
+    seen = told(LOADED)
+    status = build(seen, judged(seen))
+    assert status.learned == Learned(architecture=LOADED)
+    assert build(told(None), judged(told(None))).learned is None
+    assert seen.job.status.plan is not None
+    assert seen.job.status.plan.shape_source == "Size"
+    there = answered(make_job(GUESSED, to_json(status)), THERE)
+    assert there.chosen is not None
+    assert (there.chosen.shape_source, there.chosen.architecture) == ("FormerAttempt", "Exact")
+    assert (
+        "spec.model.parameters says 1.2B, but a former attempt loaded 1.97B (1,965,676,032)" in there.chosen.warnings[0]
+    )
+    assert there.chosen.memory != seen.job.status.plan.memory
+
+
+def test_a_run_that_has_made_a_step_stays_as_it_is_whatever_it_loaded() -> None:
+    seen = told(LOADED, step=12)
+    status = build(seen, judged(seen))
+    assert status.learned is not None
+    kept = answered(make_job(GUESSED, to_json(status)), THERE)
+    assert kept.chosen == seen.job.status.plan
+
+
+def test_what_ran_out_is_held_against_the_shape_that_was_loaded() -> None:
+    seen = told(LOADED)
+    shortage = {"result": "OutOfMemory", "shortage": {**BACKWARD, "allocatedBytes": 70 * 2**30}}
+    ended = replace(seen, pods=(make_pod(0, 1, terminated(40, json.dumps(shortage))),))
+    known, guessed = judged(ended).learned, judged(replace(ended, pull=None)).learned
+    assert known is not None
+    assert guessed is not None
+    assert known.architecture == LOADED
+    assert known.factor("backward") < guessed.factor("backward")
+    # what was learned by a guess, and the shape afterwards: the same floor
+    later = judged(replace(ended, job=learning(seen.job, guessed))).learned
+    assert later is not None
+    assert later.factor("backward") == pytest.approx(known.factor("backward"), rel=0.01)
+
+
+@settings(max_examples=cases(30))
+@given(st.builds(Architecture))
+def test_whatever_an_attempt_says_that_it_loaded_holds_nothing_up(found: Architecture) -> None:
+    seen = told(found, learned=learned(1))
+    status = build(seen, judged(seen))
+    assert status.learned is not None
+    assert status.learned.architecture == found
+    assert all(known.needed_bytes for known in status.learned.memory.values())
