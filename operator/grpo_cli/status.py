@@ -8,15 +8,16 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
-from grpo_api.status import GRPOJobStatus
+from grpo_api.status import Condition, PodStatus
 from grpo_planner.words import sharding
 
 from . import kubectl
-from .terminal import console, gib
+from .terminal import console, gib, show_table, table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 
@@ -39,13 +40,12 @@ def show(out: Console, name: str, job: GRPOJob) -> None:
     """Prints what is known of the job; sections that nothing is known of are left out."""
     phase = str(job.status.phase or "Pending")
     out.print(f"[bold]{name}[/bold]  [{_COLOURS.get(phase, 'cyan')}]{phase}[/]")
-    facts = Table.grid(padding=(0, 2))
+    facts = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in _facts(job):
         facts.add_row(f"[dim]{label}[/dim]", escape(text))
     out.print(facts)
-    for table in (_conditions(job.status), _pods(job.status)):
-        if table.row_count:
-            out.print(table)
+    _conditions(out, job.status.conditions)
+    _pods(out, job.status.pods)
 
 
 def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
@@ -94,16 +94,31 @@ def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
         yield "warning", warning
 
 
-def _conditions(status: GRPOJobStatus) -> Table:
-    table = Table("condition", "status", "since", "reason", "message", box=None, header_style="dim")
-    for condition in status.conditions:
-        since = condition.last_transition_time
-        table.add_row(condition.type, condition.status, since, condition.reason, escape(condition.message))
-    return table
+def _conditions(out: Console, conditions: list[Condition]) -> None:
+    """One row per condition; where that is too wide, its message in lines of its own."""
+    if not conditions:
+        return
+    wide = table("condition", "status", "since", "reason", "message")
+    for one in conditions:
+        wide.add_row(one.type, one.status, one.last_transition_time, one.reason, escape(one.message))
+    show_table(out, wide, map(_stacked_condition, conditions))
 
 
-def _pods(status: GRPOJobStatus) -> Table:
-    table = Table("pod", "index", "node", "phase", "reason", box=None, header_style="dim")
-    for pod in status.pods:
-        table.add_row(pod.name, str(pod.index), pod.node, pod.phase, escape(pod.reason))
-    return table
+def _stacked_condition(one: Condition) -> tuple[Text, ...]:
+    head = Text(f"{one.type} {one.status} since {one.last_transition_time}: {one.reason}", "bold")
+    return (head, Text(one.message)) if one.message else (head,)
+
+
+def _pods(out: Console, pods: list[PodStatus]) -> None:
+    """One row per pod; where that is too wide, what became of it in a line of its own."""
+    if not pods:
+        return
+    wide = table("pod", "index", "node", "phase", "reason")
+    for pod in pods:
+        wide.add_row(pod.name, str(pod.index), pod.node, pod.phase, escape(pod.reason))
+    show_table(out, wide, map(_stacked_pod, pods))
+
+
+def _stacked_pod(pod: PodStatus) -> tuple[Text, ...]:
+    where = f"index {pod.index}" + (f" on {pod.node}" if pod.node else "")
+    return Text(pod.name, "bold"), Text(f"{where}: {pod.phase}" + (f", {pod.reason}" if pod.reason else ""))

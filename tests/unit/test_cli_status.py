@@ -1,0 +1,50 @@
+"""`grpo status`: whatever the job and however narrow the terminal, nothing that is known of it is cut off."""
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from grpo_api.job import GRPOJob
+from grpo_cli import status
+from tests.generated import cases
+from tests.unit.operator_world import active_status, condition, make_job
+
+WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=90)
+SENTENCES = st.lists(WORDS, min_size=1, max_size=12).map(" ".join)
+
+
+def screen(width: int, **changes: Any) -> str:
+    """What is printed of an active job in a terminal of that width."""
+    known = make_job(status=active_status(**changes))
+    assert known.spec is not None
+    out = Console(width=width, file=io.StringIO(), highlight=False, emoji=False)
+    status.show(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def pod(name: str, reason: str) -> dict[str, Any]:
+    """A pod as the status tells of it."""
+    return {"name": name, "index": 3, "node": "gpu-node-with-a-name-of-its-own-17", "phase": "Failed", "reason": reason}
+
+
+@settings(max_examples=cases(60))
+@given(width=st.integers(40, 260), message=SENTENCES, name=WORDS, reason=WORDS)
+def test_no_width_loses_a_word(width: int, message: str, name: str, reason: str) -> None:
+    told = condition("Running", reason="Training") | {"message": message}
+    text = screen(width, conditions=[told], pods=[pod(name, reason)], avoidedNodes=[name])
+    assert max(map(len, text.splitlines())) <= width
+    shown = "".join(text.split())
+    for known in (message, name, reason, told["lastTransitionTime"], "gpu-node-with-a-name-of-its-own-17"):
+        assert "".join(known.split()) in shown
+
+
+@pytest.mark.parametrize(("width", "headed"), [(80, False), (240, True)])
+def test_a_table_where_it_fits_and_lines_where_it_does_not(width: int, headed: bool) -> None:
+    told = condition("Running", reason="Training") | {"message": "2 of 2 pods run " * 5}
+    text = screen(width, conditions=[told], pods=[pod("run-1-3-x7x2k", "OutOfMemory")])
+    assert ("condition" in text) is headed
