@@ -17,6 +17,7 @@ from grpo_planner.hardware.products import Product, usable_bytes
 from grpo_planner.hardware.products import lookup as product_of
 from grpo_planner.hardware.products import table as table_of_products
 from grpo_planner.model.catalogue import lookup
+from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED
 from grpo_planner.why import why
 from grpo_planner.words import sharding
 
@@ -87,7 +88,9 @@ def table() -> str:
         "The rule of thumb: over 20 B parameters reload and shard (ZeRO-3); else, where one GPU holds 20 bytes per "
         "parameter, clone; else train an adapter. Where it and the numbers part, the numbers win. A plan's reason is "
         "its nearest rival with the two numbers that decided; a refusal's is what is missing, and the smallest "
-        "hardware that would do.",
+        f"hardware that would do. A step counts as {CROWDED - 1:.0%} longer where it fills more than "
+        f"{NEARLY_FULL:.0%} of a GPU, and as {OFFLOADED - 1:.0%} longer with an offloaded optimizer (assumed): GPUs of "
+        "the node that would stand idle are taken where they spare a run either.",
         "",
         "| cluster | model | plan | GPUs | GiB per GPU | s / step | rule of thumb | why |",
         "|---|---|---|---|---|---|---|---|",

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Planner, PlanReason
-from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, plan, result, spec
+from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, plan, result, spec
 
 
 def seconds(plan: ExecutionPlan) -> float:
@@ -50,6 +50,17 @@ def test_balanced_stays_on_one_node_unless_nothing_fits_there() -> None:
     assert plan(spec(QWEN_7B, training__promptsPerStep=128), there).nodes == 1
     assert plan(spec(LLAMA_70B, adapter__use="Never"), there).nodes > 1
     assert plan(spec(QWEN_7B, training__promptsPerStep=128, placement__objective="Fastest"), there).nodes > 1
+
+
+def test_balanced_takes_idle_gpus_of_its_node_where_they_spare_a_full_gpu_or_an_offloaded_optimizer() -> None:
+    roomy = plan(spec(QWEN_32B), nodes(1, 8, H100))
+    full = plan(spec(QWEN_32B), nodes(1, 2, H100))
+    assert filled(roomy) < 0.9 < filled(full)
+    assert roomy.gpus > full.gpus
+    assert seconds(roomy) < seconds(full)
+    idle, none_idle = (plan(spec(QWEN_7B), nodes(1, count, "NVIDIA-L40S")) for count in (8, 4))
+    assert (idle.offload, none_idle.offload) == ("None", "CPU")
+    assert seconds(idle) < seconds(none_idle)
 
 
 def test_cheapest_is_the_least_price_of_a_step() -> None:

@@ -85,8 +85,11 @@ def cost(job: GRPOJobSpec, plan: ExecutionPlan, price: float) -> tuple[int, floa
     assert plan.estimated_step_seconds is not None
     seconds, gpus = plan.estimated_step_seconds, plan.gpus
     tier = 2 if plan.method == "LoRA" else int(plan.optimizer == "AdamW8bit")
+    assert plan.memory is not None
+    crowded = plan.memory.device_bytes > 0.9 * plan.memory.usable_bytes
+    risk = (1.25 if crowded else 1.0) * (1.1 if plan.offload == "CPU" else 1.0)
     costs = {
-        "Balanced": (plan.nodes > 1, gpus**0.5 * seconds),
+        "Balanced": (plan.nodes > 1, gpus**0.5 * seconds * risk),
         "Fastest": (0, seconds),
         "FewestGPUs": (gpus, seconds),
         "Cheapest": (0, price * gpus * seconds),

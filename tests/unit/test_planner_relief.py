@@ -72,7 +72,8 @@ def test_a_new_split_takes_another_time_which_counts_on_the_links_that_nodes_dec
 
 
 def test_checkpointing_comes_first_then_the_micro_batch() -> None:
-    run = begun(nodes(1, 8, H100), training__numGenerations=16, training__promptsPerStep=64)
+    batch: dict[str, Any] = {"training__numGenerations": 16, "training__promptsPerStep": 64}
+    run = begun(nodes(1, 8, H100), placement__objective="Fastest", **batch)
     assert not run.plan.gradient_checkpointing
     seen = []
     for attempt in (1, 2):

@@ -21,17 +21,23 @@ Score = tuple[int, float]
 """What an objective compares first, and what it then wants little of; only the latter has ties."""
 
 
-def score(objective: Objective, place: Place, seconds: float) -> Score:
-    """What an objective wants little of; grows with `seconds`, so a lower bound of them bounds it.
+def score(objective: Objective, place: Place, seconds: float, risk: float = 1.0) -> Score:
+    """What an objective wants little of; grows with `seconds` and `risk`, so lower bounds of them bound it.
 
     Balanced takes more GPUs only as long as GPU-seconds per step rise no faster than time falls, `N2 t2 / (N1 t1) <=
-    t1 / t2`: the least `N t**2`, whose root is proportional to time.
+    t1 / t2`: the least `N t**2`, whose root is proportional to time. A time at a risk counts as longer: idle GPUs of a
+    node are worth taking where they spare it one.
     """
     if objective in ("Balanced", "Knee"):
-        cost = sqrt(place.world) * seconds
+        cost = sqrt(place.world) * seconds * risk
     else:
         cost = place.pool.price * place.world * seconds if objective == "Cheapest" else seconds
     return precedence(objective, place), cost
+
+
+def score_of(objective: Objective, option: Option) -> Score:
+    """The score of an option."""
+    return score(objective, option.place, option.seconds, option.risk)
 
 
 def precedence(objective: Objective, place: Place) -> int:
@@ -52,7 +58,7 @@ def choose(options: Sequence[Option], objective: Objective) -> Option | None:
     if not fitting:
         return None
     tier = min(option.tier for option in fitting)
-    scored = [(score(objective, o.place, o.seconds), o) for o in fitting if o.tier == tier]
+    scored = [(score_of(objective, o), o) for o in fitting if o.tier == tier]
     best, leader = min(scored, key=lambda pair: (pair[0], pair[1].preference))
     equals = [o for found, o in scored if o.place.world == leader.place.world and as_good(objective, found, best)]
     return min(equals, key=lambda option: option.prudence)

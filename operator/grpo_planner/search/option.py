@@ -11,6 +11,11 @@ ROOMY, NEARLY_FULL = 0.80, 0.90
 """Shares of a GPU up to which a plan has room for what the model doesn't know, and some of it: in the 454 measured runs
 of Fujii et al. (2024, arXiv 2411.06465) no estimate below 80 % ran out of memory."""
 
+CROWDED, OFFLOADED = 1.25, 1.1
+"""By how much longer the time of a plan counts that fills more than NEARLY_FULL of a GPU, and of one whose optimizer is
+offloaded (assumed, until both are calibrated on GPUs). The first may run out of memory and begin again; the second
+rests on host memory and a host link of which least is known, and takes of both what no GPU-second tells."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -55,6 +60,12 @@ class Option:
     def crowding(self) -> Literal[0, 1, 2]:
         """How much it lacks room on a GPU: not at all, a little, or very much. Up to ROOMY, less is no better."""
         return 0 if self.device_share <= ROOMY else 1 if self.device_share <= NEARLY_FULL else 2
+
+    @property
+    def risk(self) -> float:
+        """By how much longer its time counts where what may go wrong is weighed against GPUs; 1 for nothing of it."""
+        crowded = CROWDED if self.crowding == 2 else 1.0
+        return crowded * (OFFLOADED if self.footprint.method.offload else 1.0)
 
     @property
     def prudence(self) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from ..hardware.pools import Place, Pool
 from ..memory import Precision, Setup
-from .choice import NEAR, Objective, Score, as_good, choose, precedence, score
+from .choice import Objective, Score, as_good, choose, precedence, score, score_of
 from .demand import Demand
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
@@ -80,7 +80,7 @@ class Search:
             fitting = self._good(place, variants)
             if place == chosen.place:
                 # A fuller variant that is faster is shown beside the chosen one.
-                found += [chosen, *(o for o in fitting if o.footprint is not chosen.footprint)]
+                found += [chosen, *(o for o in fitting if o.seconds < chosen.seconds)]
             else:
                 found.append(choose(fitting, self._objective) or self._miss(place, variants))
         return found
@@ -156,10 +156,10 @@ class Search:
         for bound, (place, variants) in sorted(bounds, key=itemgetter(0)):
             if least is not None and not as_good(aim, bound, least):
                 break
-            best = self._fastest(place, variants, place.pool.usable)
-            reached = score(aim, place, best.seconds)
+            options = self._with_room(self._fastest(place, variants, place.pool.usable), variants)
+            reached = min(score_of(aim, option) for option in options)
             least = min(least or reached, reached)
-            found += self._with_room(best, variants) if as_good(aim, reached, least) else [best]
+            found += options if as_good(aim, reached, least) else options[:1]
         return found
 
     def _bound(self, objective: Objective, place: Place, variants: Variants) -> Score:
@@ -213,16 +213,13 @@ class Search:
         return self._with_room(self._fastest(place, variants, place.pool.usable), variants)
 
     def _with_room(self, best: Option, variants: Variants) -> list[Option]:
-        """The fastest variant, and where that fills the GPU, the roomiest that is as good."""
-        if not best.crowding or self._objective == "Fastest":
-            return [best]
-        for share in (ROOMY, NEARLY_FULL):
+        """The fastest variant, and where that fills the GPU, the fastest of those that leave it more room."""
+        found = [best]
+        for share in () if self._objective == "Fastest" else (NEARLY_FULL, ROOMY):
             limit = int(share * best.place.pool.usable)
-            if variants.leanest.device <= limit:
-                roomier = self._fastest(best.place, variants, limit)
-                if roomier.crowding < best.crowding and roomier.seconds <= best.seconds * NEAR:
-                    return [best, roomier]
-        return [best]
+            if found[-1].footprint.device > limit >= variants.leanest.device:
+                found.append(self._fastest(best.place, variants, limit))
+        return found
 
     def _miss(self, place: Place, variants: Variants) -> Option:
         """The variant that takes least."""
