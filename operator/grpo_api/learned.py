@@ -1,7 +1,7 @@
-"""What a job's attempts found that nobody knew before: the model's shape, and by running out of it, memory needed.
+"""What a job's attempts found that nobody knew before: the model's shape, the links, and by running out of it, memory.
 
-The operator writes it into status.learned, the shape once a model is loaded, the memory after an OutOfMemory. Every
-plan from then on, the CLI's too, counts on it.
+The operator writes it into status.learned: shape and links once an attempt tells them, memory after an OutOfMemory.
+Every plan from then on, the CLI's too, counts on it.
 """
 
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from .base import ATOMIC_LIST, Model
 from .model import Architecture
-from .report import Count
+from .report import MAX_COUNT, Count
 
 MAX_REPLANS = 3
 """Plans that are made anew for want of memory: after so many more than the plan is wrong."""
@@ -51,11 +51,24 @@ class Shortfall(Model):
     """Step of the newest complete checkpoint by then, 0 for none; absent where it is not known."""
 
 
+class MeasuredLinks(Model):
+    """How fast the ranks of an attempt were connected."""
+
+    gpu_product: Annotated[str, Field(max_length=128)]
+    """GPU product of their nodes, as the label says."""
+    nodes: Annotated[int, Field(ge=1)]
+    """Nodes that they were on."""
+    bytes_per_second: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    """Bus bandwidth of an all-reduce before the first step: what each rank sends and receives."""
+
+
 class Learned(Model):
-    """What a job has learned of its model and of the memory that it needs."""
+    """What a job has learned of its model, of its GPUs' links and of the memory that it needs."""
 
     architecture: Architecture | None = None
     """The model's shape as the last attempt that loaded it found it; `memory` is held against this shape."""
+    links: MeasuredLinks | None = None
+    """The links of the last attempt on several GPUs; what is declared of nodes comes first."""
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
     """By phase, bytes of one GPU; by host, bytes of one process."""
     shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)] = []

@@ -7,8 +7,10 @@ the last one was.
 
 from dataclasses import replace
 
-from grpo_api.learned import MAX_REPLANS, Learned
-from grpo_api.report import Outcome, Result
+from grpo_api.learned import MAX_REPLANS, Learned, MeasuredLinks
+from grpo_api.plan import ExecutionPlan
+from grpo_api.report import MAX_COUNT, Outcome, Result
+from grpo_api.training_metrics import ALLREDUCE
 from grpo_planner.relief import account, found, learn
 from grpo_planner.result import SpecRejected
 from grpo_planner.run import Run
@@ -18,12 +20,21 @@ from .observe import Observation
 
 
 def known(seen: Observation) -> Learned:
-    """What the job has learned, with what the current attempt says of its model."""
-    job, told = seen.job, seen.pull.progress.architecture if seen.pull else None
-    learned = job.status.learned or Learned()
-    if told is None or job.spec is None or job.status.plan is None:
+    """What the job has learned, with what the current attempt says of its model and its links."""
+    plan, learned = seen.job.status.plan, seen.job.status.learned or Learned()
+    if seen.pull is None or seen.job.spec is None or plan is None:
         return learned
-    return found(Run(job.status.plan, job.spec, learned), told)
+    told = seen.pull.progress
+    if links := _links(plan, told.metrics.get(ALLREDUCE.key)):
+        learned = learned.model_copy(update={"links": links})
+    return found(Run(plan, seen.job.spec, learned), told.architecture) if told.architecture else learned
+
+
+def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
+    """The links between a plan's GPUs by its all-reduce; None without one that can be believed."""
+    if plan.gpus <= 1 or measured is None or not 1 <= measured <= MAX_COUNT:
+        return None
+    return MeasuredLinks(gpu_product=plan.gpu_product, nodes=plan.nodes, bytes_per_second=round(measured))
 
 
 def taught(seen: Observation, ended: Outcome, decision: Decision) -> Decision:

@@ -6,6 +6,7 @@ Apart from what the operator decided: of what others say, nothing may hold a dec
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_api.learned import Learned
 from grpo_api.plan import MemoryPrediction
 from grpo_api.report import DATASET_FINGERPRINT, Outcome, Progress, Result
 from grpo_api.status import MemoryMeasurement, MetricsStatus, PhaseMemory, PodStatus, ProgressStatus
@@ -47,9 +48,9 @@ def _revisions(seen: Observation) -> dict[str, Any]:
 
 
 def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
-    """What the attempt says of its model; a decision that answers want of memory tells of it, too."""
-    told = seen.pull and seen.pull.progress.architecture
-    return {"learned": known(seen)} if told and not decision.learned else {}
+    """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
+    learned = known(seen)
+    return {} if decision.learned or learned == (seen.job.status.learned or Learned()) else {"learned": learned}
 
 
 def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:

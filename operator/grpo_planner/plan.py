@@ -24,6 +24,7 @@ from .search.choice import choose, closest_miss, notable, same_method
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
 from .search.footprints import Footprints
+from .search.links import as_measured
 from .search.methods import conflicting_pins, methods
 from .search.option import Option
 from .search.search import Search
@@ -45,7 +46,7 @@ def plan_job(
         spec: the job.
         inventory: nodes that its pods may be bound to.
         facts: what the caller knows of the model beside the spec.
-        learned: what earlier attempts of the job found of its model and of the memory that it needs.
+        learned: what earlier attempts of the job found of its model, its links and the memory that it needs.
     """
     return Planner(spec, facts=facts, learned=learned).plan(inventory)
 
@@ -76,6 +77,7 @@ class Planner:
                 return _plan_cpu(self._demand)
             if self._spec.placement.provisioning == "CreatePods":
                 inventory = declared(self._spec.placement)
+            inventory = self._as_measured(inventory)
             return self._on_free(inventory) or self._on_emptied(inventory.merged.emptied.merged)
         except SpecRejected as rejected:
             return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
@@ -86,8 +88,11 @@ class Planner:
         Raises:
             SpecRejected: the spec can't be planned at all.
         """
-        pools, _ = build_pools(inventory.merged.emptied.merged, self._spec)
+        pools, _ = build_pools(self._as_measured(inventory).merged.emptied.merged, self._spec)
         return curve(Search(self._footprints, pools))
+
+    def _as_measured(self, inventory: Inventory) -> Inventory:
+        return as_measured(inventory, self._learned.links) if self._learned else inventory
 
     @cached_property
     def _demand(self) -> Demand:

@@ -19,6 +19,7 @@ from .memory.host import host_bytes
 from .model.architecture import resolve
 from .search import batch
 from .search.demand import Demand, build_demand
+from .search.links import as_measured
 from .search.steptime import step_time
 
 
@@ -80,7 +81,7 @@ class Run:
     @property
     def _hardware(self) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""
-        pools, _ = build_pools(self.inventory.emptied, self.spec)
+        pools, _ = build_pools(as_measured(self.inventory, self.learned.links).emptied, self.spec)
         label, resource = self.plan.gpu_product, self.plan.gpu_resource
         there = (pool.hardware for pool in pools if (pool.label, pool.resource) == (label, resource))
         return next(there, lookup(label))

@@ -1,16 +1,18 @@
 """The time model ranks candidates, so each of its terms must move as the thing that it stands for does."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from grpo_planner import Node
+from grpo_api.learned import Learned, MeasuredLinks
+from grpo_planner import Node, plan_job
 from grpo_planner.hardware.products import lookup
 from grpo_planner.memory import Setup
 from grpo_planner.model.catalogue import lookup as model
 from grpo_planner.search import steptime
 from grpo_planner.search.steptime import StepTime, step_time
-from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, nodes, plan, spec
+from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 
 MOE = "Qwen/Qwen3-30B-A3B"
 SETUP = Setup(
@@ -103,3 +105,20 @@ def test_a_declared_network_decides_what_several_nodes_cost() -> None:
     assert seconds(replace(eight, node_gbps=1.25)) > seconds(eight) > seconds(replace(eight, node_gbps=25.0))
     fast, slow = nodes(1, 8, H100), nodes(1, 8, H100, gpu_gbps=10.0)
     assert seconds(slow) > seconds(fast)
+
+
+@pytest.mark.parametrize(("over", "declared"), [(2, {"node_gbps": 2.0}), (1, {"gpu_gbps": 20.0})])
+def test_what_an_attempt_measured_is_as_good_as_declared_and_what_is_declared_stays(
+    over: int, declared: dict[str, Any]
+) -> None:
+    group, job = nodes(2, 8, H100), spec(QWEN_7B, placement__nodes=over, placement__gpus={"min": 8})
+    speed = round(steptime.LINK_EFFICIENCY * 1e9 * next(iter(declared.values())))
+    links = MeasuredLinks(gpu_product=H100, nodes=over, bytes_per_second=speed)
+    known = Learned(links=links)
+    measured = plan_job(job, inventory(group), learned=known).chosen
+    assert measured == plan(job, replace(group, **declared))
+    assert measured != plan(job, group)
+    twice = replace(group, **{name: 2 * value for name, value in declared.items()})
+    assert plan_job(job, inventory(twice), learned=known).chosen == plan(job, twice)
+    others = known.model_copy(update={"links": links.model_copy(update={"gpu_product": L4})})
+    assert plan_job(job, inventory(group), learned=others).chosen == plan(job, group)

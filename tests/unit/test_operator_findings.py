@@ -1,4 +1,4 @@
-"""What an attempt has loaded, as the next plan counts on it: the model's shape, which nobody has to declare."""
+"""What an attempt has found, as the next plan counts on it: the model's shape, which nobody need declare, and links."""
 
 import json
 from dataclasses import replace
@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.learned import Learned
+from grpo_api.learned import Learned, MeasuredLinks
 from grpo_api.model import Architecture
+from grpo_api.status import GRPOJobStatus
+from grpo_api.training_metrics import ALLREDUCE
 from grpo_operator.admission.kept import learning
 from grpo_operator.observe import Observation
 from grpo_operator.status import build, to_json
@@ -25,6 +27,7 @@ from tests.unit.operator_world import (
     make_seen,
     terminated,
 )
+from tests.unit.planning import H100, inventory, nodes
 from tests.unit.test_operator_replanning import BACKWARD, SPEC, THERE, answered, learned
 from tests.unit.test_planner_model import ARCHITECTURE
 
@@ -81,11 +84,32 @@ def test_what_ran_out_is_held_against_the_shape_that_was_loaded() -> None:
     assert later.factor("backward") == pytest.approx(known.factor("backward"), rel=0.01)
 
 
-@settings(max_examples=cases(30))
-@given(st.builds(Architecture))
-def test_whatever_an_attempt_says_that_it_loaded_holds_nothing_up(found: Architecture) -> None:
-    seen = told(found, learned=learned(1))
+def test_what_an_all_reduce_measured_is_kept_for_gangs_of_several_gpus() -> None:
+    job = make_job({**GUESSED, "placement": {"accelerator": "GPU", "nodes": 2, "gpus": {"min": 16}}})
+    assert job.spec is not None
+    plan = plan_job(job.spec, inventory(nodes(2, 8, H100))).chosen
+    assert plan is not None
+    alone = told(None)
+    assert alone.job.status.plan is not None
+    assert alone.job.status.plan.gpus == 1
+    pull = make_pull(metrics={ALLREDUCE.key: 1.25e9})
+    assert build(replace(alone, pull=pull), judged(alone)).learned is None
+    seen = replace(make_seen(make_job(GUESSED, active_status(1, plan)), make_child()), pull=pull)
     status = build(seen, judged(seen))
+    assert status.learned is not None
+    assert status.learned.links == MeasuredLinks(gpu_product=H100, nodes=2, bytes_per_second=1_250_000_000)
+
+
+@settings(max_examples=cases(30))
+@given(st.builds(Architecture), st.none() | st.floats())
+def test_whatever_an_attempt_says_that_it_found_holds_nothing_up(found: Architecture, measured: float | None) -> None:
+    seen = told(found, learned=learned(1))
+    assert seen.job.status.plan is not None
+    several = seen.job.status.plan.model_copy(update={"gpus": 2, "gpus_per_node": 2, "processes_per_node": 2})
+    job = make_job(GUESSED, active_status(1, several, learned=learned(1)))
+    metrics = {} if measured is None else {ALLREDUCE.key: measured}
+    seen = replace(seen, job=job, pull=make_pull(architecture=found, metrics=metrics))
+    status = GRPOJobStatus.model_validate(to_json(build(seen, judged(seen))))
     assert status.learned is not None
     assert status.learned.architecture == found
     assert all(known.needed_bytes for known in status.learned.memory.values())
