@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
 from .model import Architecture
+from .timing import Account, Seconds
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
@@ -30,11 +31,8 @@ Stage = Literal["Starting", "Connecting", "Loading", "Proving", "Training", "Sav
 
 MAX_COUNT = 2**53 - 1
 """Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC 8259, section 6)."""
-LAST_TIME = 253402300799.0
-"""Unix time of the last second that a timestamp can say: 9999-12-31T23:59:59Z."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Seconds = Annotated[float, Field(ge=0.0, le=LAST_TIME)]
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 
 RevisionKey = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")]
@@ -157,6 +155,8 @@ class Outcome(Model):
     """For OutOfMemory: what there was no memory for, where the process could say so."""
     checkpoint_step: Count | None = None
     """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where it is not known."""
+    account: Account | None = None
+    """What the process did with its time."""
 
 
 _ELLIPSIS = " […] "
@@ -236,5 +236,7 @@ class Progress(Model):
     what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""
     startup_seconds: Annotated[dict[MetricKey, Seconds], Field(max_length=64)] = Field(default_factory=dict)
     """Time from container start to first step, by part."""
+    account: Account | None = None
+    """What rank 0 did with its time so far."""
     samples: list[dict[str, str | float]] = Field(default_factory=list)
     """A few completions with their rewards, bounded in size."""

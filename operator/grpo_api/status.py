@@ -3,26 +3,17 @@
 The half of the object that only the operator writes, and that kubectl, the CLI and dashboards read.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from .base import ATOMIC_LIST, Model, map_list
 from .learned import Learned
 from .plan import ExecutionPlan
 from .report import Generations, Outcome, Revisions
-
-
-def _rfc3339(text: str) -> str:
-    """Refuse what the API server refuses as a date-time."""
-    if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("a time needs a time zone, such as 2026-01-31T12:00:00Z")
-    return text
-
-
-Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"}), AfterValidator(_rfc3339)]
+from .timing import Time
+from .usage import Usage
 
 
 class ConditionType(StrEnum):
@@ -257,5 +248,7 @@ class GRPOJobStatus(Model):
     """Predicted against measured memory."""
     outcome: Outcome | None = None
     """How the last attempt ended."""
+    usage: Usage | None = None
+    """What became of the GPUs' time; absent for a job on CPUs."""
     pods: Annotated[list[PodStatus], Field(max_length=512, json_schema_extra=ATOMIC_LIST)] = []
     """Pods of the current attempt by index."""

@@ -63,6 +63,8 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         predicted, measured = (gib(size) for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
     yield "attempts", _attempts(job)
+    if status.usage and status.usage.effective:
+        yield "GPU time", status.usage.words
     if status.rollbacks:
         left_out = (f"{one.skipped.first} to {one.skipped.last} ({one.reason})" for one in status.rollbacks)
         yield "left out", f"generations {', '.join(left_out)}"

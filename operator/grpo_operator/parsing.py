@@ -8,7 +8,7 @@ from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, ServiceRe
 from .terminations import pack as pack_end
 from .terminations import pod_termination, trainer_container
 from .texts import cut
-from .untyped import MAX_OBJECT, MAX_SENTENCE, Part
+from .untyped import MAX_OBJECT, MAX_SENTENCE, Part, reported
 
 
 def object_key(meta: Part) -> ObjectKey:
@@ -74,6 +74,7 @@ def job_record(item: object) -> JobRecord:
         suspended=whole.part("spec").flag("suspend"),
         deleting="deletionTimestamp" in meta,
         ended=(ended.text("reason") or ended.text("type")) if ended else "",
+        ended_at=reported(ended, "lastTransitionTime") if ended else None,
     )
 
 
@@ -102,6 +103,7 @@ def pod_record(item: object) -> PodRecord:
         phase=sys.intern(status.text("phase") or "Pending"),
         waiting=state.part("waiting").sentence(),
         unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
+        bound_at=reported(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
         node_lost="running" in state and status.condition("Ready").text("status") == "False",
         deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,

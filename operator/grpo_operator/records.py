@@ -18,6 +18,7 @@ from .names import ObjectKey
 from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 from .terminations import unpack as unpack_end
+from .times import Reported
 
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
@@ -148,8 +149,7 @@ class GRPOJobRecord:
 
     def hang_allowance(self, stage: str) -> float | None:
         """Seconds without progress in a stage after which the operator ends an attempt: twice the trainer's own limit
-        and its grace, for a rank 0 whose watchdog can't act first; None without a plan.
-        """
+        and its grace, for a rank 0 whose watchdog can't act first; None without a plan."""
         if self.spec is None or self.status.plan is None:
             return None
         grace = self.spec.pod_template.spec.termination_grace_period_seconds
@@ -180,9 +180,7 @@ class GRPOJobRecord:
         if self.finished or not self.ours or not self.status.attempt:
             return False
         found = self.condition(ConditionType.ADMITTED)
-        if found is None:
-            return False
-        return found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE
+        return found is not None and (found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE)
 
     @property
     def released(self) -> bool:
@@ -201,9 +199,7 @@ class GRPOJobRecord:
     @property
     def wants_admission(self) -> bool:
         """Whether the job waits for GPUs that the operator hands out."""
-        if self.finished or self.deleting or not self.ours:
-            return False
-        if self.resume_job and not self.status.resume_from:
+        if self.finished or self.deleting or not self.ours or (self.resume_job and not self.status.resume_from):
             return False
         return self.competes and not self.active and not self.suspended and not self.rejected
 
@@ -222,6 +218,8 @@ class JobRecord:
     deleting: bool
     ended: str
     """Reason of its Complete or Failed condition; empty while neither is True."""
+    ended_at: Reported | None
+    """When that became so, after all of its pods had ended."""
 
     @property
     def name(self) -> str:
@@ -251,6 +249,8 @@ class PodRecord:
     """The scheduler's message; empty when it is bound or not looked at yet."""
     node_lost: bool
     """Its container should run, but the node controller has marked it not ready."""
+    bound_at: Reported | None
+    """When the scheduler gave it its node."""
     deleting: bool
     """Somebody has asked for its deletion."""
     end: bytes | None

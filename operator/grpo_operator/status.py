@@ -21,12 +21,13 @@ from .observe import Observation
 from .reasons import RELEASES, Reason
 from .reports import report
 from .times import timestamp
+from .usage.account import account
 
 URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
 """Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
 costs the API server."""
 
-REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions"})
+REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions", "usage"})
 """Fields that say what pods said. The others follow from decisions, and never wait for these."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
@@ -55,7 +56,8 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
         fields |= {"resume_from": decision.resume_from, "plan": decision.plan, "revisions": decision.revisions}
     found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
     fields |= {"conditions": found, "phase": phase(found)}
-    return old.model_copy(update=fields)
+    new = old.model_copy(update=fields)
+    return new.model_copy(update={"usage": account(seen, decision, new)})
 
 
 def _end(seen: Observation, decision: Decision) -> dict[str, Any]:

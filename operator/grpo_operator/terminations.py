@@ -15,7 +15,7 @@ from grpo_api.contract import CONTAINER
 from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result, with_message
 
 from .texts import cut
-from .untyped import MAX_OBJECT, Part
+from .untyped import MAX_OBJECT, Part, reported
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
 MAX_DETAIL = 8192
@@ -23,7 +23,7 @@ _DETAILS = tuple(
     (name,)
     for name in (
         *("rank", "step", "totalSteps", "divergedOn", "metrics", "revisions", "standstill"),
-        *("shortage", "checkpointStep"),
+        *("shortage", "checkpointStep", "account"),
     )
 )
 
@@ -41,6 +41,11 @@ class PodTermination:
     """What the kubelet and the cluster call the end in one word each, such as OOMKilled or Evicted."""
     node: str = ""
     """Where it ran."""
+    held_seconds: float | None = None
+    """From the pod's arrival at its kubelet, as soon as it is bound, to the end of its container; None where one of
+    these is not known. By that kubelet's clock alone, so that it is right wherever the clock stands."""
+    ran_seconds: float | None = None
+    """The container's part of it."""
 
     @property
     def succeeded(self) -> bool:
@@ -100,7 +105,9 @@ def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermin
     state = trainer_container(status).part("state")
     if "terminated" in state:
         found = _container_termination(state.part("terminated"), attempt, disrupted, why)
-        return replace(found, node=node, reasons=_reasons(state.part("terminated"), target, status))
+        held, ran = _durations(status, state.part("terminated"))
+        reasons = _reasons(state.part("terminated"), target, status)
+        return replace(found, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
     if status.text("phase") != "Failed":
         return None
     broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
@@ -117,6 +124,14 @@ def _reasons(*parts: Part) -> tuple[str, ...]:
     return tuple(reason for part in parts if (reason := part.text("reason")))
 
 
+def _durations(status: Part, terminated: Part) -> tuple[float | None, float | None]:
+    """How long the pod was held and how long its container ran; None for what makes no duration."""
+    end = reported(terminated, "finishedAt")
+    begun = (reported(status, "startTime"), reported(terminated, "startedAt"))
+    held, ran = (end - begin if end and begin and end >= begin else None for begin in begun)
+    return held, ran
+
+
 def _exit_code(container: Part) -> int:
     """Exit code of a container that has ended, else 0."""
     return container.part("state").part("terminated").integer("exitCode")
@@ -124,10 +139,10 @@ def _exit_code(container: Part) -> int:
 
 def _container_termination(terminated: Part, attempt: int, disrupted: bool, why: str) -> PodTermination:
     message = terminated.text("message", MAX_OBJECT)
-    reported = _reported(message, attempt)
+    told = _reported(message, attempt)
     return PodTermination(
-        outcome=reported or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
-        reported=reported is not None,
+        outcome=told or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
+        reported=told is not None,
         disrupted=disrupted,
         exit_code=terminated.integer("exitCode"),
     )

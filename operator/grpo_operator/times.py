@@ -7,6 +7,11 @@ people. Unix seconds of the operator's own clock are for what is stored and must
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NewType
+
+Reported = NewType("Reported", float)
+"""Unix seconds by another's clock. Two readings of one clock give a duration; one alone has to be held to bounds by the
+operator's own clock before anything follows from it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .texts import cut
-from .times import seconds
+from .times import Reported, seconds
 
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _MOST = 2**63
@@ -142,6 +142,15 @@ class Part:
 
     def _wrong(self, name: str, wanted: str) -> Unreadable:
         return Unreadable(f"{self._path(name)}: {_shown(self._fields.get(name))} is not {wanted}")
+
+
+def reported(part: Part, name: str) -> Reported | None:
+    """A timestamp of another's clock that is only counted with: None when it is absent or can't be read."""
+    try:
+        found = part.time(name)
+    except Unreadable:
+        return None
+    return None if found is None else Reported(found)
 
 
 def _shown(value: object) -> str:

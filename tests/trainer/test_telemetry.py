@@ -19,6 +19,7 @@ from transformers import TrainerState
 from grpo_api.contract import PROGRESS_BIND_ENV
 from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report import Progress
+from grpo_api.timing import Beginning
 from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.guard import LossGuard
@@ -149,7 +150,7 @@ def test_a_step_that_is_not_finite_counts_once_whoever_finds_it() -> None:
 
 def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
     recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
-    recorder.resumed(3, 1.7e9)
+    recorder.resumed(3, 1.7e9, Beginning())
     recorder.begin(3, 9)
     resumed = recorder.progress.metrics
     assert (resumed["checkpoint_step"], resumed["checkpoint_timestamp_seconds"]) == (3.0, 1.7e9)

@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grpo_api.report import LAST_TIME, MAX_COUNT, Progress
+from grpo_api.report import MAX_COUNT, Progress
 from grpo_api.status import GRPOJobStatus
+from grpo_api.timing import LAST_TIME
 from grpo_operator.decisions import Action
 from grpo_operator.events import event, telling_change
 from grpo_operator.observe import Observation, Pull

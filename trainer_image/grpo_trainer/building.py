@@ -97,7 +97,7 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: 
         beginning = begin(plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped))
     skipped = _skipped(plan, beginning)
     preemption = Preemption.of(plan)
-    observer.clock.entered = recorder.sign_of_life
+    observer.clock.entered = recorder.phase
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]

@@ -3,14 +3,17 @@
 The parts meet here; each is a module of its own. Importing this module imports torch, TRL and all that they need.
 """
 
+from pathlib import Path
+
 from grpo_api.plan import TrainingPlan
+from grpo_api.timing import Beginning
 
 from .building import Run, build
 from .checkpoints.export import export_model
-from .checkpoints.volume import sealed_at
+from .checkpoints.volume import read_manifest, sealed_at
 from .errors import Diverged, DivergedKL, Preempted
 from .gang import rendezvous
-from .paths import number
+from .paths import number, run_folder
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
 from .telemetry.logs import log_line
@@ -54,7 +57,7 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
     recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0)
+        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(plan, checkpoint))
         log_line(
             attempt=plan.job.attempt,
             resumedFromStep=step,
@@ -62,6 +65,15 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
             adapter=adapter and str(adapter),
             skipped=[(one.first, one.last) for one in skipped] or None,
         )
+
+
+def _began_at(plan: TrainingPlan, checkpoint: Path | None) -> Beginning:
+    """Which attempt's time this one goes on from; another run's is no time of this job."""
+    folder = run_folder(plan)
+    if checkpoint is None or folder is None or not checkpoint.is_relative_to(folder):
+        return Beginning()
+    manifest = read_manifest(checkpoint)
+    return Beginning(attempt=manifest.attempt, clock=manifest.clock)
 
 
 def _explained(error: Diverged, run: Run) -> Diverged:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from grpo_api.base import Model
 from grpo_api.report import Generations
+from grpo_api.timing import Clock
 
 MANIFEST = "manifest.json"
 OWNER = "owner.json"
@@ -68,6 +69,8 @@ class Manifest(Model):
     """What the run is, by field path: a resumed run must agree (see identity.py)."""
     skipped: list[Generations] = []
     """What the run had left out of the order of the data by then (spec.guard.onDivergence)."""
+    clock: Clock = Clock()
+    """What rank 0 of that attempt had spent its time on by then: a run that continues here keeps so much of it."""
     files: dict[str, FileRecord]
     """Every file by its path inside the checkpoint."""
 

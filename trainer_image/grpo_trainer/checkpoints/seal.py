@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Generations
+from grpo_api.timing import Clock
 
 from ..errors import DiskFailed
 from ..files import disk_errors
@@ -69,7 +70,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         began = time.perf_counter()
         try:
             ranks.together(write, DiskFailed)
-            seal(self._plan, checkpoint, step, self._identity, self._skipped)
+            seal(self._plan, checkpoint, step, self._identity, self._skipped, clock=self._recorder.clock)
         except DiskFailed as error:
             self._failed(checkpoint, step, str(error))
         else:
@@ -95,7 +96,13 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 
 def seal(
-    plan: TrainingPlan, checkpoint: Path, step: int, identity: dict[str, str], skipped: Sequence[Generations] = ()
+    plan: TrainingPlan,
+    checkpoint: Path,
+    step: int,
+    identity: dict[str, str],
+    skipped: Sequence[Generations] = (),
+    *,
+    clock: Callable[[], Clock] = Clock,
 ) -> None:
     """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0.
 
@@ -109,7 +116,9 @@ def seal(
     own = share(cut(sizes), ranks.rank(), ranks.world_size())
     hashed = ranks.gather(ranks.together(disk_errors()(lambda: digests(checkpoint, own))))
     files = records(sizes, [one for part in hashed for one in part])
-    manifest = Manifest(attempt=plan.job.attempt, step=step, identity=identity, skipped=list(skipped), files=files)
+    manifest = Manifest(
+        attempt=plan.job.attempt, step=step, identity=identity, skipped=list(skipped), clock=clock(), files=files
+    )
     ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
     ranks.on_main(lambda: _rotate(plan))  # only now: until its manifest stands, the new one replaces no old one
 

@@ -45,6 +45,7 @@ def make_outcome(
         checkpoint_step=checkpoint_step if result is Result.OUT_OF_MEMORY else None,
         metrics={key: value for key, value in last.items() if math.isfinite(value)},
         revisions=reached.revisions,
+        account=reached.account,
     )
     return with_message(outcome, message)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from grpo_api.model import Architecture
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage
+from grpo_api.timing import Account, Beginning, Clock
 from grpo_api.training_metrics import (
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
@@ -24,6 +25,7 @@ from grpo_api.training_metrics import (
 )
 
 from ..gang.placement import Placement
+from .run_clock import RunClock
 
 RECENT_STEPS = 20
 """Steps that seconds_per_step is the mean of."""
@@ -37,6 +39,9 @@ class Recorder:
         """Held over whatever is derived from the state that it replaces: several threads write."""
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._progress = Progress(attempt=plan.job.attempt)
+        self._clock = RunClock()
+        self._account = Account()
+        """Its `clock` is read when it is asked for."""
         self._started = started
         self._last_event = self._last_heard = time.monotonic()
         self._last_sign = self._last_event
@@ -48,18 +53,23 @@ class Recorder:
         self.checkpoint_step: int | None = None
         """Step of the run's newest complete checkpoint, 0 for none; None before that is known."""
 
-    def _update(self, **changes: object) -> None:
+    def _update(self, stage: Stage | None = None, **changes: object) -> None:
         with self._lock:
             self._own_events += 1
+            if stage:
+                changes["stage"] = stage
+                self._clock.stage(stage)
             changes["events"] = self._progress.events + 1
             self._progress = self._progress.model_copy(update=changes)
             self._last_event = self._last_sign = time.monotonic()
 
-    def sign_of_life(self) -> None:
+    def phase(self, name: str | None) -> None:
         """This rank has come to another phase of its step: no progress yet, but it tells who stands still from who has
         come as far as the others."""
         with self._lock:
             self._last_sign = time.monotonic()
+            if self._progress.stage == "Training":
+                self._clock.phase(name)
 
     def event(self) -> None:
         """A part of long work is done: bytes of a download, a file, a batch of rows. It puts off the verdict Hang."""
@@ -73,19 +83,27 @@ class Recorder:
 
     @property
     def progress(self) -> Progress:
-        """The latest state, whole and frozen."""
+        """The latest state, whole and frozen, with the time until now."""
         with self._lock:
-            return self._progress
+            account = self._account.model_copy(update={"clock": self._clock.read()})
+            return self._progress.model_copy(update={"account": account})
+
+    def clock(self) -> Clock:
+        """What this process has spent its time on until now."""
+        with self._lock:
+            return self._clock.read()
 
     @property
     def step(self) -> int:
         """Finished optimizer steps."""
-        return self.progress.step
+        with self._lock:
+            return self._progress.step
 
     @property
     def current_stage(self) -> str:
         """One of grpo_api.report.Stage."""
-        return self.progress.stage
+        with self._lock:
+            return self._progress.stage
 
     @property
     def own_events(self) -> int:
@@ -145,19 +163,26 @@ class Recorder:
         """The policy is loaded, and has this shape."""
         self._update(architecture=architecture)
 
-    def resumed(self, step: int, sealed_at: float) -> None:
+    def resumed(self, step: int, sealed_at: float, began_at: Beginning) -> None:
         """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none."""
-        self._update(resumed_from_step=step, step=step)
+        with self._lock:
+            self._account = self._account.model_copy(update={"began_at": began_at})
+            self._update(resumed_from_step=step, step=step)
         if step:
             self.logged({CHECKPOINT_STEP.key: float(step), CHECKPOINT_TIME.key: sealed_at})
 
     def adopt(self, earlier: Outcome) -> None:
-        """An earlier attempt had reached the end: its numbers are the run's."""
+        """An earlier attempt had reached the end: its numbers are the run's, and nothing of its time is lost."""
+        with self._lock:
+            clock = earlier.account.clock if earlier.account else Clock()
+            self._account = Account(began_at=Beginning(attempt=earlier.attempt, clock=clock))
         self._update(step=earlier.step, total_steps=earlier.total_steps, metrics=earlier.metrics)
 
     def saved(self, step: int, seconds: float) -> None:
         """A checkpoint of this step is complete, and training stood still for `seconds`."""
         self.checkpoint_step = step
+        with self._lock:
+            self._account = self._account.model_copy(update={"sealed": self._clock.read()})
         self.counted(CHECKPOINTS.key)
         times = {CHECKPOINT_SECONDS.key: seconds, CHECKPOINT_TIME.key: time.time()}
         self.logged({CHECKPOINT_STEP.key: float(step), **times})
@@ -188,7 +213,7 @@ class Recorder:
             changes: dict[str, object] = {"metrics": {**self.progress.metrics, **metrics}}
             if samples is not None:
                 changes["samples"] = samples
-            self._update(**changes)
+            self._update(None, **changes)
 
     def counted(self, key: str, more: float = 1.0) -> None:
         """So many more of what this key counts, from 0 at the start of the attempt."""

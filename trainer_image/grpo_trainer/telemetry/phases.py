@@ -21,8 +21,8 @@ class PhaseClock:
     def __init__(self, now: Callable[[], float]) -> None:
         """Starts in the phase of loading; `now` is a clock that never goes back, in seconds."""
         self._now = now
-        self.entered: Callable[[], None] = lambda: None
-        """Called at every change of phase."""
+        self.entered: Callable[[str | None], None] = lambda _: None
+        """Called at every change of phase with the new one."""
         self.seconds = dict.fromkeys(STEP_PHASES, 0.0)
         self.peaks = dict.fromkeys(MEMORY, 0)
         self.reserved = 0
@@ -36,7 +36,7 @@ class PhaseClock:
     def enter(self, phase: str | None) -> str | None:
         """End the current phase and begin another, or none; returns the one that ended, which loading does for good."""
         now = self._now()
-        self.entered()
+        self.entered(phase)
         ended = self._current
         self._last = ended or self._last
         if ended in self.seconds:

@@ -1,0 +1,1 @@
+"""What became of a job's GPUs: status.usage, by the rules of docs/usage.md. Pure: looks come in, records go out."""

@@ -1,0 +1,143 @@
+"""Keeps the records of the attempts' GPUs up to date with what is seen of their pods and heard of rank 0.
+
+A pod's time is told by its kubelet as a duration, which is right however far off that clock is, and held to what the
+operator's own clock allows. What ended unseen is timed by what the API server still has of it.
+"""
+
+from collections.abc import Collection, Sequence
+
+from grpo_api.timing import Account
+from grpo_api.usage import MAX_PODS, AttemptUsage, PodTime
+
+from ..observe import Observation
+from ..records import ENDED_PHASES, PodRecord
+from ..times import Reported, seconds, timestamp
+from .division import pod_seconds
+
+
+def begun(seen: Observation, records: Sequence[AttemptUsage]) -> list[AttemptUsage]:
+    """The records, with a new one if Kueue, having taken the current attempt's GPUs, has given it some again."""
+    last = records[-1] if records else None
+    known = {pod.name for record in records for pod in record.pods}
+    if last is None or not seen.job.queue_name or last.attempt != seen.job.status.attempt or last.ended:
+        return list(records)
+    fresh = any(pod.node and pod.name not in known for pod in seen.pods)
+    if not fresh or not (last.pods or last.gone_seconds) or holds(last):
+        return list(records)
+    again = AttemptUsage(
+        attempt=last.attempt,
+        gpus=last.gpus,
+        nodes=last.nodes,
+        gpu_product=last.gpu_product,
+        gpu_hour_price=last.gpu_hour_price,
+        start_time=timestamp(seen.now),
+    )
+    return [*records[:-1], last.model_copy(update={"ended": "Preempted"}), again]
+
+
+def looked_at(seen: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
+    """The records after a look; `as_of` is the moment until which they were counted."""
+    mine = _sorted(seen, records)
+    return [_heard(seen, _timed(seen, record, mine[i], as_of), mine[i]) for i, record in enumerate(records)]
+
+
+def holds(record: AttemptUsage) -> bool:
+    """Whether a pod of the attempt holds GPUs."""
+    return any(pod.seconds is None for pod in record.pods)
+
+
+def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
+    """The bound pods of each record. Labels are hints: a pod that was not known counts only as its Job's."""
+    by_name = {pod.name: index for index, record in enumerate(records) for pod in record.pods}
+    latest = {record.attempt: index for index, record in enumerate(records)}
+    own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in seen.pods}
+    found: list[list[PodRecord]] = [[] for _ in records]
+    for pod in (*seen.pods, *seen.earlier_pods):
+        known = pod.name in by_name or pod.controller_uid in own
+        index = by_name.get(pod.name, latest.get(pod.attempt))
+        if pod.node and known and index is not None and len(found[index]) < MAX_PODS:
+            found[index].append(pod)
+    return found
+
+
+def _timed(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str) -> AttemptUsage:
+    """The record with the times of its pods; of those that have ended and are gone only their sum is left."""
+    before, visible = {pod.name: pod for pod in record.pods}, {pod.name for pod in pods}
+    lost = [pod for name, pod in before.items() if name not in visible]
+    gone = record.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
+    now = [_pod_time(seen, record, pod, before.get(pod.name), as_of) for pod in pods]
+    now += [_closed(seen, record, pod, as_of) for pod in lost if pod.seconds is None]
+    return record.model_copy(update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)})
+
+
+def _pod_time(seen: Observation, record: AttemptUsage, pod: PodRecord, known: PodTime | None, as_of: str) -> PodTime:
+    if known and known.seconds is not None:
+        return known
+    start = seconds(record.start_time) or seen.now
+    found = known or PodTime(name=pod.name, bound_time=timestamp(_within(pod.bound_at or seen.now, start, seen.now)))
+    if pod.end is None and pod.phase not in ENDED_PHASES:
+        return found
+    told = pod.termination.held_seconds if pod.termination else None
+    if told is None:
+        return _closed(seen, record, found, as_of if known else found.bound_time)
+    least = pod_seconds(known, as_of) if known else 0.0
+    return _lasted(found, _within(told, least, max(least, seen.now - start)))
+
+
+def _closed(seen: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
+    """A pod that has ended without saying when: with its Job, which ends after it, held to what was seen of it."""
+    last = _last_end(seen, record.attempt) or seen.now
+    bound, held_until = seconds(pod.bound_time) or seen.now, seconds(as_of) or 0.0
+    return _lasted(pod, max(0.0, _within(last, held_until, seen.now) - bound))
+
+
+def _lasted(pod: PodTime, spent: float) -> PodTime:
+    return pod.model_copy(update={"seconds": round(spent, 3)})
+
+
+def _last_end(seen: Observation, attempt: int) -> Reported | None:
+    """When the attempt's Job ended, which its pods did before; None while it is not known."""
+    jobs = [*seen.earlier_jobs, *([seen.child] if seen.child else [])]
+    return next((one.ended_at for one in jobs if one.attempt == attempt), None)
+
+
+def _heard(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord]) -> AttemptUsage:
+    """The record with what rank 0 says of its time: the latest of all words is that of the longest time."""
+    for pod in pods:
+        end = pod.termination
+        if pod.index == 0 and end and end.reported and end.outcome.account:
+            record = _with_account(record, end.outcome.account)
+        if pod.index == 0 and end and end.held_seconds is not None and end.ran_seconds is not None:
+            record = record.model_copy(update={"lead_seconds": round(end.held_seconds - end.ran_seconds, 3)})
+    at = pull_time(seen)
+    first = next((pod for pod in record.pods if any(pod.name == one.name and one.index == 0 for one in pods)), None)
+    current = record.attempt == seen.job.status.attempt and not record.ended
+    if at is None or first is None or not current or at < (seconds(record.start_time) or 0.0):
+        return record
+    account = seen.pull.progress.account if seen.pull else None
+    if account is None:
+        return record
+    record = _with_account(record, account)
+    if first.seconds is not None:
+        return record
+    lead = max(0.0, at - (seconds(first.bound_time) or at) - account.clock.total)
+    known = record.lead_seconds
+    return record.model_copy(update={"lead_seconds": round(lead if known is None else min(known, lead), 3)})
+
+
+def pull_time(seen: Observation) -> float | None:
+    """When rank 0 said what it last said, by the operator's clock; None if it has not."""
+    return seen.now - max(0.0, seen.at - seen.pull.at) if seen.pull else None
+
+
+def _with_account(record: AttemptUsage, told: Account) -> AttemptUsage:
+    update: dict[str, object] = {"began_at": told.began_at or record.began_at}
+    if told.clock.total > record.clock.total:
+        update["clock"] = told.clock
+    if told.sealed.total > record.sealed.total:
+        update["sealed"] = told.sealed
+    return record.model_copy(update=update)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)

@@ -1,0 +1,125 @@
+"""Divides the time of the attempts' GPUs among its states, and sums it up: a function of the records alone.
+
+So the sums can be made again from a status by anybody, and a new operator comes to the same ones.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_api.timing import Clock
+from grpo_api.usage import AttemptUsage, GPUSeconds, PodTime, Usage, UsageSum
+
+from ..times import seconds
+
+SUCCEEDED = "Succeeded"
+_UNSAFE = ("generating", "scoring", "training", "saving")
+"""Parts that a restart has to do again, where no checkpoint has them."""
+HOUR = 3600.0
+
+
+def summed(usage: Usage) -> Usage:
+    """The usage with the sums that follow from its attempts."""
+    kept = kept_clocks(usage.attempts)
+    total, cost = usage.earlier.gpu_seconds, usage.earlier.cost
+    for record, clock in zip(usage.attempts, kept, strict=True):
+        part = divided(record, clock, usage.as_of)
+        total = total.plus(part)
+        cost = added_cost(cost, record, part)
+    held = round(total.held, 3)
+    sums: dict[str, Any] = {
+        "gpu_seconds": total,
+        "held_gpu_seconds": held,
+        "effective": f"{total.productive / held:.3f}" if held else "",
+        "cost": cost,
+    }
+    return usage.model_copy(update=sums)
+
+
+def merged(usage: Usage, count: int) -> Usage:
+    """The usage with its oldest records in the sum of those that have none."""
+    earlier, kept = usage.earlier, kept_clocks(usage.attempts)
+    for record, clock in zip(usage.attempts[:count], kept, strict=False):
+        part = divided(record, clock, usage.as_of)
+        earlier = UsageSum(
+            attempts=earlier.attempts + 1,
+            gpu_seconds=earlier.gpu_seconds.plus(part),
+            cost=added_cost(earlier.cost, record, part),
+        )
+    return usage.model_copy(update={"attempts": usage.attempts[count:], "earlier": earlier})
+
+
+def added_cost(cost: float | None, record: AttemptUsage, part: GPUSeconds) -> float | None:
+    """The cost with that of an attempt, to four decimals; an attempt without a price adds nothing."""
+    if record.gpu_hour_price is None:
+        return cost
+    return round((cost or 0.0) + part.held / HOUR * record.gpu_hour_price, 4)
+
+
+def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
+    """Of each attempt, its clock at the checkpoint up to which its work counts.
+
+    That is the last that it is known to have sealed, until a later attempt says which one it really went on from: the
+    operator may not have heard of the last one, a checkpoint may be damaged, and a rollback goes further back.
+    """
+    kept = [record.sealed for record in records]
+    for position, later in enumerate(records):
+        if later.began_at is None:
+            continue
+        source = later.began_at.attempt
+        same = [index for index in range(position) if records[index].attempt == source]
+        for index in range(position):
+            if index in same[-1:]:
+                kept[index] = later.began_at.clock
+            elif records[index].attempt > source:
+                kept[index] = Clock()
+    return kept
+
+
+def divided(record: AttemptUsage, kept: Clock, as_of: str) -> GPUSeconds:
+    """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs, and no more."""
+    wall = held_seconds(record, as_of) / record.nodes
+    told = _parts(record.clock)
+    safe = _parts(kept)
+    told = {part: max(spent, safe[part]) for part, spent in told.items()}
+    spent = sum(told.values())
+    if spent > wall:  # nobody can have worked longer than that: an impossible clock is taken as proportions
+        told = {part: value * wall / spent for part, value in told.items()}
+        safe = {part: value * wall / spent for part, value in safe.items()}
+        spent = wall
+    states = {**told, "lost": 0.0, "other": max(0.0, wall - spent)}
+    if record.ended and record.ended != SUCCEEDED:
+        states = _after_loss(states, safe, record.lead_seconds or 0.0)
+    return GPUSeconds(**{state: round(value * record.gpus, 3) for state, value in states.items()})
+
+
+def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -> dict[str, float]:
+    """The states of an attempt that did not succeed.
+
+    What rank 0 did not live to tell, it went on with what it was last heard to do.
+    """
+    trained = states["generating"] + states["scoring"] + states["training"] > 0.0
+    doing = "lost" if trained else next((part for part in ("proving", "loading") if states[part]), "other")
+    silent = max(0.0, states["other"] - lead)
+    states = {**states, "other": states["other"] - silent}
+    states[doing] += silent
+    for part in _UNSAFE:
+        redone = max(0.0, states[part] - safe[part])
+        states[part] -= redone
+        states["lost"] += redone
+    return states
+
+
+def held_seconds(record: AttemptUsage, as_of: str) -> float:
+    """Seconds of all of an attempt's pods until then."""
+    return record.gone_seconds + sum(pod_seconds(pod, as_of) for pod in record.pods)
+
+
+def pod_seconds(pod: PodTime, as_of: str) -> float:
+    """Seconds for which a pod has held its GPUs until then."""
+    if pod.seconds is not None:
+        return pod.seconds
+    return max(0.0, (seconds(as_of) or 0.0) - (seconds(pod.bound_time) or 0.0))
+
+
+def _parts(clock: Clock) -> dict[str, float]:
+    return clock.model_dump(by_alias=False)

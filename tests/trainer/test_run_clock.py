@@ -1,0 +1,63 @@
+"""The time of a process belongs to one part at each moment, and what it says of it is what a restart can count on."""
+
+from collections.abc import Callable
+
+import pytest
+
+from grpo_api.report import Outcome, Result
+from grpo_api.timing import Account, Beginning, Clock
+from grpo_trainer.gang.placement import Placement
+from grpo_trainer.process import recorder as recorders
+from grpo_trainer.process.outcome import make_outcome
+from grpo_trainer.process.recorder import Recorder
+from grpo_trainer.process.run_clock import RunClock
+from tests.trainer.test_process import PLAN
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the run's clock, which a test sets."""
+    time = [100.0]
+    monkeypatch.setattr(recorders, "RunClock", lambda: RunClock(lambda: time[0]))
+    return time
+
+
+def test_each_moment_belongs_to_one_part(now: list[float]) -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
+    story: tuple[tuple[float, Callable[[], None]], ...] = (
+        (10, lambda: recorder.stage("Loading")),
+        (20, lambda: recorder.stage("Proving")),
+        (3, lambda: recorder.resumed(8, 0.0, Beginning(attempt=2, clock=Clock(training=4)))),
+        (2, lambda: recorder.begin(8, 20)),
+        (1, lambda: recorder.phase("generate")),
+        (7, lambda: recorder.phase("reward")),
+        (4, lambda: recorder.phase("forward")),
+        (6, lambda: recorder.phase(None)),
+        (1, lambda: recorder.stage("Saving")),
+        (5, lambda: recorder.phase("forward")),
+        (2, lambda: recorder.saved(9, 7.0)),
+        (1, lambda: recorder.stage("Training")),
+        (9, lambda: recorder.stage("Exporting")),
+        (8, lambda: recorder.stage("Finished")),
+    )
+    for seconds, then in story:
+        now[0] += seconds
+        then()
+    told = recorder.progress.account
+    spent = Clock(loading=30, proving=5, generating=7, scoring=4, training=17, saving=16)
+    assert told == Account(
+        clock=spent,
+        sealed=spent.model_copy(update={"training": 8.0, "saving": 7.0}),
+        began_at=Beginning(attempt=2, clock=Clock(training=4)),
+    )
+    assert told is not None
+    assert told.clock.total == now[0] - 100.0
+    assert make_outcome(0, Result.SUCCEEDED, "done", recorder.progress).account == told
+
+
+def test_an_attempt_that_finds_the_work_done_counts_all_of_it(now: list[float]) -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
+    now[0] += 3
+    done = Account(clock=Clock(loading=10, training=50))
+    recorder.adopt(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))
+    assert recorder.progress.account == Account(clock=Clock(loading=3), began_at=Beginning(attempt=4, clock=done.clock))
