@@ -78,6 +78,24 @@ JOB_MEMORY_USABLE = Metric(
 )
 JOB_RESTARTS = Metric("grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB)
 
+JOB_GPU_SECONDS = Metric(
+    "grpo_job_gpu_seconds",
+    "gauge",
+    "GPU-seconds",
+    "What the job's GPUs were held for so far, by state; a gauge, for what is lost is taken out of other states.",
+    (*_JOB, "state"),
+)
+JOB_QUEUED_SECONDS = Metric(
+    "grpo_job_queued_seconds",
+    "gauge",
+    "seconds",
+    "Finished waits of the job for GPUs and before restarts.",
+    _JOB,
+)
+JOB_COST = Metric(
+    "grpo_job_cost", "gauge", "currency of the prices", "Cost of the GPUs so far; absent without a price.", _JOB
+)
+
 
 def _time_to(name: str, what: str) -> Metric:
     text = f"Time from a GRPOJob's creation until {what}, in its first attempt."
@@ -188,6 +206,9 @@ JOB = (
     JOB_MEMORY_MEASURED,
     JOB_MEMORY_RATIO,
     JOB_MEMORY_USABLE,
+    JOB_GPU_SECONDS,
+    JOB_QUEUED_SECONDS,
+    JOB_COST,
     JOB_PROGRESS_TIME,
     JOB_PATIENCE,
 )

@@ -92,6 +92,8 @@ class ExecutionPlan(Model):
     """Training processes of one pod."""
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """GPU product of every node, as its label says; empty for CPU."""
+    gpu_hour_price: Annotated[float, Field(ge=0)] | None = None
+    """Price of one of them for an hour, in the currency of the declared prices; absent where none is declared."""
     gpu_resource: Annotated[str, Field(max_length=128)] = "nvidia.com/gpu"
     """Extended resource that the pods request."""
     node_selector: Labels = Field(default_factory=dict)

@@ -17,6 +17,7 @@ COMMANDS = {
     "gpus": "list the GPU products that the planner knows, and their short names",
     "render": "print the objects that the operator would create",
     "status": "show one job on one screen",
+    "usage": "tell what became of the GPUs' time, and what it cost",
     "logs": "print the log of a rank",
 }
 INTERRUPTED = 130

@@ -76,7 +76,8 @@ class Operator:
         self._puller = ProgressPuller(
             self._targets, http_fetch(session), self._progressed, chosen.progress_interval, metrics.pulled
         )
-        self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=chosen.namespaces, resync=chosen.resync)
+        served, prices = chosen.namespaces, chosen.gpu_hour_prices
+        self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
         self._admission = AdmissionQueue(
             Gangs(caches),
             self.facts,
@@ -121,7 +122,7 @@ class Operator:
 
     def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken a status: events and metrics follow."""
-        self._recorder.record(job, job.status.conditions, new.conditions, now)
+        self._recorder.record(job, job.status.conditions, new.conditions, now, new.usage)
         self._metrics.wrote(job, new, now)
 
     def _facts_changed(self) -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
 from grpo_api.status import Condition, ConditionType
+from grpo_api.usage import Usage
 
 from .names import MANAGER
 from .reasons import Reason
 from .records import GRPOJobRecord
+from .texts import cut
 from .times import timestamp
 
 _TOLD = (
@@ -30,6 +32,10 @@ _WARN_WHEN_TRUE = (
     ConditionType.PROMPTS_DROPPED,
 )
 
+_ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+MAX_MESSAGE = 1024
+"""Characters of the longest message that the API server takes."""
+
 
 def telling_change(old: list[Condition], new: list[Condition]) -> Condition | None:
     """The condition whose change matters most; None when no status or reason changed."""
@@ -42,12 +48,14 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
     return next(iter(news), None)
 
 
-def event(job: GRPOJobRecord, condition: Condition, now: float) -> dict[str, Any]:
-    """A core/v1 Event that tells of a condition."""
+def event(job: GRPOJobRecord, condition: Condition, now: float, usage: Usage | None = None) -> dict[str, Any]:
+    """A core/v1 Event that tells of a condition; of the job's end, with what became of its GPUs."""
     rejected = condition.type == ConditionType.ADMITTED and condition.status == "False"
     warns = rejected or (condition.type in _WARN_WHEN_TRUE and condition.status == "True")
     about = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"
+    if usage and condition.type in _ENDS and condition.status == "True":
+        message = f"{cut(message, MAX_MESSAGE - len(usage.words) - 2)}; {usage.words}"
     return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
 
 
@@ -69,7 +77,7 @@ def _event(about: Mapping[str, str], kind: str, reason: str, message: str, now: 
         "involvedObject": {"apiVersion": API_VERSION, "kind": KIND, **about},
         "type": kind,
         "reason": reason,
-        "message": message[:1024],
+        "message": message[:MAX_MESSAGE],
         "source": {"component": MANAGER},
         "firstTimestamp": timestamp(now),
         "lastTimestamp": timestamp(now),

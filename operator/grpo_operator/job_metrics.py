@@ -21,6 +21,8 @@ from grpo_api.metrics import (
     JOB,
     JOB_ATTEMPTS,
     JOB_CONDITION,
+    JOB_COST,
+    JOB_GPU_SECONDS,
     JOB_INFO,
     JOB_MEMORY_MEASURED,
     JOB_MEMORY_PREDICTED,
@@ -29,6 +31,7 @@ from grpo_api.metrics import (
     JOB_PATIENCE,
     JOB_PHASE,
     JOB_PROGRESS_TIME,
+    JOB_QUEUED_SECONDS,
     JOB_RESTARTS,
     JOB_STEP,
     JOBS,
@@ -37,6 +40,7 @@ from grpo_api.metrics import (
 from grpo_api.patience import patience
 from grpo_api.report import Stage
 from grpo_api.status import ConditionType, GRPOJobStatus
+from grpo_api.usage import Usage
 
 from .content import typed_status
 from .names import ObjectKey
@@ -179,8 +183,19 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     yield JOB_RESTARTS, (), status.restarts
     if status.progress:
         yield JOB_STEP, (), status.progress.step
+    if status.usage:
+        yield from _of_usage(status.usage)
     if not job.ended:
         yield from _of_live(status)
+
+
+def _of_usage(usage: Usage) -> Iterator[Sample]:
+    for state, spent in usage.gpu_seconds:
+        if spent:
+            yield JOB_GPU_SECONDS, (state,), spent
+    yield JOB_QUEUED_SECONDS, (), usage.queued_seconds
+    if usage.cost is not None:
+        yield JOB_COST, (), usage.cost
 
 
 def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:

@@ -4,10 +4,14 @@ No other module reads arguments or the environment.
 """
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .decisions import Limits
+
+MAX_PRICE = 1e6
+"""The dearest GPU hour, as in the planner's inventory file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class Settings:
     workers: int = 4
     """Jobs that are worked on at a time. More only make requests wait for each other: in a burst the API server is the
     bottleneck, and the Job controller needs its share of it."""
+    gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes before it."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -56,6 +62,14 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         help="a gang that isn't bound whole by then is released",
     )
     parser.add_argument("--workers", type=int, default=default.workers, help="jobs that are worked on at a time")
+    parser.add_argument(
+        "--gpu-hour-price",
+        action="append",
+        type=_price,
+        default=[],
+        metavar="PRODUCT=PRICE",
+        help="price of one GPU of a product for an hour, such as NVIDIA-H100-80GB-HBM3=2.49 (may be repeated)",
+    )
     given = parser.parse_args(arguments)
     return Settings(
         namespaces=tuple(dict.fromkeys(given.namespace)),
@@ -68,6 +82,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         resync=given.resync_seconds,
         progress_interval=given.progress_seconds,
         workers=max(1, given.workers),
+        gpu_hour_prices=dict(given.gpu_hour_price),
         limits=Limits(scheduling=given.scheduling_timeout_seconds),
     )
 
@@ -77,3 +92,14 @@ def _positive(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 seconds")
     return value
+
+
+def _price(text: str) -> tuple[str, float]:
+    product, _, price = text.rpartition("=")
+    try:
+        value = float(price)
+    except ValueError:
+        value = math.nan
+    if not product or not 0.0 <= value <= MAX_PRICE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PRODUCT=PRICE with a price from 0 to {MAX_PRICE:.0f}")
+    return product, value

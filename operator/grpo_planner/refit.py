@@ -59,6 +59,7 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
             return plan.model_copy(
                 update={
                     "gpu_product": pool.label,
+                    "gpu_hour_price": pool.price or None,
                     "gpu_resource": pool.resource,
                     "node_selector": dict(pool.selector),
                     "memory": plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable}),

@@ -16,7 +16,7 @@ import yaml
 from grpo_api import metrics, training_metrics
 from grpo_cli.manifest import load_documents
 from grpo_codegen.crd import definition
-from grpo_operator import names
+from grpo_operator import names, settings
 from harness.programs.build import toolchain
 
 CHART = Path("charts/grpo-operator")
@@ -36,6 +36,7 @@ EVERYTHING = (
     "metrics.service.annotations.scrape=yes",
     "monitoring.dashboard.annotations.folder=GRPO",
     "monitoring.podMonitor.labels.release=prometheus",
+    "gpuHourPrices.NVIDIA-H100-80GB-HBM3=2.49",
     "extraArgs[0]=--workers=4",
     "extraEnv[0].name=TZ",
 )
@@ -98,6 +99,7 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("image.tagg=1", "additional properties 'tagg' not allowed"),
         ("metrics.port=80", "minimum"),
         ("logFormat=xml", "must be one of"),
+        ("gpuHourPrices.H100=-1", "minimum"),
         ("watchNamespaces={Bad_Name}", "does not match pattern"),
         ("crds.keep=maybe", "boolean"),
         ("image.repository=a b", "does not match pattern"),
@@ -140,6 +142,13 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     assert names_ == {f"{RELEASE}-grpo-operator-{part}" for part in ("inventory", "view", "edit")}
     arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert arguments[-2:] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_prices_become_flags_that_the_operator_reads() -> None:
+    documents = rendered("gpuHourPrices.NVIDIA-H100-80GB-HBM3=2.49", "gpuHourPrices.A10=1")
+    arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    given = [argument for argument in arguments if argument.startswith("--gpu-hour-price")]
+    assert settings.parse(given).gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A10": 1.0}
 
 
 def test_monitors_select_what_the_operator_labels() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.status import Condition
+from grpo_api.usage import GPUSeconds, Usage
 from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_operator.errors import Denied, Unavailable
 from grpo_operator.events import event, telling_change
@@ -135,6 +136,19 @@ def test_an_event_says_what_and_how_bad() -> None:
     assert body["involvedObject"]["uid"] == make_job().uid
     (refused, runs) = stated(Admitted=("False", "NoImage"), Running=("True", "AllPodsRunning"))
     assert [event(make_job(), one, NOW)["type"] for one in (refused, runs)] == ["Warning", "Normal"]
+
+
+def test_the_event_of_the_end_sums_up_what_became_of_the_gpus() -> None:
+    usage = Usage(as_of="2026-01-31T12:00:00Z", held_gpu_seconds=7200, effective="0.750", cost=5.0)
+    usage = usage.model_copy(update={"gpu_seconds": GPUSeconds(training=5400, lost=1800)})
+    (done,) = stated(Succeeded=("True", "Succeeded"))
+    words = "2.00 GPU-hours, effective 0.750: training 75 %, lost 25 %; cost 5.00"
+    assert event(make_job(), done, NOW, usage)["message"] == f"Succeeded=True: said; {words}"
+    long = done.model_copy(update={"message": "x" * 5000})
+    message = event(make_job(), long, NOW, usage)["message"]
+    assert (len(message), message.endswith(words)) == (1024, True)
+    (runs,) = stated(Running=("True", "AllPodsRunning"))
+    assert event(make_job(), runs, NOW, usage)["message"] == "Running=True: said"
 
 
 class Refusing:

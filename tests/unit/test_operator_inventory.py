@@ -127,6 +127,15 @@ def test_links_and_price_are_read_off_the_administrators_labels() -> None:
         assert (seen.node_gbps, seen.gpu_gbps, seen.gpu_hour_price) == (0, 0, 0), "a label can't be refused"
 
 
+def test_a_product_s_price_is_that_of_nodes_without_a_label() -> None:
+    (kind,), _ = cards(node_facts(node(GFD)))
+    prices = {kind.product: 3.5}
+    for label, wanted in (({}, 3.5), ({"grpo.dev/gpu-hour-price": "2.49"}, 2.49)):
+        facts = node_facts(node(GFD | label), prices)
+        assert planner_node(facts, kind, {}).gpu_hour_price == wanted
+    assert planner_node(node_facts(node(GFD), {"another": 1.0}), kind, {}).gpu_hour_price == 0
+
+
 def test_a_node_without_gpus_has_no_cards_and_no_warning() -> None:
     assert cards(node_facts(node({}, {}))) == ([], [])
 

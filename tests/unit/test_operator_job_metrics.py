@@ -116,6 +116,19 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_and_a_half_megabyt
     assert len(text) < 2.5e6
 
 
+def test_what_became_of_the_gpus_is_told_of_live_and_ended_jobs() -> None:
+    usage = {"asOf": at(-1), "gpuSeconds": {"training": 5400, "lost": 1800.5}, "queuedSeconds": 7, "cost": 5.25}
+    ended = active_status(phase="Failed", conditions=[condition("Failed")], completionTime=at(-1), usage=usage)
+    jobs = [live("runs", usage=usage), make_job(status=ended, name="over", uid="uid-over"), live("young")]
+    found = samples(jobs)
+    for name in ("runs", "over"):
+        told = {one.labels["state"]: one.value for one in found if one.name == "grpo_job_gpu_seconds"}
+        assert told == {"training": 5400, "lost": 1800.5}
+        assert of(found, "grpo_job_cost", grpojob=name) == [5.25]
+        assert of(found, "grpo_job_queued_seconds", grpojob=name) == [7]
+    assert not of(found, "grpo_job_cost", grpojob="young")
+
+
 def test_every_declared_family_has_its_help_and_kind_once() -> None:
     families = page([])
     assert [(one.name, one.documentation, one.type) for one in families] == [

@@ -34,13 +34,22 @@ from tests.unit.test_operator_queue import item, pods
 def test_flags_become_settings() -> None:
     line = "--namespace a --namespace b --namespace a --trainer-image t:1 --metrics-port 9 --workers 0"
     line += " --scheduling-timeout-seconds 60 --resync-seconds 7 --log-format text"
+    line += " --gpu-hour-price NVIDIA-H100-80GB-HBM3=2.49 --gpu-hour-price A=B=0"
     chosen = settings.parse(line.split())
+    assert chosen.gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A=B": 0.0}
     assert (chosen.namespaces, chosen.trainer_image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
     assert (chosen.limits.scheduling, chosen.resync, chosen.log_format, chosen.workers) == (60.0, 7.0, "text", 1)
 
 
 def test_without_flags_the_defaults_hold() -> None:
     assert settings.parse([]) == settings.Settings()
+
+
+@pytest.mark.parametrize("text", ["", "H100", "H100=", "=2", "H100=-1", "H100=nan", "H100=inf", "H100=1e7"])
+def test_a_price_is_a_number_of_a_product(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(["--gpu-hour-price", text])
+    assert "is not PRODUCT=PRICE with a price from 0 to 1000000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon"])

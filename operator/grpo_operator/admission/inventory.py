@@ -7,7 +7,8 @@ AMD's node labeller.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from grpo_api.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
 from grpo_api.running import PlacementSpec
@@ -35,6 +36,8 @@ class NodeFacts:
     """Ready and not cordoned."""
     taints: tuple[tuple[str, str, str], ...]
     """ObjectKey, value and effect of each taint that keeps pods away."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Prices of a GPU for an hour by product, as the operator was installed with; the node's label goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,8 @@ class PodFacts:
         return f"{self.namespace}/{self.grpojob or self.name}"
 
 
-def node_facts(item: object) -> NodeFacts:
-    """The facts of a Node object.
+def node_facts(item: object, prices: Mapping[str, float] = MappingProxyType({})) -> NodeFacts:
+    """The facts of a Node object; `prices` are those of GPUs by product.
 
     Raises:
         Unreadable: a field has a type that it can't have.
@@ -72,6 +75,7 @@ def node_facts(item: object) -> NodeFacts:
         offers=amounts(status.part("allocatable")),
         usable=status.condition("Ready").text("status") == "True" and not spec.flag("unschedulable"),
         taints=tuple(taint for taint in taints if taint[2] != "PreferNoSchedule"),
+        prices=prices,
     )
 
 
@@ -256,7 +260,7 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
         node_selector=kind.selector,
         node_gbps=_amount(node.labels, NODE_GBPS_LABEL),
         gpu_gbps=0.0 if kind.sliced else _amount(node.labels, GPU_GBPS_LABEL),
-        gpu_hour_price=_amount(node.labels, GPU_PRICE_LABEL),
+        gpu_hour_price=_amount(node.labels, GPU_PRICE_LABEL) or node.prices.get(kind.product, 0.0),
     )
 
 

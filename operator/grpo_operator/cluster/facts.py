@@ -12,8 +12,10 @@ After any other error before a first full LIST, and when nothing has been heard 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from ..admission.inventory import PodFacts, node_facts, pod_facts
@@ -113,9 +115,16 @@ class ClusterFacts:
     """Keeps the sights and makes snapshots of them."""
 
     def __init__(
-        self, cluster: Cluster, changed: Callable[[], None], *, namespaces: tuple[str, ...] = (), resync: float
+        self,
+        cluster: Cluster,
+        changed: Callable[[], None],
+        *,
+        namespaces: tuple[str, ...] = (),
+        prices: Mapping[str, float] = MappingProxyType({}),
+        resync: float,
     ) -> None:
-        """`namespaces` are those whose pods may be seen when the whole cluster's may not.
+        """`namespaces` are those whose pods may be seen when the whole cluster's may not; `prices` are those of a GPU
+        for an hour by product.
 
         `changed` hears when the next snapshot will be another than the last.
         """
@@ -127,7 +136,7 @@ class ClusterFacts:
         def sight(selection: Selection, parse: Callable[[Object], F]) -> Sight[F]:
             return Sight(cluster, selection, parse, self._changed, unreadables=self.unreadables, resync=resync)
 
-        self._nodes = sight(Selection(NODES), node_facts)
+        self._nodes = sight(Selection(NODES), partial(node_facts, prices=prices))
         self._pods = sight(Selection(PODS, fields=BOUND_PODS), pod_facts)
         self._priorities = sight(Selection(PRIORITY_CLASSES), _priority)
         self._pods_of = [sight(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]

@@ -58,6 +58,7 @@ def _committed(
         gpus=plan.gpus,
         nodes=plan.nodes,
         gpu_product=plan.gpu_product,
+        gpu_hour_price=plan.gpu_hour_price,
         start_time=new.attempt_start_time or timestamp(seen.now),
     )
     return [*records, fresh]

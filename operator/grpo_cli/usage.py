@@ -1,0 +1,127 @@
+"""`grpo usage`: what became of the GPUs' time of one job, of a namespace's or of all, and what it cost.
+
+The states are those of docs/usage.md. Jobs on CPUs hold no GPUs and are left out.
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from rich.text import Text
+
+from grpo_api.base import dotted
+from grpo_api.contract import GROUP, PLURAL
+from grpo_api.usage import GPUSeconds, Usage
+
+from . import kubectl
+from .errors import KubectlError, NotYet, OptionError
+from .terminal import console, show_table, table
+
+HOUR = 3600.0
+HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
+NUMBERS = HEADINGS[1:]
+TOTAL = "all"
+UNKNOWN = "-"
+
+
+class Row(NamedTuple):
+    """One job, or the sum of all."""
+
+    name: str
+    usage: Usage
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("name", nargs="?", help="name of the GRPOJob; unset: all of the namespace")
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="those of all namespaces")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="unset: table")
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Prints the jobs and their sum."""
+    if options.name and options.all_namespaces:
+        raise OptionError(f"--all-namespaces shows all jobs: leave {options.name} out, or name its namespace with -n")
+    rows = list(_rows(_found(options), with_namespace=options.all_namespaces))
+    if options.output == "json":
+        print(json.dumps({"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}, indent=2))
+        return 0
+    if not rows:
+        raise NotYet("no GRPOJob here has a status.usage: none has GPUs, or the operator has not looked at it yet")
+    shown = rows if len(rows) == 1 else [*rows, total(rows)]
+    wide = table(*HEADINGS, right=NUMBERS)
+    for row in shown:
+        wide.add_row(*_cells(row))
+    show_table(console(), wide, map(_stacked, shown))
+    if len(rows) == 1:
+        console().print(rows[0].usage.words)
+    return 0
+
+
+def total(rows: Sequence[Row]) -> Row:
+    """The sum of all jobs; its cost is that of jobs that have one."""
+    spent = GPUSeconds()
+    for row in rows:
+        spent = spent.plus(row.usage.gpu_seconds)
+    costs = [row.usage.cost for row in rows if row.usage.cost is not None]
+    usage = Usage(
+        as_of=max((row.usage.as_of for row in rows), default="1970-01-01T00:00:00Z"),
+        gpu_seconds=spent,
+        held_gpu_seconds=round(spent.held, 3),
+        effective=f"{spent.productive / spent.held:.3f}" if spent.held else "",
+        cost=round(sum(costs), 4) if costs else None,
+        queued_seconds=sum(row.usage.queued_seconds for row in rows),
+    )
+    return Row(TOTAL, usage)
+
+
+def _found(options: Namespace) -> list[dict[str, Any]]:
+    kind = f"{PLURAL}.{GROUP}"
+    if options.name:
+        return [kubectl.get(options, kind, options.name)]
+    items: list[dict[str, Any]] = kubectl.get(options, kind, *(["--all-namespaces"] * options.all_namespaces))["items"]
+    return items
+
+
+def _rows(items: Iterable[dict[str, Any]], *, with_namespace: bool) -> Iterable[Row]:
+    for item in items:
+        meta, told = item["metadata"], (item.get("status") or {}).get("usage")
+        if told:
+            name = f"{meta['namespace']}/{meta['name']}" if with_namespace else meta["name"]
+            yield Row(name, _usage(name, told))
+
+
+def _usage(name: str, told: object) -> Usage:
+    """The usage that a job's status tells.
+
+    Raises:
+        KubectlError: it is of a version that this one can't read.
+    """
+    try:
+        return Usage.model_validate(told, extra="ignore")
+    except ValidationError as error:
+        wrong = "; ".join(f"status.usage.{dotted(one['loc'])}: {one['msg']}" for one in error.errors())
+        raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error
+
+
+def _cells(row: Row) -> list[str]:
+    usage, spent = row.usage, row.usage.gpu_seconds
+    hours = (usage.held_gpu_seconds, spent.lost, spent.other, usage.queued_seconds)
+    held, lost, other, queued = (f"{seconds / HOUR:.1f}" for seconds in hours)
+    cost = UNKNOWN if usage.cost is None else f"{usage.cost:.2f}"
+    return [row.name, held, usage.effective or UNKNOWN, lost, other, queued, cost]
+
+
+def _stacked(row: Row) -> tuple[Text, ...]:
+    """The same below each other."""
+    name, *cells = _cells(row)
+    return Text(name, "bold"), Text(", ".join(f"{head} {cell}" for head, cell in zip(NUMBERS, cells, strict=True)))
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    usage = row.usage.model_dump(mode="json", exclude_none=True, exclude={"attempts", "earlier"})
+    return {"name": row.name, **usage}
