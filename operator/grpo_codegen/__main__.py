@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import acceptance, alerts, crd, dashboard, documents, planner
+from . import acceptance, alert_page, alerts, crd, dashboard, documents, planner
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +19,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/alerts.yaml": alerts.render,
     "charts/grpo-operator/files/dashboard.json": dashboard.render,
+    "docs/alerts.md": alert_page.render,
     "docs/metrics.md": documents.metrics,
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,
