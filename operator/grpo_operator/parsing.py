@@ -78,6 +78,15 @@ def job_record(item: object) -> JobRecord:
     )
 
 
+def _marked_not_ready(status: Part) -> bool:
+    """Whether the node controller has marked a pod because its kubelet fell silent.
+
+    It turns the status of Ready alone (MarkPodsNotReady); a kubelet gives a reason, such as a sidecar that isn't ready.
+    """
+    ready = status.condition("Ready")
+    return ready.text("status") == "False" and not ready.text("reason")
+
+
 def pod_record(item: object) -> PodRecord:
     """The record of a pod.
 
@@ -104,7 +113,7 @@ def pod_record(item: object) -> PodRecord:
         waiting=state.part("waiting").sentence(),
         unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
         bound_at=reported(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
-        node_lost="running" in state and status.condition("Ready").text("status") == "False",
+        node_lost="running" in state and _marked_not_ready(status),
         deleting="deletionTimestamp" in meta,
         end=pack_end(end) if end else None,
     )

@@ -125,14 +125,17 @@ def test_a_node_that_was_lost_after_an_admission_is_no_promise_broken() -> None:
     assert "of 4" in told(gang(70.0, 4, 0), gang(70.0, 4), history=history)
 
 
-def pod(history: History, name: str, attempt: int, *, told_to_end: bool = False, gpus: int = 0) -> None:
+def pod(
+    history: History, name: str, attempt: int, *, told_to_end: bool = False, gpus: int = 0, ready: str = "True"
+) -> None:
     metadata: dict[str, Any] = {"name": name, "uid": name, "annotations": {PLAN_ANNOTATION: "{}"}}
     metadata["labels"] = {LABEL_UID: "uid", LABEL_ATTEMPT: str(attempt)}
     if told_to_end:
         metadata["deletionTimestamp"] = "now"
     limits = {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
     spec = {"nodeName": "n", "containers": [{"resources": limits}]}
-    history.see("pods", {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}, 1.0)
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}
+    history.see("pods", {"metadata": metadata, "spec": spec, "status": status}, 1.0)
 
 
 def test_two_attempts_that_live_are_seen_until_one_is_told_to_end() -> None:
@@ -191,6 +194,16 @@ def test_restarts_are_held_against_what_failed() -> None:
     assert "attempts that surely failed: [1]" in audited(silent, ended(1, Result.OUT_OF_MEMORY))
     assert audited(silent, ended(1, Result.OUT_OF_MEMORY, sure=False)) == ""
     assert audited(silent, ended(1, Result.ERROR), Entry("uid", 1, Deed.DISRUPTED, at=0.0)) == ""
+
+
+def test_a_failure_beside_a_lost_pod_need_not_be_counted() -> None:
+    now = version(9, condition("Admitted"), attempt=2, restarts=0)
+    for marked, blamed in (("True", True), ("False", False)):
+        history, ledger = History(), Ledger()
+        history.jobs["uid"] = Job("uid", "team/job", [now])
+        pod(history, "one", 1, ready=marked)
+        ledger.intend(ended(1, Result.ERROR))
+        assert ("surely failed: [1]" in "; ".join(audit(history, ledger))) is blamed
 
 
 def test_rollbacks_are_held_against_what_diverged() -> None:

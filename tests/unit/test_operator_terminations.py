@@ -27,6 +27,7 @@ from tests.unit.operator_world import (
 )
 
 SUCCESS = said("Succeeded", step=12, message="done")
+UNREADY_SIDECAR = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
 TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 
 
@@ -187,6 +188,12 @@ CASES: dict[str, tuple[Observation, Action, str, bool]] = {
         Action.ADMIT,
         "Preempted",
         False,
+    ),
+    "a pod whose kubelet says why it is not ready is not lost": (
+        running(pod_that("Error"), make_pod(1, conditions=[UNREADY_SIDECAR])),
+        Action.ADMIT,
+        "Error",
+        True,
     ),
     "a node that is away for a moment is no end": (
         running(make_pod(0), make_pod(1, conditions=[{"type": "Ready", "status": "False"}])),

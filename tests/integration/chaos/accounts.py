@@ -124,6 +124,7 @@ def surely_failed(job: Job, ledger: Ledger) -> set[int]:
         for attempt in range(1, job.last.attempt)
         if (deeds := list(ledger.of(job.uid, attempt)))
         and all(one.counts and one.sure for one in deeds)
+        and str(attempt) not in job.lost
         and not _pods_told_to_end_first(job, attempt)
     }
 

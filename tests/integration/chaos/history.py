@@ -78,6 +78,8 @@ class Job:
     told_at: float | None = None
     """When its deletion was asked for."""
     gone_at: float | None = None
+    lost: set[str] = field(default_factory=set)
+    """Attempts with a pod that the node controller held for lost, as it also does with nodes that nobody struck."""
 
     @property
     def last(self) -> Version:
@@ -172,6 +174,10 @@ class History:
         )
         pod = self.pods.setdefault(metadata["uid"], fresh)
         pod.phase = found.get("status", {}).get("phase", "")
+        conditions = found.get("status", {}).get("conditions", [])
+        unready = any(one["type"] == "Ready" and one["status"] == "False" for one in conditions)
+        if unready and pod.phase == "Running" and pod.job in self.jobs:
+            self.jobs[pod.job].lost.add(pod.attempt)
         if spec.get("nodeName") and not pod.node:
             pod.node, pod.bound_at = spec["nodeName"], at
         if "deletionTimestamp" in metadata or gone:

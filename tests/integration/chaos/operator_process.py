@@ -109,7 +109,8 @@ class OperatorProcess:
     def complaints(self) -> Iterator[str]:
         """Lines of the log that no operator should write: errors, tracebacks, and what isn't a log line at all.
 
-        What kopf asks again after an error of the API server it tells as an error, too; that one is ours.
+        What kopf asks again it tells as an error, too: after one of the API server, that is ours, and where it was told
+        to end while it began.
         """
         if not self._log.exists():
             return
@@ -119,6 +120,7 @@ class OperatorProcess:
             except ValueError:
                 yield line
                 continue
-            again = fields.get("logger", "").startswith("kopf.") and "will retry" in fields.get("message", "")
+            told = fields.get("message", "")
+            again = fields.get("logger", "").startswith("kopf.") and ("will retry" in told or "will re-auth" in told)
             if "traceback" in fields or (fields.get("level") in ("error", "critical") and not again):
                 yield line
