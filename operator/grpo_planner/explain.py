@@ -95,7 +95,7 @@ def warnings(demand: Demand, option: Option) -> list[str]:
     if nodes > 1 and not hardware.node_network and not any("/" in name for name in asked):
         told.append(
             f"step times assume {option.place.per_node * hardware.network:.0f} GB/s between nodes, usual for these "
-            "GPUs, but the pods ask for no RDMA card (spec.resources.limits, examples/10-rdma-and-init.yaml), and no "
+            "GPUs, but the pods ask for no RDMA card (spec.resources.limits, examples/11-rdma-and-init.yaml), and no "
             f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of an inventory file): "
             "over TCP steps may take longer"
         )

@@ -18,6 +18,14 @@ def test_examples_are_numbered_without_gaps() -> None:
     assert all(re.fullmatch(r"[0-9]{2}-[a-z0-9-]+\.yaml", path.name) for path in EXAMPLES)
 
 
+def test_messages_name_examples_that_there_are() -> None:
+    root = EXAMPLES[0].parents[1]
+    sources = [*(root / "operator").rglob("*.py"), *(root / "trainer_image").rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r"examples/[\w-]+\.yaml", path.read_text())}
+    assert named
+    assert {name for name in named if not (root / name).exists()} == set()
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_parses_and_opens_with_a_comment(path: Path) -> None:
     (job,) = load_jobs(str(path))
