@@ -1,5 +1,6 @@
 """The model types that a plan calls exact are held to transformers' own classes and to PEFT, on the meta device."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,8 +93,10 @@ def test_adapters_are_those_of_peft(kind: str) -> None:
 
 
 def test_the_optimizers_state_is_that_of_the_adapted_modules() -> None:
-    from grpo_planner.memory.states import optimizer_state
+    from grpo_planner.memory.states import moments, optimizer_state
 
     shape = built("llama")[1]
     few = Setup(precision="bfloat16", prompt=8, completion=8, micro_batch=1, lora_rank=4, lora_targets=("q_proj",))
     assert optimizer_state(shape, few) == 8 * shape.layers * 4 * (shape.hidden + shape.query)
+    narrow = shape.layers * (moments(4 * shape.hidden) + moments(4 * shape.query))
+    assert optimizer_state(shape, replace(few, eight_bit=True)) == narrow
