@@ -136,8 +136,8 @@ class PlacementSpec(Model):
     objective: Literal["Balanced", "Fastest", "FewestGPUs", "Cheapest"] = "Balanced"
     """What the plan optimises. Balanced: one node where anything fits there, and more GPUs as long as they shorten a
     step at least as much as they raise its GPU-seconds; a step counts as 25 % longer where it fills more than 90 % of a
-    GPU, and as 10 % longer with an offloaded optimizer. Cheapest: the least price of a step, on nodes with the label
-    `grpo.dev/gpu-hour-price`. Among plans within 5 %, one with room on the GPU, except for Fastest. Unset: Balanced."""
+    GPU, and as 10 % longer with an offloaded optimizer. Cheapest: the least price of a step, on GPUs with a price
+    (docs/usage.md). Among plans within 5 %, one with room on the GPU, except for Fastest. Unset: Balanced."""
     queue_name: Name | None = None
     """Kueue LocalQueue; Kueue then admits the job. Unset: the operator admits it when its whole gang fits."""
     priority_class_name: Name | None = None

@@ -137,7 +137,8 @@ def said(result: str, **more: Any) -> str:
 
 
 def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
-    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner, by, uid."""
+    """A pod; without `state` it runs. Keywords: phase, node, deleted, conditions, reason, owner, by, arrived
+    (at its kubelet, by that one's clock)."""
     state = {"running": {}} if state is None else state
     phase = more.get("phase")
     if phase is None:
@@ -157,6 +158,8 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
     status: dict[str, Any] = {"phase": phase, "podIP": "10.0.0.7", "conditions": more.get("conditions", [])}
     if state:
         status["containerStatuses"] = [{"name": "trainer", "state": state}]
+    if "arrived" in more:
+        status["startTime"] = at(more["arrived"])
     if "reason" in more:
         status["reason"] = more["reason"]
     node = more.get("node", f"node-{index}")

@@ -26,8 +26,8 @@ Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 
 
 UNPRICED = (
-    f"has no price, which objective Cheapest needs: label its nodes with {GPU_PRICE_LABEL}, or set gpuHourPrice "
-    "in the inventory file"
+    f"has no price, which objective Cheapest needs: set the chart's gpuHourPrices, label its nodes with "
+    f"{GPU_PRICE_LABEL}, or set gpuHourPrice in the inventory file"
 )
 
 

@@ -1,0 +1,107 @@
+"""What single looks add to a job's usage: nothing while nothing happens, and each hold of GPUs once."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grpo_api.status import GRPOJobStatus
+from grpo_api.timing import Account, Clock
+from grpo_api.usage import AttemptUsage, Usage
+from grpo_operator.decisions import Action, Decision
+from grpo_operator.observe import Observation
+from grpo_operator.records import JobRecord, PodRecord
+from grpo_operator.status import to_json
+from tests.unit.operator_world import (
+    GPU_PLAN,
+    NOW,
+    active_status,
+    after,
+    at,
+    make_child,
+    make_job,
+    make_pod,
+    make_pull,
+    make_seen,
+    terminated,
+)
+
+GPUS = {"placement": {"accelerator": "GPU", "nodes": 2}}
+SIZE = {"gpus": 8, "nodes": 2}
+WAIT = Decision(Action.WAIT)
+GANG = (make_child(), make_pod(0), make_pod(1))
+
+
+def seen(status: dict[str, Any], *things: JobRecord | PodRecord, later: float = 0.0, **more: Any) -> Observation:
+    spec = {**GPUS, "placement": {**GPUS["placement"], **more.pop("placement", {})}}
+    return make_seen(make_job(spec, status), *things, now=NOW + later, **more)
+
+
+def told(status: GRPOJobStatus) -> Usage:
+    assert status.usage
+    return status.usage
+
+
+def running(**more: Any) -> GRPOJobStatus:
+    """The status after a gang of eight GPUs was seen to run, which was committed a minute ago."""
+    committed = after(seen(active_status(plan=GPU_PLAN), make_child(), **more), WAIT)
+    return after(seen(to_json(committed), *GANG, **more), WAIT)
+
+
+def test_a_job_on_cpus_has_no_usage() -> None:
+    assert after(make_seen(make_job(status=active_status()), *GANG), WAIT).usage is None
+
+
+def test_time_that_passes_is_no_news_and_a_finished_step_brings_it_up_to_date() -> None:
+    first = running()
+    quiet = after(seen(to_json(first), *GANG, later=500.0), WAIT)
+    assert quiet == first, "it costs no write"
+    pull = make_pull(ago=0, step=1, account=Account(clock=Clock(loading=30)))
+    usage = told(after(seen(to_json(first), *GANG, later=500.0, pull=pull), WAIT))
+    assert (usage.as_of, usage.held_gpu_seconds, usage.gpu_seconds.loading) == (at(500), 8 * 500.0, 8 * 30.0)
+
+
+@pytest.mark.parametrize(("jump", "seconds"), [(0.0, 700.0), (-500.0, 400.0), (3600.0, 1060.0), (-3600.0, 1000.0)])
+def test_a_node_whose_clock_is_set_meanwhile_can_not_leave_what_the_operator_saw(jump: float, seconds: float) -> None:
+    """It held its GPUs for 400 s at least, and not before its attempt began; an end before the begin tells nothing."""
+    status = to_json(after(seen(to_json(running()), *GANG, later=400.0, pull=make_pull(ago=0, step=1)), WAIT))
+    ended = [make_pod(index, state=terminated(1, clock=700.0 + jump), arrived=0.0) for index in (0, 1)]
+    usage = told(after(seen(status, make_child(), *ended, later=1000.0), WAIT))
+    assert [pod.seconds for pod in usage.attempts[0].pods] == [seconds, seconds]
+
+
+def test_an_attempt_that_kueue_takes_back_and_admits_again_is_counted_twice_and_waits_between() -> None:
+    placement = {"queueName": "team"}
+    first = running(placement=placement)
+    gone = after(seen(to_json(first), make_child(suspend=True), later=100.0, placement=placement), WAIT)
+    assert told(gone).waiting_since == at(100)
+    fresh = [replace(make_pod(index), key=replace_name(make_pod(index), "fghij")) for index in (0, 1)]
+    again = told(after(seen(to_json(gone), make_child(), *fresh, later=400.0, placement=placement), WAIT))
+    assert [(one.attempt, one.ended) for one in again.attempts] == [(1, "Preempted"), (1, "")]
+    assert (again.held_gpu_seconds, again.queued_seconds, again.waiting_since) == (800.0, 300.0, None)
+
+
+def replace_name(pod: PodRecord, suffix: str) -> Any:
+    return pod.key._replace(name=f"{pod.key.name[:-5]}{suffix}")
+
+
+def test_pods_that_only_say_that_they_are_the_jobs_are_not_counted() -> None:
+    stranger = make_pod(0, attempt=1, by="somebody")
+    status = {**to_json(running()), "attempt": 2, "jobUid": "job-2"}
+    usage = told(after(seen(status, make_child(2), stranger, make_pod(1, attempt=1)), WAIT))
+    names = {pod.name for one in usage.attempts for pod in one.pods}
+    assert names == {pod.name for pod in GANG[1:] if isinstance(pod, PodRecord)}, "only those that were known"
+
+
+def test_many_attempts_have_few_records_and_the_same_sums() -> None:
+    records = [
+        AttemptUsage(
+            attempt=number, gpus=8, nodes=2, start_time=at(0), ended="Error", gone_seconds=10, gpu_hour_price=2.0
+        )
+        for number in range(1, 9)
+    ]
+    status = active_status(9, plan=GPU_PLAN, usage=Usage(as_of=at(0), attempts=records).model_dump(mode="json"))
+    usage = told(after(seen(status, make_child(9)), WAIT))
+    assert [one.attempt for one in usage.attempts] == [4, 5, 6, 7, 8, 9]
+    assert (usage.earlier.attempts, usage.held_gpu_seconds) == (3, 8 * 40.0)
+    assert usage.cost == pytest.approx(8 * 40.0 / 3600 * 2.0, abs=1e-3)
