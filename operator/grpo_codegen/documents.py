@@ -21,6 +21,7 @@ Names that begin with `controller_runtime_`, `workqueue_` and `rest_client_` mea
 written in Go, so that their dashboards work: `controller="grpojob"`, `name="grpojob"`. Both exporters also have the
 usual `process_*`.
 Counters begin at 0 with the process, or the attempt, that counts: read them by `rate` and `increase`.
+What is alerted on is in [alerts.md](alerts.md).
 """
 
 

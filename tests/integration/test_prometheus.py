@@ -1,6 +1,7 @@
 """The real Prometheus reads what operator and trainer export, and its own tool agrees with names and units."""
 
 import json
+import re
 import subprocess
 import urllib.parse
 import urllib.request
@@ -13,13 +14,14 @@ import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
 from grpo_api import training_metrics
+from grpo_api.metrics import TIMES_TO
 from grpo_api.report import Progress
 from grpo_trainer.telemetry.collector import ProgressCollector
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
 from harness.programs.prometheus import program
-from tests.integration.operator_bench import Bench, operating
+from tests.integration.operator_bench import Bench, OperatorThread, operating
 
 SECONDS = 60.0
 
@@ -114,3 +116,22 @@ def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zer
             assert query(address, "grpo_training_reward_by_function") == [0.5]
             assert query(address, 'grpo_training_memory_bytes{step_phase="generate"}') == [1e9]
             assert query(address, "min(up)") == [1.0]
+
+
+def milestones(operator: OperatorThread) -> list[float]:
+    """How many jobs' first attempts this operator has seen admitted, scheduled and running."""
+    text = operator.page("metrics")[1]
+    found = [re.search(rf"^{metric.name}_count ([0-9.]+)$", text, re.MULTILINE) for metric in TIMES_TO[:3]]
+    return [float(one[1]) if one else -1.0 for one in found]
+
+
+def test_an_operator_that_starts_anew_counts_no_milestone_twice(grpo_cluster: Cluster) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as first:
+        bench.submit()
+        bench.wait_running()
+        until("the milestones", lambda: milestones(first) == [1.0, 1.0, 1.0], SECONDS)
+    looked = 'controller_runtime_reconcile_total{controller="grpojob",result='
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as second:
+        until("a look at the job", lambda: looked in second.page("metrics")[1], SECONDS)
+        assert milestones(second) == [0.0, 0.0, 0.0]
