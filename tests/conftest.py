@@ -7,7 +7,15 @@ from hypothesis import settings
 
 from tests import generated  # noqa: F401  registers the profiles
 
-LONGEST = ("test_chaos", "test_memory_truth", "test_reference_gang", "test_worker", "test_resume", "test_resume_exact")
+LONGEST = (
+    "test_chaos",
+    "test_memory_truth",
+    "test_memory_ranks",
+    "test_reference_gang",
+    "test_worker",
+    "test_resume",
+    "test_resume_exact",
+)
 """Files that take a minute or more. Whichever process is free gets the next file, so the long ones must come first."""
 
 settings.load_profile("test")  # `--hypothesis-profile` replaces it

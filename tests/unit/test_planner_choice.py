@@ -102,7 +102,9 @@ def test_a_moving_reference_excludes_the_adapter() -> None:
 
 def test_pins_that_exclude_one_another_are_rejected() -> None:
     job = spec(QWEN_7B, reference__strategy="Sharded", training__optimizer="AdamW8bit")
-    assert result(job, nodes(1, 8, H100)).reason == PlanReason.INVALID_COMBINATION
+    answer = result(job, nodes(1, 8, H100))
+    assert answer.reason == PlanReason.INVALID_COMBINATION
+    assert "bitsandbytes can't keep embeddings and small tensors in 32 bits" in answer.message
 
 
 def test_pins_are_obeyed() -> None:

@@ -97,6 +97,40 @@ def test_loading_under_zero_3_holds_a_whole_module_or_the_optimizers_first_gradi
     assert states.live_parameters(experts, setup) > 2 * 3 * 128 * 4096 * 1536
 
 
+def test_zero_2_has_whole_gradients_of_the_tensors_that_lie_across_partitions() -> None:
+    """On 64 GPUs a partition of 7B is smaller than the embedding, and every rank with a piece of that has the whole."""
+    setup = of_length("bfloat16", 64, world=64, zero=2)
+    share = 2 * BIG.parameters / 64
+    assert states.gradients(BIG, setup) > 2 * BIG.head > share
+    assert states.step_buffers(BIG, setup) == states.gradients(BIG, setup) + 4 * share
+
+
+def test_zero_2_with_offload_keeps_large_gradients_until_a_micro_batch_is_over() -> None:
+    """Of a micro-batch before the last; those that fit into a bucket (Qwen2.5's keys and values) are part of it."""
+    setup = of_length("bfloat16", 64, world=2, zero=2, offload=True, accumulation=2)
+    kept = states.kept_gradients(BIG, setup)
+    assert 0.4 * 2 * BIG.parameters < kept < 0.55 * 2 * BIG.parameters
+    assert states.kept_gradients(BIG, replace(setup, accumulation=1)) == 0
+    once, twice = (predict(BIG, replace(setup, accumulation=steps)).phases["backward"] for steps in (1, 2))
+    assert twice - once == pytest.approx(kept - states.gradient_norm(BIG, setup), rel=0.1)
+
+
+def test_zero_3_gathers_ahead_unless_generation_gathers_nothing() -> None:
+    setup = of_length("bfloat16", 64, world=8, zero=3)
+    down = BIG.hidden * BIG.intermediate
+    assert states.gathering(BIG, setup) == pytest.approx(2 * (0.9 * BIG.hidden**2 + down))
+    assert states.gathering(BIG, replace(setup, gather=False)) == 0
+    experts = catalogue.shapes()["qwen3-30b-a3b"]
+    assert states.gathering(experts, setup) == 2 * 128 * 3 * 2048 * 768, "all experts of a layer come together"
+
+
+def test_a_sharded_reference_keeps_embedding_and_head_gathered() -> None:
+    setup = of_length("bfloat16", 64, world=8, zero=3, reference="Sharded")
+    assert states.reference_weights(BIG, setup) == 2 * BIG.parameters / 8 + 2 * 2 * BIG.head
+    tied = catalogue.shapes()["qwen2.5-0.5b"]
+    assert states.reference_weights(tied, setup) == 2 * tied.parameters / 8 + 2 * tied.head
+
+
 def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:
     setup = of_length("bfloat16", 64)
     assert predict(BIG, setup).phases["reference"] == predict(BIG, setup).static

@@ -8,7 +8,7 @@ from ..model.shapes import Shape
 from . import attention, experts
 from .activations import cast_cache, gate_adapted, inner
 from .setup import Setup
-from .states import live_parameters
+from .states import gathered_parameters, live_parameters
 
 
 def gathered_policy(shape: Shape, setup: Setup) -> float:
@@ -20,7 +20,7 @@ def gathered_policy(shape: Shape, setup: Setup) -> float:
         return 0
     if not setup.gather:
         return live_parameters(shape, setup)
-    return setup.weight_bytes * shape.parameters
+    return setup.weight_bytes * gathered_parameters(shape, setup)
 
 
 def cached_positions(shape: Shape, tokens: int) -> int:

@@ -5,7 +5,6 @@ Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import pairwise
 
 from grpo_api.quantity import GIB
@@ -13,7 +12,7 @@ from grpo_api.quantity import GIB
 from ..model.shapes import Shape
 from . import states
 from .setup import Setup
-from .tensors import largest_trained, trained_matrices, trained_vectors
+from .tensors import fullest_rank, largest_trained, trained_matrices, trained_vectors
 
 PROCESS = round(3 * GIB)
 """Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
@@ -25,8 +24,9 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     """Host memory of one pod with so many processes.
 
     Loading holds the weights once per process, before the optimizer's state is made; an offloaded reference holds its
-    weights. Under ZeRO-3 a process holds its partition and a few modules, and rank 0, which may be in any pod, the
-    whole model besides: all files while it loads, and what it writes when it saves, then beside the offloaded state.
+    weights. Saving under ZeRO-2 copies them to the host on every rank, beside the offloaded state (accelerate's
+    get_state_dict). Under ZeRO-3 a process holds its partition and a few modules, and rank 0, which may be in any pod,
+    the whole model besides: all files while it loads, and what it writes when it saves.
     """
     whole = shape.parameters * setup.weight_bytes
     partition = whole / setup.world + 3 * shape.largest_module * setup.weight_bytes
@@ -35,7 +35,9 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     if setup.reference == "Offload":
         reference = whole / setup.world if setup.zero == 3 else whole
     first = whole if setup.zero == 3 else 0
-    return round(first + processes * (PROCESS + max(loading, offloaded_state(shape, setup)) + reference))
+    saving = whole if setup.zero == 2 else 0
+    state = offloaded_state(shape, setup) + saving
+    return round(first + processes * (PROCESS + max(loading, state) + reference))
 
 
 def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
@@ -71,25 +73,7 @@ def accumulated(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     """
     vectors = 2 * setup.weight_bytes * trained_vectors(shape, setup.lora_rank)
     matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
-    return _fullest_rank(matrices, setup.weight_bytes, setup.world, size) + vectors
-
-
-@lru_cache(maxsize=512)
-def _fullest_rank(matrices: tuple[int, ...], weight_bytes: int, world: int, size: Callable[[int], int]) -> int:
-    """Pinned bytes of the matrices on the rank that has most.
-
-    A tensor that lies across partitions has a buffer of its whole size on every rank that has a piece of it. Kept, as
-    it goes through all tensors, and many methods and fixes ask for the same.
-    """
-    own = -(-sum(matrices) // world)
-    ranks = [0] * world
-    end = 0
-    for elements in matrices:
-        start, end = end, end + elements
-        buffer = size(weight_bytes * elements)
-        for rank in range(start // own, (end - 1) // own + 1):
-            ranks[rank] += buffer
-    return max(ranks)
+    return fullest_rank(matrices, setup.weight_bytes, setup.world, size, 0) + vectors
 
 
 def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:

@@ -54,6 +54,10 @@ class StateBytes:
     """Parameters gathered while computing."""
     gradients: float
     """All gradients of this rank once a micro-batch is over."""
+    passing: float
+    """Buckets of gradients, and gradients larger than one, during a backward pass."""
+    kept: float
+    """Gradients that are offloaded and yet stay until a backward pass is over."""
     step: float
     """What the optimizer's step adds."""
 
@@ -97,8 +101,7 @@ class Predictor:
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
         """Peaks of all phases; `scoring` is the temporaries of the reward models' forward pass, in bytes."""
         shape, passes, state = self._shape, self._passes_of(setup), self._states_of(setup)
-        # A first micro-batch without ZeRO finds no gradients; partitions and accumulated ones are there before it.
-        waiting = state.gradients if setup.accumulates or setup.partitions else 0
+        waiting = state.gradients if setup.accumulates else 0
         static = state.static + self._resident
         generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
         peaks = {
@@ -106,7 +109,7 @@ class Predictor:
             "generate": max(generated, scoring),
             "reference": state.live + reference_peak(shape, setup, passes),
             "forward": state.live + waiting + passes.forward,
-            "backward": state.live + backward_peak(shape, setup, passes, waiting, state.gradients),
+            "backward": state.live + backward_peak(shape, setup, passes, waiting, state),
             "step": state.step,
         }
         return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
@@ -117,7 +120,7 @@ class Predictor:
     def _states_of(self, setup: Setup) -> StateBytes:
         key = (
             setup.precision, setup.world, setup.zero, setup.offload, setup.lora_rank, setup.lora_targets,
-            setup.eight_bit, setup.reference, setup.accumulates,
+            setup.eight_bit, setup.reference, setup.accumulates, setup.gather,
         )  # fmt: skip
         if key not in self._states:
             self._states[key] = state_bytes(self._shape, setup)
@@ -154,8 +157,10 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
         static=static,
         # The weights are loaded before there is an optimizer; ZeRO-3 makes its moments when all else is there.
         loading=max(states.loading(shape, setup) - static, states.first_gradients(shape, setup)),
-        live=states.live_parameters(shape, setup),
+        live=states.live_parameters(shape, setup) + states.gathering(shape, setup),
         gradients=gradients,
+        passing=states.passing_buckets(shape, setup) + states.passing_gradients(shape, setup),
+        kept=states.kept_gradients(shape, setup),
         # ZeRO's own buffers include the gradients; without ZeRO fused AdamW works in place on all of them.
         step=states.step_buffers(shape, setup) if setup.zero else gradients,
     )
@@ -195,20 +200,21 @@ def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
     return live + states.visiting_reference(shape, setup) + passes.scoring + (passes.casts if own_pass else 0)
 
 
-def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float, all_gradients: float) -> float:
+def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float, state: StateBytes) -> float:
     """The highest of four moments: the head's backward, the top layer's, the bottom layer's, the embedding's.
 
     From the top down activations go and gradients come, so the peak is at an end: at the top where activations weigh
     more (many tokens), at the bottom where gradients do (a big model without ZeRO). Which gradients are there depends
-    on the micro-batch. In a first one without ZeRO ("fresh") each is made and stays. Later ones, and partitions, are
-    added to: a new gradient lives only until it is added, so there is one at a time beside those that wait.
+    on the micro-batch. In a first one without ZeRO ("fresh") each is made and stays. Later ones are added to: a new
+    gradient lives only until it is added, so there is one at a time beside those that wait. ZeRO-2 makes a second
+    partition for each micro-batch as soon as a gradient has been reduced, and adds it at the end.
 
     Args:
         shape: the policy's shape.
         setup: the run's settings.
         passes: its passes.
         waiting: gradients that were there before this micro-batch.
-        all_gradients: all gradients of this rank once the micro-batch is over.
+        state: what lives from step to step.
 
     Returns:
         Bytes beside states and gathered parameters.
@@ -219,22 +225,25 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
     # A tied matrix gets its gradient in two parts: the head's waits through all layers for the embedding's.
     tied = head_gradient if shape.tied else 0
     down = act.first_gradient(shape, setup)
+    reduced = waiting + (state.gradients if setup.partitions else 0) + state.passing
     if fresh:
         # At the bottom layer all but two are made: the input embedding's, unless it is the head's, and the rest of the
         # layer's own after its down projection.
         later = 0 if shape.tied else head_gradient
         rest = shape.layer_matrices * matrix - down
-        done = all_gradients - later - rest
+        done = state.gradients - later - rest
     else:
-        done = waiting + down + tied
+        done = reduced + down + tied
     # At the embedding its gradient is made whole, V * h, beside the tied head's part or beside the one it is added to.
     pending = tied + (0 if fresh else head_gradient)
-    # An offloaded gradient leaves the GPU when the next ones are there, and its norm is taken before it does.
+    # An offloaded gradient leaves the GPU when the next ones are there, and its norm is taken before it does, in the
+    # last micro-batch; in those before it none leaves.
     norm = states.gradient_norm(shape, setup) if setup.offload else 0
     leaving = norm + head_gradient if norm else 0
     return max(
         waiting + passes.at_head,
-        waiting + max(leaving, head_gradient if fresh else tied) + passes.at_top,
-        done + passes.at_bottom,
-        (waiting if setup.partitions or setup.lora else all_gradients) + pending + passes.at_embedding + norm,
-    )
+        reduced + max(leaving, head_gradient if fresh else tied) + passes.at_top,
+        done + state.kept + passes.at_bottom,
+        (reduced if setup.partitions or setup.lora else state.gradients)
+        + pending + passes.at_embedding + max(norm, state.kept),
+    )  # fmt: skip

@@ -1,12 +1,12 @@
 """Terms of the memory model that live through the whole run: weights, gradients, optimizer state, reference, buffers.
 
-Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16; the ZeRO rows were measured as live
-storages of the real DeepSpeed engine on two gloo ranks. All results are bytes on one GPU.
+Sources: ZeRO paper (Rajbhandari et al. 2020), DeepSpeed 0.19.8, TRL 1.16; the ZeRO rows are held to live engines on
+gloo ranks (tests/trainer/test_memory_ranks.py). All results are bytes on one GPU.
 """
 
 from ..model.shapes import Shape
 from .setup import Setup
-from .tensors import largest_trained
+from .tensors import fullest_rank, largest_in_layer, largest_trained, trained_matrices, trained_vectors
 
 MAX_LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters."""
@@ -17,6 +17,8 @@ SMALL_TENSOR = 4096
 BLOCK = 256
 """Elements that share one float32 scale in a moment of 8-bit AdamW (bitsandbytes)."""
 
+PREFETCH = 0.9
+"""Share of hidden**2 elements that ZeRO-3 gathers ahead (transformers' `auto` for stage3_prefetch_bucket_size)."""
 NORM_CHUNK = 250_000_000
 """Elements that ZeRO-3 copies to float64 at a time for a gradient's norm (_constant_buffered_norm2)."""
 PROOF_CHUNK = 1 << 24
@@ -74,9 +76,14 @@ def moments(elements: int) -> int:
 
 
 def reference_weights(shape: Shape, setup: Setup) -> float:
-    """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None: nothing stays."""
+    """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None: nothing stays.
+
+    An engine of ZeRO-3's that never trains keeps embedding and head gathered: what a forward pass reaches from outside
+    of its module is an external parameter to DeepSpeed, which only an optimizer's step partitions again.
+    """
     whole = shape.parameters * setup.weight_bytes
-    return {"Clone": whole, "Sharded": whole / setup.world}.get(setup.reference, 0)
+    gathered = shape.head * (1 if shape.tied else 2) * setup.weight_bytes if setup.zero == 3 else 0
+    return {"Clone": whole, "Sharded": whole / setup.world + gathered, "Offload": gathered}.get(setup.reference, 0)
 
 
 def visiting_reference(shape: Shape, setup: Setup) -> float:
@@ -87,17 +94,44 @@ def visiting_reference(shape: Shape, setup: Setup) -> float:
 
 
 def gradients(shape: Shape, setup: Setup) -> float:
-    """Gradients that wait for the optimizer after a micro-batch.
+    """Gradients that wait for the next micro-batch, or for the optimizer.
 
-    All of them without ZeRO; under ZeRO-2 this rank's partition, twice when a second micro-batch is added to it. ZeRO-3
-    keeps one flat partition for good (permanent_gradients); offloaded ones are in host memory.
+    All of them without ZeRO; under ZeRO-2 those of this rank's partition (partition_gradients). ZeRO-3 keeps one flat
+    partition for good (permanent_gradients); offloaded ones are in host memory.
     """
     trained = trained_parameters(shape, setup)
     if not setup.partitions:
         return trained * trained_bytes(setup)
-    if setup.zero == 3 or setup.offload:
+    return 0 if setup.zero == 3 or setup.offload else partition_gradients(shape, setup, 0)
+
+
+def partition_gradients(shape: Shape, setup: Setup, least: int) -> float:
+    """ZeRO-2's gradients on the rank that has most, of tensors with `least` elements or more.
+
+    Whole tensors: one that lies across partitions is there on each of their ranks (copy_grads_in_partition).
+    """
+    matrices = trained_matrices(shape, setup.lora_rank, setup.lora_targets)
+    vectors = 0 if least else trained_vectors(shape, setup.lora_rank)
+    return fullest_rank(matrices, setup.weight_bytes, setup.world, int, least) + setup.weight_bytes * vectors
+
+
+def kept_gradients(shape: Shape, setup: Setup) -> float:
+    """Offloaded by ZeRO-2, gradients of this rank that stay on the GPU until a micro-batch before the last is over.
+
+    Their copies on the host are added to (async_accumulate_grad_in_cpu_via_gpu), and they are dropped with all others
+    at the end (zero_grad). Those that fit into a bucket are part of that, larger ones are not.
+    """
+    if setup.zero != 2 or not (setup.offload and setup.accumulates):
         return 0
-    return trained * setup.weight_bytes / setup.world * (2 if setup.accumulates else 1)
+    return partition_gradients(shape, setup, shape.hidden**2 + 1)
+
+
+def passing_gradients(shape: Shape, setup: Setup) -> float:
+    """ZeRO-2's gradient of a layer that is larger than a bucket: held until the next comes, beside that."""
+    largest = largest_in_layer(shape)
+    if setup.zero != 2 or setup.lora or largest <= shape.hidden**2:
+        return 0
+    return setup.weight_bytes * largest
 
 
 def permanent_gradients(shape: Shape, setup: Setup) -> float:
@@ -108,13 +142,18 @@ def permanent_gradients(shape: Shape, setup: Setup) -> float:
 
 
 def reduction_buckets(shape: Shape, setup: Setup) -> float:
-    """ZeRO's reduce bucket of hidden**2 elements (transformers' `auto`), two of them in ZeRO-2; DDP's flat buckets.
+    """What stays of buckets: ZeRO-3's of hidden**2 elements (transformers' `auto`), DDP's flat buckets.
 
     DDP keeps one more copy of all gradients, as gradient_as_bucket_view is off by default.
     """
     if setup.zero:
-        return 0 if setup.lora else shape.hidden**2 * setup.weight_bytes * (2 if setup.zero == 2 else 1)
+        return shape.hidden**2 * setup.weight_bytes if setup.zero == 3 else 0
     return trained_parameters(shape, setup) * trained_bytes(setup) if setup.world > 1 else 0
+
+
+def passing_buckets(shape: Shape, setup: Setup) -> float:
+    """ZeRO-2's two buckets of hidden**2 elements, which it makes for every backward pass (setup_buckets)."""
+    return 2 * shape.hidden**2 * setup.weight_bytes if setup.zero == 2 else 0
 
 
 def offload_buffer(shape: Shape, setup: Setup) -> float:
@@ -134,7 +173,32 @@ def live_parameters(shape: Shape, setup: Setup) -> float:
     """
     if setup.zero != 3:
         return 0
-    return setup.weight_bytes * min(shape.parameters, MAX_LIVE_PARAMETERS + shape.largest_module)
+    return setup.weight_bytes * min(gathered_parameters(shape, setup), MAX_LIVE_PARAMETERS + shape.largest_module)
+
+
+def gathered_parameters(shape: Shape, setup: Setup) -> int:
+    """Parameters of the whole policy, its adapter's among them."""
+    return shape.parameters + (trained_parameters(shape, setup) if setup.lora else 0)
+
+
+def gathering(shape: Shape, setup: Setup) -> float:
+    """Flat buffers that ZeRO-3 gathers several parameters into, beside what it copies out of them.
+
+    All experts of a layer come together. Ahead of the computation it gathers the prefetch bucket and the parameter
+    that fills it; where generation doesn't gather, nothing ahead (the trainer's settings.py).
+    """
+    if setup.zero != 3:
+        return 0
+    ahead = PREFETCH * shape.hidden**2 + largest_in_layer(shape) if setup.gather else 0
+    return setup.weight_bytes * max(shape.experts * shape.expert_matrices, ahead)
+
+
+def persistent_parameters(shape: Shape, setup: Setup) -> float:
+    """Norms and biases, which ZeRO-3 keeps whole on every rank (below its persistence threshold of 10 * hidden).
+
+    Twice: after a step they are gathered anew.
+    """
+    return 2 * setup.weight_bytes * trained_vectors(shape, 0) if setup.zero == 3 else 0
 
 
 def gradient_norm(shape: Shape, setup: Setup) -> float:
@@ -150,29 +214,32 @@ def gradient_norm(shape: Shape, setup: Setup) -> float:
 
 
 def step_buffers(shape: Shape, setup: Setup) -> float:
-    """What ZeRO's optimizer step holds: gradients averaged, flattened and copied to float32 (measured).
+    """What ZeRO's optimizer step holds: gradients averaged, flattened, and copied to float32 (measured).
 
-    8 bytes per parameter and rank under ZeRO-2, its gradients among them; 6 per parameter of one sub-group under
-    ZeRO-3, whose gradients are permanent. Before it one gradient's norm, beside ZeRO-2's gradients. Fused AdamW without
-    ZeRO needs none.
+    Under ZeRO-2 this rank's gradients, flat and in float32; under ZeRO-3, whose gradients are permanent, flat and in
+    float32 those of one sub-group. Before it one gradient's norm. Fused AdamW without ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0
     own = trained_parameters(shape, setup) / setup.world
+    flat = setup.weight_bytes + (4 if setup.weight_bytes == 2 else 0)
     norm = gradient_norm(shape, setup)
-    return max(6 * min(own, SUB_GROUP), norm) if setup.zero == 3 else max(8 * own, gradients(shape, setup) + norm)
+    if setup.zero == 3:
+        return max(flat * min(own, SUB_GROUP), norm)
+    return gradients(shape, setup) + max(flat * own, norm)
 
 
 def loading(shape: Shape, setup: Setup) -> float:
     """Before the optimizer exists: weights, the reference where it is first put, and what the proof compares at a time.
 
     An offloaded reference is wrapped on the GPU before it goes to the host, beside the policy. ZeRO-3 makes and fills a
-    module whole, then has its partition beside it; partitions of an offloaded reference never stay on the GPU.
+    module whole, then has its partition beside it; partitions of an offloaded reference never stay on the GPU. ZeRO-2
+    copies all weights into one flat tensor, on the GPU where it has room for it.
     """
     whole = shape.parameters * setup.weight_bytes
     wrapped = whole if setup.reference == "Offload" and setup.zero != 3 else reference_weights(shape, setup)
-    module = 2 * setup.weight_bytes * shape.largest_module if setup.zero == 3 else 0
-    return weights(shape, setup) + wrapped + module + PROOF_CHUNK * (setup.weight_bytes + 1)
+    again = {2: whole, 3: 2 * setup.weight_bytes * shape.largest_module}.get(setup.zero, 0)
+    return weights(shape, setup) + wrapped + again + PROOF_CHUNK * (setup.weight_bytes + 1)
 
 
 def first_gradients(shape: Shape, setup: Setup) -> float:
@@ -190,5 +257,6 @@ def static(shape: Shape, setup: Setup) -> float:
         + reference_weights(shape, setup)
         + reduction_buckets(shape, setup)
         + permanent_gradients(shape, setup)
+        + persistent_parameters(shape, setup)
         + offload_buffer(shape, setup)
     )

@@ -5,6 +5,7 @@ are rounded up one by one. Source: transformers 5.23's decoders and Trainer (wei
 PEFT 0.19's LoRA layers.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from ..model.shapes import ALL_LINEAR, Shape
@@ -42,3 +43,36 @@ def trained_vectors(shape: Shape, lora_rank: int) -> int:
 def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
     """Elements of the largest trained tensor."""
     return max(trained_matrices(shape, lora_rank, targets))
+
+
+def largest_in_layer(shape: Shape) -> int:
+    """Elements of the largest tensor of a layer."""
+    return max(_layer(shape))
+
+
+@lru_cache(maxsize=512)
+def fullest_rank(
+    matrices: tuple[int, ...], weight_bytes: int, world: int, size: Callable[[int], int], least: int
+) -> int:
+    """Bytes of those matrices of `least` elements or more that ZeRO-2 holds on the rank that has most.
+
+    A tensor that lies across partitions is whole on every rank that has a piece of it. Kept, as it goes through all
+    tensors, and many methods and fixes ask for the same.
+
+    Args:
+        matrices: elements of each, in their order.
+        weight_bytes: bytes of an element.
+        world: ranks.
+        size: bytes of a buffer for so many.
+        least: elements of the smallest that counts.
+    """
+    own = -(-sum(matrices) // world)
+    ranks = [0] * world
+    end = 0
+    for elements in matrices:
+        start, end = end, end + elements
+        if elements >= least:
+            buffer = size(weight_bytes * elements)
+            for rank in range(start // own, (end - 1) // own + 1):
+                ranks[rank] += buffer
+    return max(ranks)

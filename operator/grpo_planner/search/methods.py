@@ -67,8 +67,9 @@ def conflicting_pins(spec: GRPOJobSpec) -> SpecRejected:
         pins.append("reference.sync")
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,
-        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO-3, and an "
-        "adapter's reference is its own frozen base; set one of them to its default",
+        f"no way of training honours {', '.join(pins)} together: 8-bit AdamW doesn't combine with ZeRO, which gives "
+        "the optimizer one flat tensor in which bitsandbytes can't keep embeddings and small tensors in 32 bits, and "
+        "an adapter's reference is its own frozen base; set one of them to its default",
     )
 
 
@@ -107,7 +108,7 @@ def _references(spec: GRPOJobSpec, zero: ZeroStage) -> list[tuple[Strategy, Stra
 
 
 def _eight_bit(spec: GRPOJobSpec, zero: ZeroStage) -> list[bool]:
-    """Optimizers to try: 8-bit AdamW is bitsandbytes' own and doesn't combine with ZeRO's partitions."""
+    """Optimizers to try: 8-bit AdamW doesn't combine with ZeRO (docs/memory-model.md, "Several ranks")."""
     if spec.training.optimizer == "AdamW8bit":
         return [] if zero else [True]
     return [False, True] if spec.training.optimizer == "Auto" and not zero else [False]
