@@ -1,6 +1,6 @@
 """Every metric that the operator exports, declared once: name, kind, unit, help and labels.
 
-The exporter, the dashboard, the alert rules and docs/metrics.md can't disagree that way. The trainer's are in
+The exporter, the dashboards, the alert rules and docs/metrics.md can't disagree that way. The trainer's are in
 training_metrics.py.
 """
 
@@ -37,6 +37,7 @@ _JOB = ("namespace", "grpojob")
 JOB_INFO = Metric(
     "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy", "gpus")
 )
+JOB_GPUS = Metric("grpo_job_gpus", "gauge", "1", "GPUs of the job's plan, by product; 0 on CPUs.", (*_JOB, "product"))
 JOB_CONDITION = Metric(
     "grpo_job_condition",
     "gauge",
@@ -197,6 +198,7 @@ UNREADABLE_OBJECTS = Metric(
 )
 JOB = (
     JOB_INFO,
+    JOB_GPUS,
     JOB_CONDITION,
     JOB_PHASE,
     JOB_STEP,

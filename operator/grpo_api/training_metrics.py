@@ -136,8 +136,11 @@ MAX_KL = _plain("guard_max_kl", "nats per token", "guard.maxKL; absent when unse
 HANG_TIMEOUT = _plain("guard_hang_timeout_seconds", "seconds", "guard.hangTimeoutSeconds.")
 MAX_COMPLETION = _plain("completion_limit_tokens", "tokens", "training.maxCompletionLength.")
 SAVE_EVERY = _plain("checkpoint_every_steps", "steps", "Steps between checkpoints; absent without a volume for them.")
+REFERENCE_EVERY = _plain(
+    "reference_sync_every_steps", "steps", "Steps between two moves of the reference; absent when it stays."
+)
 USABLE_MEMORY = _plain("memory_usable_bytes", "bytes", "What the GPU has for torch, as planned; absent on CPUs.")
-LIMITS = (MAX_KL, HANG_TIMEOUT, MAX_COMPLETION, SAVE_EVERY, USABLE_MEMORY)
+LIMITS = (MAX_KL, HANG_TIMEOUT, MAX_COMPLETION, SAVE_EVERY, REFERENCE_EVERY, USABLE_MEMORY)
 """What the plan sets, beside what is measured against it."""
 REWARD = _by_reward("reward_by_function", "Mean of one reward function before weighting.")
 PHASE_SECONDS = Metric(

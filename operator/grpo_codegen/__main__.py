@@ -1,4 +1,4 @@
-"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboard, the generated pages, and the
+"""Writes every generated file: the CRD and the chart's copy, alert rules, the dashboards, the generated pages, and the
 data of the trainer's acceptance run.
 
 What follows from grpo_api and grpo_planner then can't drift from them: `make codegen` writes, and `--check`, part of
@@ -8,9 +8,11 @@ What follows from grpo_api and grpo_planner then can't drift from them: `make co
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from . import acceptance, alert_page, alerts, crd, dashboard, documents, planner
+from . import acceptance, alert_page, alerts, crd, documents, planner
+from .dashboards import DASHBOARDS, grafana, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,8 +20,12 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/alerts.yaml": alerts.render,
-    "charts/grpo-operator/files/dashboard.json": dashboard.render,
     "docs/alerts.md": alert_page.render,
+    **{
+        f"charts/grpo-operator/files/dashboards/{name}.json": partial(grafana.render, dashboard)
+        for name, dashboard in DASHBOARDS.items()
+    },
+    "docs/dashboards.md": partial(page.render, DASHBOARDS),
     "docs/metrics.md": documents.metrics,
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,

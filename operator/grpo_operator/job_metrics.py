@@ -23,6 +23,7 @@ from grpo_api.metrics import (
     JOB_CONDITION,
     JOB_COST,
     JOB_GPU_SECONDS,
+    JOB_GPUS,
     JOB_INFO,
     JOB_MEMORY_MEASURED,
     JOB_MEMORY_PREDICTED,
@@ -175,6 +176,8 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     plan = status.plan
     model = plan.parameters if plan else ""
     yield JOB_INFO, (model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1
+    if plan:
+        yield JOB_GPUS, (plan.gpu_product,), plan.gpus
     true = {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
     for kind in sorted(true.keys() - SAID_BY_PHASE):
         yield JOB_CONDITION, (kind, true[kind]), 1

@@ -20,6 +20,7 @@ from grpo_api.contract import PROGRESS_BIND_ENV
 from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report import Progress
 from grpo_api.timing import Beginning
+from grpo_api.training import ReferenceSync
 from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.guard import LossGuard
@@ -110,7 +111,9 @@ def test_rank_0_answers_over_ipv6_and_on_both_families(bind: str, asked: str, mo
 def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     execution = PLAN.execution.model_copy(update={"memory": PREDICTION})
     guard = PLAN.guard.model_copy(update={"max_kl": 0.5})
-    plan = PLAN.model_copy(update={"execution": execution, "guard": guard, "checkpoint_directory": "/runs"})
+    reference = PLAN.reference.model_copy(update={"sync": ReferenceSync(every_steps=64)})
+    changes = {"execution": execution, "guard": guard, "reference": reference, "checkpoint_directory": "/runs"}
+    plan = PLAN.model_copy(update=changes)
     told = Progress(attempt=2, step=30, total_steps=100, seconds_per_step=2.0, memory={"generate": 9, "host": 7})
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -121,6 +124,7 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     assert found["grpo_training_guard_max_kl",] == 0.5
     assert found["grpo_training_guard_hang_timeout_seconds",] == 1800.0
     assert found["grpo_training_checkpoint_every_steps",] == 3.0
+    assert found["grpo_training_reference_sync_every_steps",] == 64.0
     assert found["grpo_training_memory_usable_bytes",] == PREDICTION.usable_bytes
     assert found["grpo_training_memory_bytes", "generate"] == 9.0
     assert found["grpo_training_host_memory_bytes",] == 7.0

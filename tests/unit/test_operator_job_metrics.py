@@ -60,6 +60,7 @@ def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
     assert of(found, "grpo_job_restarts_total") == [2]
     assert of(found, "grpo_job_attempts_total") == [1]
     assert of(found, "grpo_job_info", strategy="Clone", gpus="8") == [1]
+    assert of(found, "grpo_job_gpus", product="NVIDIA-H100-80GB-HBM3") == [8]
     assert of(found, "grpo_job_memory_measured_bytes", step_phase="forward") == [4]
     assert of(found, "grpo_job_memory_prediction_ratio") == [1.25]
 

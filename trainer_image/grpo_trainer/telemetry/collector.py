@@ -65,12 +65,13 @@ def eta(progress: Progress) -> Value:
 
 def limits_of(plan: TrainingPlan) -> dict[str, Value]:
     """What the plan sets, by name of the metric; None for what it leaves open."""
-    execution = plan.execution
+    execution, sync = plan.execution, plan.reference.sync
     return {
         catalogue.MAX_KL.name: plan.guard.max_kl,
         catalogue.HANG_TIMEOUT.name: plan.guard.hang_timeout_seconds,
         catalogue.MAX_COMPLETION.name: plan.training.max_completion_length,
         catalogue.SAVE_EVERY.name: execution.save_every_steps if plan.checkpoint_directory else None,
+        catalogue.REFERENCE_EVERY.name: sync.every_steps if sync else None,
         catalogue.USABLE_MEMORY.name: execution.memory.usable_bytes if execution.memory else None,
     }
 

@@ -1,0 +1,231 @@
+"""Operator: whether the operator itself keeps up, what fails, and what it needs."""
+
+from grpo_api import metrics as operator
+from grpo_api.metrics import CONTROLLER
+
+from .panels import Color, Dashboard, Panel, Query, Row, Variable
+from .promql import CLUSTER, WINDOW, quantiles, rates, select
+
+_OURS = f'{CLUSTER},name="{CONTROLLER}"'
+_RECONCILER = f'{CLUSTER},controller="{CONTROLLER}"'
+_WATCHES = select(operator.HEARD, CLUSTER)
+_UP = select(operator.BUILD_INFO, CLUSTER)
+_RESULTS: dict[str, Color] = {
+    "success": "green",
+    "error": "red",
+    "sent": "green",
+    "refused": "red",
+    "dropped": "orange",
+}
+
+
+def _process(name: str) -> str:
+    """A `process_*` metric of the operator's pods alone."""
+    return f"{name}{{{CLUSTER}}} and on (cluster, job, instance) {_UP}"
+
+
+def _errors() -> str:
+    every = f"sum(rate({select(operator.RECONCILES, _RECONCILER)}[10m]))"
+    where = f'{_RECONCILER},result="error"'
+    return f"(sum(rate({select(operator.RECONCILES, where)}[10m])) or vector(0)) / {every}"
+
+
+_NOW = (
+    Panel(
+        kind="stat",
+        title="Operators that answer",
+        description="Pods that were scraped. With none, running gangs go on, and nothing new starts.",
+        unit="none",
+        queries=(Query(f"count({_UP}) or vector(0)", "operators"),),
+        width=4,
+        height=3,
+        base="red",
+        bounds=((1, "green"),),
+    ),
+    Panel(
+        kind="stat",
+        title="Version",
+        description="Of the operators that answer; two while one replaces the other.",
+        unit="none",
+        queries=(Query(f"count by (version) ({_UP})", "{{version}}"),),
+        width=5,
+        height=3,
+        names_only=True,
+        empty="No operator answers",
+    ),
+    Panel(
+        kind="stat",
+        title="Reconciles that fail",
+        description="Share in ten minutes. The log says whether the API server denies something or doesn't answer.",
+        unit="percentunit",
+        queries=(Query(_errors(), "share"),),
+        width=5,
+        height=3,
+        base="green",
+        bounds=((0.01, "orange"), (0.1, "red")),
+        empty="No operator answers",
+    ),
+    Panel(
+        kind="stat",
+        title="Deafest watch",
+        description="Time since something was last heard of the kind of object heard of least.",
+        unit="s",
+        queries=(Query(f"time() - min({_WATCHES})", "age"),),
+        width=5,
+        height=3,
+        base="green",
+        bounds=((300, "orange"), (600, "red")),
+        empty="No operator answers",
+    ),
+    Panel(
+        kind="stat",
+        title="Objects it can't read",
+        description="Left alone, since this version doesn't understand them; the Readable condition says why.",
+        unit="none",
+        queries=(Query(f"sum({select(operator.UNREADABLE_OBJECTS, CLUSTER)}) or vector(0)", "objects"),),
+        width=5,
+        height=3,
+        base="green",
+        bounds=((1, "orange"),),
+    ),
+)
+_QUEUE = (
+    Panel(
+        title="Jobs that wait for a reconcile",
+        description="Near 0 when it keeps up; beside it those that are worked on, and how many may be at a time.",
+        unit="none",
+        queries=(
+            Query(f"sum({select(operator.QUEUE_DEPTH, _OURS)})", "wait"),
+            Query(f"sum({select(operator.ACTIVE_WORKERS, _RECONCILER)})", "worked on"),
+            Query(f"sum({select(operator.MAX_WORKERS, _RECONCILER)})", "at most at a time", "limit"),
+        ),
+    ),
+    Panel(
+        title="Time in the queue",
+        description="From an event to the start of its reconcile.",
+        unit="s",
+        queries=quantiles(operator.QUEUE_SECONDS, _OURS),
+        base="green",
+        bounds=((5, "orange"), (60, "red")),
+        empty="No event in this time",
+    ),
+    Panel(
+        title="Duration of a reconcile",
+        description="API calls included. When it grows with the API server's answers, the API server is slow.",
+        unit="s",
+        queries=quantiles(operator.RECONCILE_SECONDS, _RECONCILER),
+        base="green",
+        bounds=((5, "orange"), (30, "red")),
+        empty="No reconcile in this time",
+    ),
+    Panel(
+        title="Put into the queue",
+        description="Jobs per second, by events and timers, and again after a failure.",
+        unit="ops",
+        queries=(
+            Query(f"sum(rate({select(operator.QUEUE_ADDS, _OURS)}{WINDOW}))", "put"),
+            Query(f"sum(rate({select(operator.QUEUE_RETRIES, _OURS)}{WINDOW}))", "again after a failure"),
+        ),
+    ),
+    Panel(
+        title="Reconciles by result",
+        description="Per second. A requeue after a conflict is harmless, an error is in the log.",
+        unit="ops",
+        queries=(Query(rates("result", operator.RECONCILES, _RECONCILER), "{{result}}"),),
+        colors=_RESULTS,
+        empty="No reconcile in this time",
+    ),
+    Panel(
+        title="Oldest reconcile under way",
+        description="One that never ends holds a worker: see the log for the last line about its job.",
+        unit="s",
+        queries=(Query(f"max({select(operator.QUEUE_LONGEST, _OURS)})", "oldest"),),
+        base="green",
+        bounds=((60, "orange"), (300, "red")),
+    ),
+)
+_TALK = (
+    Panel(
+        title="Requests to the API server by answer",
+        description="Per second. 409 is a conflict that is tried again, 403 a missing right, 429 and 5xx its trouble.",
+        unit="reqps",
+        queries=(Query(rates("code", operator.API_REQUESTS), "{{code}}"),),
+        empty="No request in this time",
+    ),
+    Panel(
+        title="Requests to the API server by what for",
+        description="Per second, by verb and kind of object, the twelve most frequent.",
+        unit="reqps",
+        queries=(Query(f"topk(12, {rates('method, resource', operator.API_REQUESTS)})", "{{method}} {{resource}}"),),
+        empty="No request in this time",
+    ),
+    Panel(
+        title="Time since a watch heard something",
+        description="By kind of object. The API server sends bookmarks every minute or so, so that age means deafness.",
+        unit="s",
+        queries=(Query(f"time() - min by (resource) ({_WATCHES})", "{{resource}}"),),
+        base="green",
+        bounds=((300, "orange"), (600, "red")),
+    ),
+    Panel(
+        title="Looks at running gangs",
+        description="Pulls of rank 0's progress per second. Errors mean a network policy, or a process that hangs.",
+        unit="ops",
+        queries=(Query(rates("result", operator.PROGRESS_PULLS), "{{result}}"),),
+        width=12,
+        colors=_RESULTS,
+        empty="No gang runs",
+    ),
+    Panel(
+        title="Events on jobs",
+        description="Per second, by what became of them. Refused ones lack a right, dropped ones came too fast.",
+        unit="ops",
+        queries=(Query(rates("result", operator.EVENTS), "{{result}}"),),
+        width=12,
+        colors=_RESULTS,
+        empty="No event in this time",
+    ),
+)
+_PROCESS = (
+    Panel(
+        title="Lateness of its timers",
+        description="Lag of the event loop. Above a second, something computes too long, or the CPU is short.",
+        unit="s",
+        queries=quantiles(operator.LOOP_LAG, CLUSTER),
+        base="green",
+        bounds=((0.25, "orange"), (1, "red")),
+    ),
+    Panel(
+        title="Memory of the operator",
+        description="Resident bytes; they grow with the objects that it watches, not with time.",
+        unit="bytes",
+        queries=(Query(f"max by (instance) ({_process('process_resident_memory_bytes')})", "{{instance}}"),),
+    ),
+    Panel(
+        title="CPU of the operator",
+        description="Cores in use. It has one thread for its work, so that near 1 it can't keep up.",
+        unit="none",
+        queries=(
+            Query(
+                f"max by (instance) (rate(process_cpu_seconds_total{{{CLUSTER}}}{WINDOW}) "
+                f"and on (cluster, job, instance) {_UP})",
+                "{{instance}}",
+            ),
+        ),
+        base="green",
+        bounds=((0.8, "orange"),),
+    ),
+)
+DASHBOARD = Dashboard(
+    uid="grpo-operator",
+    title="GRPO / Operator",
+    description="Whether the operator keeps up, what fails, and what it needs.",
+    since="now-3h",
+    variables=(Variable("cluster", "Cluster", operator.BUILD_INFO.name, "cluster", many=True),),
+    rows=(
+        Row("Now", _NOW),
+        Row("Does it keep up?", _QUEUE),
+        Row("Whom does it talk to?", _TALK),
+        Row("What does it need?", _PROCESS),
+    ),
+)

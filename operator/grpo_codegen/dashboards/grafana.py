@@ -1,0 +1,222 @@
+"""Dashboards as Grafana's JSON (schema 39, Grafana 10.4 and later): places, numbers, colours and links."""
+
+import json
+import string
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from .panels import Annotation, Dashboard, Kind, Look, Panel, Query, Row, Variable
+
+JSON = dict[str, Any]
+TRAINING_UID = "grpo-training"
+TAG = "grpo"
+"""Dashboards with it link to each other."""
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_WIDTH = 24
+
+
+def render(dashboard: Dashboard) -> str:
+    """The file's text."""
+    return json.dumps(_page(dashboard), indent=1, ensure_ascii=False) + "\n"
+
+
+def _page(dashboard: Dashboard) -> JSON:
+    links = {"type": "dashboards", "title": "GRPO", "tags": [TAG], "includeVars": True, "keepTime": True}
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "description": dashboard.description,
+        "tags": [TAG],
+        "schemaVersion": 39,
+        "editable": False,
+        "graphTooltip": 1,
+        "timezone": "browser",
+        "refresh": "30s",
+        "time": {"from": dashboard.since, "to": "now"},
+        "links": [links],
+        "templating": {"list": [_datasource(), *map(_variable, dashboard.variables)]},
+        "annotations": {"list": [_annotation(one) for one in dashboard.annotations]},
+        "panels": _laid_out(dashboard.rows),
+    }
+
+
+def _datasource() -> JSON:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+
+
+def _variable(variable: Variable) -> JSON:
+    query = f"label_values({variable.series}, {variable.label})"
+    choice = {"includeAll": True, "multi": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
+    return {
+        "name": variable.name,
+        "label": variable.title,
+        "type": "query",
+        "datasource": _SOURCE,
+        "refresh": 2,
+        "sort": 1,
+        "query": {"query": query, "refId": variable.name},
+        **(choice if variable.many else {}),
+    }
+
+
+def _annotation(annotation: Annotation) -> JSON:
+    return {
+        "name": annotation.title,
+        "datasource": _SOURCE,
+        "enable": True,
+        "iconColor": annotation.color,
+        "expr": annotation.expression,
+        "step": "60s",
+        "titleFormat": annotation.title,
+        "textFormat": annotation.text,
+    }
+
+
+def _laid_out(rows: tuple[Row, ...]) -> list[JSON]:
+    """All panels with their places: each row's from left to right, a line being as high as its highest panel."""
+    panels: list[JSON] = []
+    ids, y = count(1), 0
+    for row in rows:
+        place = {"x": 0, "y": y, "w": _WIDTH, "h": 1}
+        panels.append({"id": next(ids), "type": "row", "title": row.title, "gridPos": place, "panels": []})
+        x, y, height = 0, y + 1, 0
+        for panel in row.panels:
+            if x + panel.width > _WIDTH:
+                x, y, height = 0, y + height, 0
+            place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+            panels.append({"id": next(ids), "gridPos": place, **_panel(panel)})
+            x, height = x + panel.width, max(height, panel.height)
+        y += height
+    return panels
+
+
+def _panel(panel: Panel) -> JSON:
+    letters = zip(string.ascii_uppercase, panel.queries, strict=False)
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
+        "options": _OPTIONS[panel.kind](panel),
+        "targets": [_target(panel, letter, query) for letter, query in letters],
+        "transformations": _columns(panel.columns) if panel.columns else [],
+    }
+
+
+def _target(panel: Panel, letter: str, query: Query) -> JSON:
+    now = panel.kind != "timeseries"
+    return {
+        "refId": letter,
+        "datasource": _SOURCE,
+        "expr": query.expression,
+        "legendFormat": query.legend,
+        "instant": now,
+        "range": not now,
+        "format": "table" if panel.kind == "table" else "time_series",
+    }
+
+
+def _defaults(panel: Panel) -> JSON:
+    steps: list[JSON] = [{"value": None, "color": panel.base or "text"}]
+    steps += [{"value": value, "color": color} for value, color in panel.bounds]
+    defaults: JSON = {
+        "unit": panel.unit,
+        "noValue": panel.empty,
+        "thresholds": {"mode": "absolute", "steps": steps},
+        "color": {"mode": "thresholds" if panel.kind in ("stat", "gauge", "bargauge") else "palette-classic"},
+    }
+    if panel.kind == "gauge":  # they show shares
+        defaults |= {"min": 0, "max": 1}
+    if panel.kind == "timeseries":
+        defaults["custom"] = _lines(panel)
+    if panel.to_job:
+        defaults["links"] = [_job_link(panel.kind)]
+    return defaults
+
+
+def _lines(panel: Panel) -> JSON:
+    return {
+        "drawStyle": "line",
+        "lineWidth": 1,
+        "fillOpacity": 40 if panel.stacked else 0,
+        "showPoints": "never",
+        "spanNulls": False,
+        "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        "thresholdsStyle": {"mode": "dashed" if panel.bounds else "off"},
+    }
+
+
+def _job_link(kind: Kind) -> JSON:
+    labels = "__data.fields" if kind == "table" else "__field.labels"
+    chosen = "&".join(f"var-{name}=${{{labels}.{label}}}" for name, label in _JOB_VARIABLES.items())
+    url = f"/d/{TRAINING_UID}?var-datasource=${{datasource}}&{chosen}&${{__url_time_range}}"
+    return {"title": "Training health", "url": url}
+
+
+_JOB_VARIABLES = {"namespace": "namespace", "job": "grpojob"}
+
+
+def _overrides(panel: Panel) -> list[JSON]:
+    edge = next((query.legend for query in panel.queries if query.look == "edge"), "")
+    looks: dict[Look, dict[str, Any]] = {
+        "limit": {"color": _fixed("red"), "custom.lineStyle": {"fill": "dash", "dash": [10, 10]}},
+        "edge": {"color": _fixed("blue"), "custom.lineWidth": 0},
+        "band": {"color": _fixed("blue"), "custom.lineWidth": 0, "custom.fillBelowTo": edge, "custom.fillOpacity": 15},
+    }
+    found = [_override(query.legend, looks[query.look]) for query in panel.queries if query.look in looks]
+    return found + [_override(legend, {"color": _fixed(color)}) for legend, color in panel.colors.items()]
+
+
+def _fixed(color: str) -> JSON:
+    return {"mode": "fixed", "fixedColor": color}
+
+
+def _override(legend: str, properties: Mapping[str, Any]) -> JSON:
+    listed = [{"id": name, "value": value} for name, value in properties.items()]
+    return {"matcher": {"id": "byName", "options": legend}, "properties": listed}
+
+
+def _columns(columns: Mapping[str, str]) -> list[JSON]:
+    """One row per set of labels, with these columns."""
+    shown = {"indexByName": {name: place for place, name in enumerate(columns)}, "renameByName": dict(columns)}
+    return [
+        {"id": "merge", "options": {}},
+        {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
+        {"id": "organize", "options": shown},
+    ]
+
+
+def _series_options(_: Panel) -> JSON:
+    legend = {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []}
+    return {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
+
+
+def _value_options(panel: Panel) -> JSON:
+    many = len(panel.queries) > 1
+    return {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "colorMode": "value",
+        "graphMode": "none",
+        "textMode": "name" if panel.names_only else "value_and_name" if many else "value",
+        "orientation": "vertical" if many else "auto",
+    }
+
+
+def _bar_options(_: Panel) -> JSON:
+    reduced = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+    return {"reduceOptions": reduced, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"}
+
+
+def _table_options(_: Panel) -> JSON:
+    return {"showHeader": True, "cellHeight": "sm"}
+
+
+_OPTIONS: dict[Kind, Callable[[Panel], JSON]] = {
+    "timeseries": _series_options,
+    "stat": _value_options,
+    "gauge": _value_options,
+    "bargauge": _bar_options,
+    "table": _table_options,
+}

@@ -1,0 +1,70 @@
+"""PromQL over declared metrics: a panel can't ask for one that nothing exports.
+
+Values are of a job, never of a pod: a restart's new pod goes on in the same line, under the same legend.
+"""
+
+from grpo_api.metrics import Metric
+from grpo_api.training_metrics import TRAINING
+
+from .panels import Query
+
+CLUSTER = 'cluster=~"$cluster"'
+"""Matches everything where no cluster has a label, too."""
+NAMESPACES = f'{CLUSTER},namespace=~"$namespace"'
+JOB = f'{CLUSTER},namespace="$namespace",grpojob="$job"'
+A_JOB = "cluster, namespace, grpojob"
+"""Labels of a job among many."""
+JOB_LEGEND = "{{namespace}}/{{grpojob}}"
+WINDOW = "[$__rate_interval]"
+QUANTILES = (0.5, 0.95, 0.99)
+BY_KEY = {metric.key: metric for metric in TRAINING}
+
+
+def select(metric: Metric, where: str, suffix: str = "") -> str:
+    """The series of a metric, or of a histogram's part."""
+    return f"{metric.name}{suffix}{{{where}}}"
+
+
+def of_job(metric: Metric | str, where: str = "", ago: str = "") -> str:
+    """The chosen job's value; `metric` may be a key of Progress.metrics, `where` further labels, `ago` a duration."""
+    declared = BY_KEY[metric] if isinstance(metric, str) else metric
+    then = f" offset {ago}" if ago else ""
+    return f"max({select(declared, f'{JOB},{where}' if where else JOB)}{then})"
+
+
+def of_job_by(label: str, metric: Metric) -> str:
+    """The chosen job's values by label."""
+    return f"max by ({label}) ({select(metric, JOB)})"
+
+
+def largest(label: str, metric: Metric) -> str:
+    """The twelve of the chosen job's values by label that are largest at the end of the time shown."""
+    last = f"last_over_time({select(metric, JOB)}[$__range] @ end())"
+    return f"{of_job_by(label, metric)} and on ({label}) topk(12, max by ({label}) ({last}))"
+
+
+def of_jobs(metric: Metric | str, where: str = "") -> str:
+    """One value for each job of the chosen namespaces."""
+    declared = BY_KEY[metric] if isinstance(metric, str) else metric
+    return f"max by ({A_JOB}) ({select(declared, f'{NAMESPACES},{where}' if where else NAMESPACES)})"
+
+
+def rates(label: str, metric: Metric, where: str = CLUSTER) -> str:
+    """A counter's rate per second by label."""
+    return f"sum by ({label}) (rate({select(metric, where)}{WINDOW}))"
+
+
+def quantiles(metric: Metric, where: str) -> tuple[Query, ...]:
+    """The median, p95 and p99 of what a histogram saw lately."""
+    buckets = f"sum by (le) (rate({select(metric, where, '_bucket')}{WINDOW}))"
+    return tuple(Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in QUANTILES)
+
+
+def changed(metric: Metric | str) -> str:
+    """The chosen job's value where it isn't what it was a minute ago."""
+    return f"{of_job(metric)} unless {of_job(metric)} == {of_job(metric, ago='1m')}"
+
+
+def trend(value: str) -> str:
+    """Mean of the last half hour less the mean of the half hour before."""
+    return f"avg_over_time({value}[30m:1m]) - avg_over_time({value}[30m:1m] offset 30m)"

@@ -1,0 +1,121 @@
+"""Dashboards are for people: every panel has a title in words, a unit and a description, and asks for what exists."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from grpo_api import metrics, training_metrics
+from grpo_codegen.dashboards import DASHBOARDS, grafana
+from grpo_codegen.dashboards.panels import Dashboard, Panel
+
+DECLARED = {metric.name: metric.kind for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
+FOREIGN = {"process_resident_memory_bytes", "process_cpu_seconds_total", "DCGM_FI_DEV_GPU_UTIL"}
+"""Metrics of prometheus_client and of NVIDIA's exporter."""
+KINDS = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}
+"""What Grafana's components draw outside Grafana, too."""
+EVERY = pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS.keys())
+
+
+def panels(board: Dashboard) -> list[Panel]:
+    return [panel for row in board.rows for panel in row.panels]
+
+
+def page(board: Dashboard) -> dict[str, Any]:
+    text: dict[str, Any] = json.loads(grafana.render(board))
+    return text
+
+
+def expressions(board: Dashboard) -> list[str]:
+    queries = [query.expression for panel in panels(board) for query in panel.queries]
+    return queries + [mark.expression for mark in board.annotations] + [choice.series for choice in board.variables]
+
+
+def metrics_in(expression: str) -> set[str]:
+    """Names that stand before a selector, and those of a bare variable's series."""
+    return set(re.findall(r"[A-Za-z_]\w*(?={)", expression)) or {expression}
+
+
+@EVERY
+def test_every_panel_is_titled_explained_and_has_a_unit(board: Dashboard) -> None:
+    for panel in panels(board):
+        assert re.fullmatch(r"[A-Z][^_{}]{3,50}", panel.title), panel.title
+        assert panel.title not in DECLARED
+        assert panel.unit
+        assert len(panel.description) > len(panel.title)
+        assert panel.description.endswith(".")
+    titles = [panel.title for panel in panels(board)]
+    assert len(titles) == len(set(titles))
+
+
+@EVERY
+def test_every_query_asks_for_metrics_that_something_exports(board: Dashboard) -> None:
+    for expression in expressions(board):
+        for name in metrics_in(expression):
+            family = re.sub(r"_bucket$", "", name)
+            known = DECLARED.get(family)
+            assert name in FOREIGN or known == ("histogram" if family != name else known) is not None, expression
+
+
+@EVERY
+def test_numbers_that_are_good_or_bad_have_rising_bounds_and_a_colour_below_them(board: Dashboard) -> None:
+    for panel in panels(board):
+        values = [value for value, _ in panel.bounds]
+        assert values == sorted(values)
+        assert panel.base or not panel.bounds, panel.title
+        assert all(color not in (panel.base, None) for _, color in panel.bounds[:1])
+
+
+@EVERY
+def test_only_panels_that_can_be_drawn_anywhere_are_used_and_none_lies_on_another(board: Dashboard) -> None:
+    drawn = page(board)["panels"]
+    assert {panel["type"] for panel in drawn} <= KINDS
+    places = [panel["gridPos"] for panel in drawn]
+    cells = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23
+
+
+def test_names_are_given_once() -> None:
+    pages = [page(board) for board in DASHBOARDS.values()]
+    assert len({one["uid"] for one in pages}) == len({one["title"] for one in pages}) == len(pages)
+    for one in pages:
+        numbers = [panel["id"] for panel in one["panels"]]
+        assert len(numbers) == len(set(numbers))
+
+
+@EVERY
+def test_dashboards_lead_to_each_other_and_share_the_crosshair(board: Dashboard) -> None:
+    text = page(board)
+    (link,) = text["links"]
+    assert set(link["tags"]) <= set(text["tags"])
+    assert link["includeVars"]
+    assert link["keepTime"]
+    assert text["graphTooltip"] == 1
+    assert [choice["name"] for choice in text["templating"]["list"]][:2] == ["datasource", "cluster"]
+
+
+def test_a_job_of_the_fleet_leads_to_its_own_dashboard() -> None:
+    training = page(DASHBOARDS["training-health"])
+    offered = {f"var-{choice['name']}" for choice in training["templating"]["list"]}
+    links = [
+        link["url"]
+        for panel in page(DASHBOARDS["fleet"])["panels"]
+        for link in panel.get("fieldConfig", {"defaults": {}})["defaults"].get("links", [])
+    ]
+    assert len(links) > 3
+    for url in links:
+        assert url.startswith(f"/d/{training['uid']}?")
+        assert set(re.findall(r"var-\w+", url)) <= offered
+
+
+def test_what_is_asked_about_one_job_is_about_no_pod() -> None:
+    for panel in panels(DASHBOARDS["training-health"]):
+        for query in panel.queries:
+            assert not re.search(r"\b(pod|attempt|instance)\b", query.expression), panel.title
