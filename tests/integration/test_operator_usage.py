@@ -58,7 +58,7 @@ def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
         assert before["gpuSeconds"]["training"] == 4 * 1.0
         time.sleep(HELD)
     with operating(grpo_cluster, gpu_hour_prices={PRODUCT: 3600.0}) as operator:
-        bench.wait("the operator to look", lambda: operator.page("/readyz")[0] == 200)
+        bench.wait("the operator to look", lambda: operator.page("readyz")[0] == 200)
         assert bench.status()["usage"] == before, "a new operator has nothing to tell"
         last = {"clock": {"loading": 1.0, "training": 1.5}, "beganAt": {"attempt": 1, "clock": sealed}}
         for pod in second:
@@ -74,5 +74,5 @@ def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
         assert "waitingSince" not in usage
         (message,) = bench.wait("the event of the end", lambda: ends_told(bench))
         assert "GPU-hours, effective" in message
-        page = operator.page("/metrics")[1]
+        page = operator.page("metrics")[1]
         assert f'grpo_job_gpu_seconds{{namespace="{bench.namespace}",grpojob="run",state="lost"}}' in page
