@@ -64,13 +64,19 @@ JOB_PATIENCE = Metric(
     (*_JOB, "stage"),
 )
 JOB_MEMORY_PREDICTED = Metric(
-    "grpo_job_memory_predicted_bytes", "gauge", "bytes", "Peak of allocated memory of one GPU by phase, as planned.",
-    (*_JOB, STEP_PHASE),
-)  # fmt: skip
+    "grpo_job_memory_predicted_bytes",
+    "gauge",
+    "bytes",
+    "Highest peak of allocated memory of one GPU, as planned; rank 0 tells it by phase.",
+    _JOB,
+)
 JOB_MEMORY_MEASURED = Metric(
-    "grpo_job_memory_measured_bytes", "gauge", "bytes", "Peak of allocated memory of any GPU by phase, as measured.",
-    (*_JOB, STEP_PHASE),
-)  # fmt: skip
+    "grpo_job_memory_measured_bytes",
+    "gauge",
+    "bytes",
+    "Highest peak of allocated memory of any GPU, as measured; rank 0 tells it by phase.",
+    _JOB,
+)
 JOB_MEMORY_RATIO = Metric(
     "grpo_job_memory_prediction_ratio", "gauge", "1", "Predicted over measured peak of allocated memory.", _JOB
 )

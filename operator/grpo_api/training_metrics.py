@@ -140,7 +140,14 @@ REFERENCE_EVERY = _plain(
     "reference_sync_every_steps", "steps", "Steps between two moves of the reference; absent when it stays."
 )
 USABLE_MEMORY = _plain("memory_usable_bytes", "bytes", "What the GPU has for torch, as planned; absent on CPUs.")
-LIMITS = (MAX_KL, HANG_TIMEOUT, MAX_COMPLETION, SAVE_EVERY, REFERENCE_EVERY, USABLE_MEMORY)
+PREDICTED_MEMORY = Metric(
+    "grpo_training_memory_predicted_bytes",
+    "gauge",
+    "bytes",
+    "Peak of allocated memory of one GPU by phase, as planned; absent on CPUs.",
+    (STEP_PHASE,),
+)
+LIMITS = (MAX_KL, HANG_TIMEOUT, MAX_COMPLETION, SAVE_EVERY, REFERENCE_EVERY, USABLE_MEMORY, PREDICTED_MEMORY)
 """What the plan sets, beside what is measured against it."""
 REWARD = _by_reward("reward_by_function", "Mean of one reward function before weighting.")
 PHASE_SECONDS = Metric(

@@ -76,7 +76,7 @@ RANK0: World = {
 }
 GOT_ON, ATTEMPTS = of_job(operator.JOB_PROGRESS_TIME), of_job(operator.JOB_ATTEMPTS)
 PATIENCE = of_job(operator.JOB_PATIENCE, stage="Training")
-MEASURED = of_job(operator.JOB_MEMORY_MEASURED, step_phase="backward")
+MEASURED = of_job(operator.JOB_MEMORY_MEASURED)
 RATIO, RUNNING = of_job(operator.JOB_MEMORY_RATIO), of_job(operator.JOB_PHASE, phase="Running")
 JOB: World = {
     GOT_ON: clock,

@@ -205,12 +205,10 @@ def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
     yield JOB_ATTEMPTS, (), status.attempt
     if status.plan and status.plan.memory:
         yield JOB_MEMORY_USABLE, (), status.plan.memory.usable_bytes
-        for name, size in status.plan.memory.phases.model_dump().items():
-            yield JOB_MEMORY_PREDICTED, (name,), size
+        yield JOB_MEMORY_PREDICTED, (), status.plan.memory.peak_allocated_bytes
     if status.memory:
         yield JOB_MEMORY_RATIO, (), status.memory.ratio
-        for name, memory in status.memory.phases.items():
-            yield JOB_MEMORY_MEASURED, (name,), memory.measured_bytes
+        yield JOB_MEMORY_MEASURED, (), status.memory.measured_bytes
 
 
 def _number(value: float | str) -> str:

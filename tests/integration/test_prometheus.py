@@ -37,7 +37,7 @@ PROGRESS = Progress(
     metrics={**TOLD, "kl": 0.0132, "reward_by_function/accuracy": 0.5},
     memory={"generate": 10**9, "reserved": 10**9, "device": 10**9, "host": 10**8},
 )
-LIMITS = {metric.name: 1.0 for metric in training_metrics.LIMITS}
+LIMITS = {metric: {("backward",) * len(metric.labels): 1.0} for metric in training_metrics.LIMITS}
 
 
 @pytest.fixture

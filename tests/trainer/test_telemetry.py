@@ -126,6 +126,7 @@ def test_a_scrape_has_limits_eta_process_and_build_beside_the_run() -> None:
     assert found["grpo_training_checkpoint_every_steps",] == 3.0
     assert found["grpo_training_reference_sync_every_steps",] == 64.0
     assert found["grpo_training_memory_usable_bytes",] == PREDICTION.usable_bytes
+    assert found["grpo_training_memory_predicted_bytes", "backward"] == PREDICTION.phases.backward
     assert found["grpo_training_memory_bytes", "generate"] == 9.0
     assert found["grpo_training_host_memory_bytes",] == 7.0
     assert ("grpo_training_memory_bytes", "host") not in found

@@ -150,8 +150,8 @@ def _memory(phase: str) -> Panel:
         ),
         unit="bytes",
         queries=(
-            Query(of_job(operator.JOB_MEMORY_PREDICTED, of_phase), "planned"),
-            Query(of_job(operator.JOB_MEMORY_MEASURED, of_phase), "measured"),
+            Query(of_job(trainer.PREDICTED_MEMORY, of_phase), "planned"),
+            Query(of_job(trainer.MEMORY, of_phase), "measured"),
             Query(of_job(operator.JOB_MEMORY_USABLE), "limit", "limit"),
         ),
         height=7,

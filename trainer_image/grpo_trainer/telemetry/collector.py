@@ -15,6 +15,8 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import Progress
 
 Value = float | None
+Values = Mapping[tuple[str, ...], float]
+"""Values of a family by the values of its labels."""
 _DISTRIBUTIONS = ("grpo-operator", "torch", "trl")
 """Whose versions are the labels of BUILD_INFO, in their order."""
 
@@ -22,8 +24,8 @@ _DISTRIBUTIONS = ("grpo-operator", "torch", "trl")
 class ProgressCollector:
     """Samples of a run as it is now, beside the limits that its plan sets."""
 
-    def __init__(self, read: Callable[[], Progress], limits: Mapping[str, Value]) -> None:
-        """`limits` are by name, see `limits_of`."""
+    def __init__(self, read: Callable[[], Progress], limits: Mapping[Metric, Values]) -> None:
+        """`limits`: see `limits_of`."""
         self._read = read
         self._limits = limits
         self._versions = [version(name) for name in _DISTRIBUTIONS]
@@ -34,9 +36,8 @@ class ProgressCollector:
         for metric, value in _single(progress):
             if value is not None:
                 yield _family(metric, {(): value})
-        for metric in catalogue.LIMITS:
-            if (limit := self._limits[metric.name]) is not None:
-                yield _family(metric, {(): limit})
+        for metric, values in self._limits.items():
+            yield _family(metric, values)
         yield _family(catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)})
         for metric in catalogue.LABELLED:
             yield _family(metric, {(name,): value for name, value in with_prefix(progress.metrics, metric.key).items()})
@@ -63,17 +64,22 @@ def eta(progress: Progress) -> Value:
     return progress.seconds_per_step * max(0, progress.total_steps - progress.step)
 
 
-def limits_of(plan: TrainingPlan) -> dict[str, Value]:
-    """What the plan sets, by name of the metric; None for what it leaves open."""
-    execution, sync = plan.execution, plan.reference.sync
-    return {
-        catalogue.MAX_KL.name: plan.guard.max_kl,
-        catalogue.HANG_TIMEOUT.name: plan.guard.hang_timeout_seconds,
-        catalogue.MAX_COMPLETION.name: plan.training.max_completion_length,
-        catalogue.SAVE_EVERY.name: execution.save_every_steps if plan.checkpoint_directory else None,
-        catalogue.REFERENCE_EVERY.name: sync.every_steps if sync else None,
-        catalogue.USABLE_MEMORY.name: execution.memory.usable_bytes if execution.memory else None,
+def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
+    """What the plan sets, beside what is measured against it; what it leaves open is not there."""
+    execution, sync, memory = plan.execution, plan.reference.sync, plan.execution.memory
+    single = {
+        catalogue.MAX_KL: plan.guard.max_kl,
+        catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
+        catalogue.MAX_COMPLETION: plan.training.max_completion_length,
+        catalogue.SAVE_EVERY: execution.save_every_steps if plan.checkpoint_directory else None,
+        catalogue.REFERENCE_EVERY: sync.every_steps if sync else None,
+        catalogue.USABLE_MEMORY: memory.usable_bytes if memory else None,
     }
+    found: dict[Metric, Values] = {metric: {(): value} for metric, value in single.items() if value is not None}
+    if memory:
+        phases = memory.phases.model_dump(by_alias=False)
+        found[catalogue.PREDICTED_MEMORY] = {(name,): float(size) for name, size in phases.items()}
+    return found
 
 
 def with_prefix(values: Mapping[str, float], prefix: str) -> dict[str, float]:
@@ -85,7 +91,7 @@ def _by_phase(progress: Progress) -> Iterator[tuple[str, int]]:
     return ((name, size) for name, size in progress.memory.items() if name not in catalogue.MEMORY_BESIDE)
 
 
-def _family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> Family:
+def _family(metric: Metric, values: Values) -> Family:
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels)
     for labels, value in values.items():
