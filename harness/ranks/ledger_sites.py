@@ -76,6 +76,7 @@ DEVICE = {
     "stage_1_and_2.py:step",
     "trainer.py:_move_model_to_device",
     "utils.py:defragment",
+    "utils.py:get_lst_from_rank0",
 }
 """Sites that are always on the device."""
 

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import Inventory, Node, plan_job
 from harness.ranks import ledger_sites
 from harness.ranks.gang import run_gang
 from harness.ranks.ledger_cases import CASES, HELD, MORE, OVER, UNDER, Case, live, shape
+from tests.generated import cases as so_many
+from tests.unit.test_planner_properties import GROUPS, jobs
 
 pytestmark = pytest.mark.no_cover
 
@@ -57,6 +63,41 @@ def test_live_ranks_hold_what_is_planned(world: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_more_configurations_hold_what_is_planned(world: int, tmp_path: Path) -> None:
     held([case for case in MORE if case.world == world], tmp_path)
+
+
+def scaled_down(plan: ExecutionPlan) -> Case:
+    """A plan's method, stage, offload, accumulation and gather on the small model, with at most four ranks."""
+    return Case(
+        world=min(4, plan.world_size), zero=plan.zero_stage, offload=plan.offload == "CPU", micro_batch=1,
+        accumulation=min(4, plan.gradient_accumulation), gather=plan.gather_for_generation,
+        precision=plan.dtype, checkpointing=plan.gradient_checkpointing,
+        reference=plan.strategy if plan.strategy in ("Clone", "Sharded", "Adapter") else "None",
+        lora_rank=8 if plan.method == "LoRA" else 0,
+    )  # fmt: skip
+
+
+def sampled(number: int) -> list[Case]:
+    """So many different ZeRO plans of random jobs on random clusters, scaled down."""
+    found: dict[Case, None] = {}
+
+    @settings(max_examples=so_many(100))
+    @given(jobs(), GROUPS)
+    def plan(job: GRPOJobSpec, group: Node) -> None:
+        chosen = plan_job(job, Inventory((group,))).chosen
+        if chosen and chosen.zero_stage and chosen.world_size in (2, 4, 8, 16, 32) and len(found) < number:
+            found[scaled_down(chosen)] = None
+
+    plan()
+    return list(found)
+
+
+@pytest.mark.soak
+def test_plans_of_random_jobs_hold_on_live_ranks(tmp_path: Path) -> None:
+    plans = sampled(8)
+    assert len(plans) == 8
+    for world in (2, 4):
+        if alike := [case for case in plans if case.world == world]:
+            held(alike, tmp_path / str(world))
 
 
 def test_an_unknown_site_is_told() -> None:
