@@ -10,6 +10,7 @@ from tests.integration.gpu_bench import PRODUCT, GpuBench
 from tests.integration.operator_bench import Object, operating, outcome
 
 EVENTS = "/api/v1/namespaces/{}/events"
+PRICES = {PRODUCT: 3600.0}
 HELD = 3.0
 """Seconds for which pods are held at least, since the API server's times have whole seconds."""
 
@@ -41,7 +42,7 @@ def ends_told(bench: GpuBench) -> list[str]:
 def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
     bench: GpuBench, grpo_cluster: Cluster
 ) -> None:
-    with operating(grpo_cluster, gpu_hour_prices={PRODUCT: 3600.0}):
+    with operating(grpo_cluster, namespaces=(bench.namespace,), gpu_hour_prices=PRICES):
         bench.want("run", 4, nodes=2)
         first = bench.wait_running()
         time.sleep(HELD)
@@ -50,14 +51,14 @@ def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
     account = {"clock": {"loading": 0.5, "training": 2.0}, "sealed": sealed}
     for pod in first:
         bench.end(pod, 1, outcome("Error", attempt=1, account=account))
-    with operating(grpo_cluster, gpu_hour_prices={PRODUCT: 3600.0}):
+    with operating(grpo_cluster, namespaces=(bench.namespace,), gpu_hour_prices=PRICES):
         second = bench.wait_running(attempt=2)
         first = bench.pods(attempt=1)
         before = bench.status()["usage"]
         assert [one["attempt"] for one in before["attempts"]] == [1, 2]
         assert before["gpuSeconds"]["training"] == 4 * 1.0
         time.sleep(HELD)
-    with operating(grpo_cluster, gpu_hour_prices={PRODUCT: 3600.0}) as operator:
+    with operating(grpo_cluster, namespaces=(bench.namespace,), gpu_hour_prices=PRICES) as operator:
         bench.wait("the operator to look", lambda: operator.page("readyz")[0] == 200)
         assert bench.status()["usage"] == before, "a new operator has nothing to tell"
         last = {"clock": {"loading": 1.0, "training": 1.5}, "beganAt": {"attempt": 1, "clock": sealed}}

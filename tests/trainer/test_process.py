@@ -134,7 +134,9 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
     recorder.adopt(found)
-    assert make_outcome(0, Result.SUCCEEDED, "done", recorder.progress) == found
+    told = make_outcome(0, Result.SUCCEEDED, "done", recorder.progress)
+    own_time = {"account": recorder.progress.account}
+    assert told == found.model_copy(update=own_time)
 
 
 @pytest.mark.parametrize(
