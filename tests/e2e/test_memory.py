@@ -45,13 +45,16 @@ def short_of_memory(jobs: Jobs, name: str, fault: str) -> None:
 
 
 def run_to_the_end(jobs: Jobs, name: str) -> tuple[Object, dict[int, dict[int, Object]]]:
-    """The job once it has succeeded, and what its attempts logged: each is read while it is there, old ones go."""
+    """The job once it has succeeded, and what its attempts logged: each is read while it is there.
+
+    Old attempts go, and of one that has failed the survivors' pods, with what rank 0 has told.
+    """
     logged: dict[int, dict[int, Object]] = {}
 
     def read(job: Object) -> bool:
         for number in range(max(1, attempt(job) - 1), attempt(job) + 1):
             with suppress(CommandError):
-                logged[number] = lines(jobs, name, number)
+                logged.setdefault(number, {}).update(lines(jobs, name, number))
         return is_true(job, "Succeeded") or is_true(job, "Failed")
 
     job = jobs.wait(name, "ended", read)
