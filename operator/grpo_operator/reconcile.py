@@ -126,6 +126,8 @@ class Reconciler:
             decision = _told(decision, taken)
         left = await self._publish(seen, decision)
         await self._clear_up(key)
+        if decision.action in (Action.SUCCEED, Action.FAIL):
+            return 0.0  # what is due after the end must not wait for the event of our own write, which may be lost
         return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
 
     def _look(self, key: ObjectKey) -> Observation | None:

@@ -13,12 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 
 from grpo_operator.cluster import api
 from grpo_operator.cluster.api import Object, Resource
 from grpo_operator.cluster.cache import Cache
 from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.decisions import Limits
 from grpo_operator.names import ObjectKey
 from harness.cluster import Cluster
 from harness.controlplane import free_port
@@ -69,6 +71,30 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
         bench.wait_running(attempt=2)
     assert bench.children() == ["run-2"]
     assert [end["reason"] for end in bench.status()["ends"]] == ["Preempted"]
+
+
+def test_survivors_of_a_success_end_although_no_event_of_the_job_is_heard(
+    bench: Bench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        done, survivor = bench.wait_running()
+    bench.end(done, message=outcome("Succeeded"))
+    bench.wait("the Job's status", lambda: bench.get(JOBS, "run-1")["status"].get("succeeded") == 1)
+    on_event = kopf.on.event
+
+    async def unheard(**_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(kopf.on, "event", lambda *args, **kwargs: lambda _: on_event(*args, **kwargs)(unheard))
+    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=Limits(survivors=1.0)):
+        bench.wait_phase("Succeeded")
+        name = survivor["metadata"]["name"]
+        bench.wait("no survivor", lambda: not bench.exists(PODS, name) or "deletionTimestamp" in meta(bench, name))
+
+
+def meta(bench: Bench, pod: str) -> Object:
+    return bench.get(PODS, pod)["metadata"]
 
 
 def test_what_a_quota_forbids_is_told_and_tried_again(bench: Bench, grpo_cluster: Cluster) -> None:
