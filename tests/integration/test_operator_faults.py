@@ -94,7 +94,8 @@ def test_survivors_of_a_success_end_although_no_event_of_the_job_is_heard(
 
 
 def meta(bench: Bench, pod: str) -> Object:
-    return bench.get(PODS, pod)["metadata"]
+    found: Object = bench.get(PODS, pod)["metadata"]
+    return found
 
 
 def test_what_a_quota_forbids_is_told_and_tried_again(bench: Bench, grpo_cluster: Cluster) -> None:
