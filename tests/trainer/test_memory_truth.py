@@ -5,20 +5,31 @@ models; most have few layers, since each further layer adds the same bytes, and 
 harder ones, weigh more then. benchmarks/memory_truth.py runs whole models.
 """
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.memory import states
 from grpo_planner.model.architecture import from_config
 from grpo_trainer.weights import proof
 from harness.ranks.accounting import account
 from harness.ranks.fake_models import Case
 from harness.ranks.memory_cases import CASES, UNFUSED, case, counted, predicted
+from tests.generated import cases as so_many
+from tests.unit.test_planner_properties import GROUPS, jobs
 
 TOLERANCE = 0.01
 UNFUSED_TOLERANCE = 0.03
 """Of mixtures of experts and of attention without a kernel; too low by TOLERANCE at the most."""
+ADAPTED_FUSED_TOLERANCE = 0.10
+"""Of an adapter on fused projections where the prompts of many completions are the peak: planned with too much."""
 pytestmark = pytest.mark.no_cover  # fake tensors are all Python: a tracer takes a fifth of their time
 
 
@@ -39,6 +50,57 @@ def test_experts_and_eager_attention_are_within_three_percent(case: Case) -> Non
     for accumulation in (1, 2):
         error = predicted(case, accumulation).peak / counted(truth, accumulation) - 1
         assert -TOLERANCE <= error <= UNFUSED_TOLERANCE, f"{error:+.2%}"
+
+
+def as_planned(like: Case, job: GRPOJobSpec, plan: ExecutionPlan) -> Case:
+    """One GPU's part of a plan, on a case's model; long texts and large batches are cut to what an account can make."""
+    at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
+    return replace(
+        like,
+        precision="bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32",
+        micro_batch=min(8, plan.micro_batch),
+        generation_batch=min(32, at_once),
+        prompt=min(512, job.training.max_prompt_length),
+        completion=min(1024, job.training.max_completion_length),
+        checkpointing=plan.gradient_checkpointing,
+        lora_rank=job.adapter.rank if plan.method == "LoRA" else 0,
+        eight_bit=plan.optimizer == "AdamW8bit",
+    )
+
+
+def sampled(number: int) -> list[Case]:
+    """So many different plans of random jobs on random clusters."""
+    found: dict[Case, None] = {}
+
+    @settings(max_examples=so_many(100))
+    @given(jobs(), GROUPS, st.sampled_from([*CASES, *UNFUSED]))
+    def plan(job: GRPOJobSpec, group: Node, like: Case) -> None:
+        chosen = plan_job(job, Inventory((group,))).chosen
+        if chosen and len(found) < number:
+            found[as_planned(like, job, chosen)] = None
+
+    plan()
+    return list(found)
+
+
+def most_over(one: Case) -> float:
+    """By which share the prediction of a case may be too high."""
+    if one.shape.fused and one.lora_rank:
+        return ADAPTED_FUSED_TOLERANCE
+    return TOLERANCE if one.shape in {dense.shape for dense in CASES} else UNFUSED_TOLERANCE
+
+
+@pytest.mark.soak
+def test_plans_of_random_jobs_have_the_peaks_that_are_counted() -> None:
+    cases, wrong = sampled(40), []
+    assert len(cases) == 40
+    for one in cases:
+        truth, most = account(one), most_over(one)
+        for accumulation in (1, 2):
+            error = predicted(one, accumulation).peak / counted(truth, accumulation) - 1
+            if not -TOLERANCE <= error <= most:
+                wrong.append(f"{one.name}, accumulation {accumulation}: {error:+.2%}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_adapters_of_experts_count_as_peft_makes_them() -> None:
