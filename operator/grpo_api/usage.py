@@ -49,6 +49,11 @@ class GPUSeconds(Model):
         """GPU-seconds of steps that count."""
         return self.generating + self.scoring + self.training
 
+    @property
+    def effective(self) -> str:
+        """Effective training time ratio: the productive share of what was held; empty without any."""
+        return f"{self.productive / self.held:.3f}" if self.held else ""
+
     def plus(self, more: "GPUSeconds") -> "GPUSeconds":
         """The sum, state by state, to the millisecond."""
         own, others = self.model_dump(by_alias=False), more.model_dump(by_alias=False)

@@ -72,7 +72,7 @@ def total(rows: Sequence[Row]) -> Row:
         as_of=max((row.usage.as_of for row in rows), default="1970-01-01T00:00:00Z"),
         gpu_seconds=spent,
         held_gpu_seconds=round(spent.held, 3),
-        effective=f"{spent.productive / spent.held:.3f}" if spent.held else "",
+        effective=spent.effective,
         cost=round(sum(costs), 4) if costs else None,
         queued_seconds=sum(row.usage.queued_seconds for row in rows),
     )

@@ -25,11 +25,10 @@ def summed(usage: Usage) -> Usage:
         part = divided(record, clock, usage.as_of)
         total = total.plus(part)
         cost = added_cost(cost, record, part)
-    held = round(total.held, 3)
     sums: dict[str, Any] = {
         "gpu_seconds": total,
-        "held_gpu_seconds": held,
-        "effective": f"{total.productive / held:.3f}" if held else "",
+        "held_gpu_seconds": round(total.held, 3),
+        "effective": total.effective,
         "cost": cost,
     }
     return usage.model_copy(update=sums)

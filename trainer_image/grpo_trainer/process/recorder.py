@@ -145,7 +145,7 @@ class Recorder:
     def startup(self, name: str, seconds: float) -> None:
         """Publish the time of one part of the start-up."""
         with self._lock:
-            self._update(startup_seconds={**self.progress.startup_seconds, name: round(seconds, 3)})
+            self._update(startup_seconds={**self._progress.startup_seconds, name: round(seconds, 3)})
 
     def reached(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
@@ -200,7 +200,7 @@ class Recorder:
 
     def finished_step(self, step: int, epoch: float | None, seconds: float) -> None:
         """An optimizer step finished after `seconds`."""
-        if "total" not in self.progress.startup_seconds:
+        if "total" not in self._progress.startup_seconds:
             self.reached("total")
         self._durations.append(seconds)
         mean = sum(self._durations) / len(self._durations)
@@ -210,7 +210,7 @@ class Recorder:
         """Merge the values of a step: keys that it didn't log keep their last value. NaN and infinity are values, too:
         the last finite one in their place would hide them."""
         with self._lock:
-            changes: dict[str, object] = {"metrics": {**self.progress.metrics, **metrics}}
+            changes: dict[str, object] = {"metrics": {**self._progress.metrics, **metrics}}
             if samples is not None:
                 changes["samples"] = samples
             self._update(None, **changes)
@@ -218,7 +218,7 @@ class Recorder:
     def counted(self, key: str, more: float = 1.0) -> None:
         """So many more of what this key counts, from 0 at the start of the attempt."""
         with self._lock:
-            self.logged({key: self.progress.metrics.get(key, 0.0) + more})
+            self.logged({key: self._progress.metrics.get(key, 0.0) + more})
 
     def not_finite(self, step: int) -> None:
         """This step had a number that is none; whoever finds another one in the same step says so in vain."""
@@ -230,4 +230,4 @@ class Recorder:
     def memory(self, peaks: dict[str, int]) -> None:
         """Peak bytes per phase, largest of all ranks."""
         with self._lock:
-            self._update(memory={**self.progress.memory, **peaks})
+            self._update(memory={**self._progress.memory, **peaks})
