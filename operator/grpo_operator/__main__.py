@@ -24,9 +24,10 @@ from .admission.queue import AdmissionQueue
 from .cluster import credentials
 from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
 from .cluster.backoff import Backoff
-from .cluster.cache import Cache, Caches, Gangs
+from .cluster.cache import Cache, Caches
 from .cluster.client import HttpCluster
 from .cluster.facts import ClusterFacts
+from .cluster.gangs import Gangs
 from .cluster.progress import ProgressPuller, Target, http_fetch
 from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller
@@ -79,7 +80,7 @@ class Operator:
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
         self._admission = AdmissionQueue(
-            Gangs(caches),
+            Gangs(caches, time.time, chosen.limits.scheduling),
             self.facts,
             queue.add_all,
             limits=chosen.limits,

@@ -16,7 +16,7 @@ from .reasons import Reason
 from .replanning import taught
 from .restarting import again, pausing, rollback_of, rule_for
 from .resuming import source_unresolved
-from .starting import never_bound, never_started, pods_missing
+from .starting import never_bound, never_started, not_started, pods_missing
 from .terminations import PodTermination
 from .times import seconds
 
@@ -167,11 +167,6 @@ def job_ended(seen: Observation, limits: Limits) -> Decision | None:
         return Decision(Action.WAIT, look_again=limits.late_pods - seen.over_for)
     message = f"Job {seen.child.name} ended ({seen.child.ended}) and no pod is left that says why"
     return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
-
-
-def not_started(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """An attempt that was committed and has no Job yet."""
-    return Decision(Action.START) if seen.child is None else None
 
 
 def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:

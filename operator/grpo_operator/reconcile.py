@@ -27,7 +27,7 @@ from .policies import decide
 from .reasons import Reason
 from .records import GRPOJobRecord
 from .sightings import Sightings
-from .starting import asks_about, kept_out
+from .starting import asks_about
 from .status import REPORTED, URGENT, build, merge_patch, to_json
 from .times import Observed
 from .writes import StatusWrites
@@ -190,7 +190,7 @@ class Reconciler:
         body = indexed_job(attempt, job.spec.image or self._image)
         try:
             if taken := await self._shared.service(key.namespace) or await self._shared.claim(job):
-                return seen, kept_out(seen, self._limits, *taken)
+                return seen, _waits_for_name(*taken)
             answer = await self._cluster.create(JOBS, key.namespace, body)
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
@@ -199,7 +199,7 @@ class Reconciler:
             if known is None or not ours or known.deleting:
                 name = child_job(key.name, status.attempt)
                 message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
-                return seen, kept_out(seen, self._limits, message, GOES_PAUSE)
+                return seen, _waits_for_name(message, GOES_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}"
@@ -280,3 +280,8 @@ def _told(decision: Decision, taken: Taken) -> Decision:
         return decision
     pauses = (pause for pause in (decision.look_again, taken.look_again) if pause is not None)
     return replace(decision, reason=Reason.NAME_TAKEN, message=taken.message, look_again=min(pauses))
+
+
+def _waits_for_name(message: str, look_again: float) -> Decision:
+    """What the attempt needs can't be made, for a name is another's; starting.not_started says for how long."""
+    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)

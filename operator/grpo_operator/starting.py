@@ -9,7 +9,7 @@ from grpo_api.status import ConditionType
 from .decisions import Action, Decision, Due, Limits
 from .observe import Observation
 from .reasons import Reason
-from .records import ENDED_PHASES
+from .records import ENDED_PHASES, GRPOJobRecord
 from .restarting import releases_in_a_row
 from .times import seconds
 
@@ -53,7 +53,7 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     spec, timeout = seen.job.spec, limits.scheduling
     if spec and seen.job.creates_pods:
         timeout = float(spec.placement.provisioning_timeout_seconds)
-    left = timeout - _admitted_for(seen)
+    left = timeout - admitted_for(seen.job, seen.now)
     if left > 0:
         return Due(left)
     waiting = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "no node took them in time")
@@ -62,16 +62,20 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
 
 
-def kept_out(seen: Observation, limits: Limits, message: str, look_again: float) -> Decision:
-    """What the attempt needs can't be made, for a name is another's: it waits, but no longer than for nodes.
+def not_started(seen: Observation, limits: Limits) -> Decision | None:
+    """An attempt that was committed and has no Job yet, for as long as nodes would be waited for.
 
-    It holds its GPUs meanwhile; and the next attempt's Job has another name.
+    What is promised to it is nobody else's meanwhile, and no longer (cluster/gangs.py counts so, too): whatever kept it
+    from being started, it doesn't start after that. The next attempt's Job has another name.
     """
-    if _admitted_for(seen) >= limits.scheduling:
-        return Decision(
-            Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {message}"
-        )
-    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
+    if seen.child is not None:
+        return None
+    told = seen.job.condition(ConditionType.SCHEDULED)
+    # one that waits for the API server's leave keeps nothing from others
+    if admitted_for(seen.job, seen.now) < limits.scheduling or (told and told.reason == Reason.FAILED_CREATE):
+        return Decision(Action.START)
+    why = told.message if told and told.reason == Reason.NAME_TAKEN else "its Job could not be created"
+    return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {why}")
 
 
 def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
@@ -108,10 +112,10 @@ def _stuck(waiting: str) -> bool:
     return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
 
 
-def _admitted_for(seen: Observation) -> float:
+def admitted_for(job: GRPOJobRecord, now: float) -> float:
     """Seconds since the attempt was admitted; 0 while Kueue has not."""
-    begun = seconds(seen.job.status.attempt_start_time)
-    return seen.now - begun if begun is not None else 0.0
+    begun = seconds(job.status.attempt_start_time)
+    return 0.0 if begun is None else now - begun
 
 
 def _ran(seen: Observation) -> bool:

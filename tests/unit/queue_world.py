@@ -82,6 +82,8 @@ class Still:
 class Jobs(list[GRPOJobRecord]):
     """All GRPOJobs."""
 
+    look_again: float | None = None
+
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         return next((job for job in self if job.key == key), None)
 

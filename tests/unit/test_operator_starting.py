@@ -11,7 +11,7 @@ from grpo_operator.conditions import conditions
 from grpo_operator.decisions import Action, Decision, Limits
 from grpo_operator.observe import Observation
 from grpo_operator.policies import decide
-from grpo_operator.starting import asks_about, kept_out
+from grpo_operator.starting import asks_about
 from grpo_operator.status import build
 from tests.generated import cases
 from tests.unit.operator_world import (
@@ -179,15 +179,25 @@ def test_a_gang_of_kueue_waits_for_its_nodes_without_a_timer() -> None:
     assert (decision.action, decision.look_again) == (Action.WAIT, None)
 
 
-def test_a_name_that_stays_taken_is_waited_for_no_longer_than_nodes() -> None:
-    def kept(ago: float) -> Decision:
-        status = active_status(running=False, attemptStartTime=at(-ago))
-        return kept_out(make_seen(make_job(status=status)), LIMITS, "Job run-1 exists", 2.0)
+def uncreated(ago: float, reason: str) -> Decision:
+    """What becomes of an attempt that was admitted so long ago and has no Job, for what its condition says."""
+    scheduled = {**condition("Scheduled", "False", reason), "message": "Job run-1 exists"}
+    conditions = [condition("Admitted", reason="Admitted"), scheduled]
+    return judged(
+        make_seen(make_job(status=active_status(attemptStartTime=at(-ago), jobUid="", conditions=conditions)))
+    )
 
-    waits, gives_back = kept(LIMITS.scheduling - 1), kept(LIMITS.scheduling + 1)
-    assert (waits.action, waits.reason, waits.look_again) == (Action.WAIT, "NameTaken", 2.0)
+
+@pytest.mark.parametrize("reason", ["NameTaken", "PodsPending", "FailedCreate"])
+def test_what_keeps_an_attempt_from_being_created_is_waited_for_no_longer_than_nodes(reason: str) -> None:
+    waits, gives_back = uncreated(LIMITS.scheduling - 1, reason), uncreated(LIMITS.scheduling + 1, reason)
+    assert waits.action is Action.START
+    if reason == "FailedCreate":  # it holds nothing that others wait for, and may be created at any time
+        assert gives_back.action is Action.START
+        return
     assert (gives_back.action, gives_back.reason) == (Action.RELEASE, "SchedulingTimeout")
-    assert gives_back.message == "not started in 300 s: Job run-1 exists"
+    why = "Job run-1 exists" if reason == "NameTaken" else "its Job could not be created"
+    assert gives_back.message == f"not started in 300 s: {why}"
 
 
 def test_no_decision_states_a_condition_twice() -> None:

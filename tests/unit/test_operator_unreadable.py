@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from grpo_operator.cluster.api import Object
-from grpo_operator.cluster.cache import Caches, Gangs
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.gangs import Gangs
 from grpo_operator.cluster.unreadable import Teller
 from grpo_operator.errors import Conflict, Denied, Unavailable
 from tests.unit.dirty_objects import GRPOJOB
-from tests.unit.operator_world import KEY, NOW, SPEC, UID, active_status, condition, make_child
+from tests.unit.operator_world import KEY, LIMITS, NOW, SPEC, UID, active_status, condition, make_child
 
 
 class Recorded:
@@ -97,16 +98,20 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
     assert caches.unreadables.grpojobs.empty()
 
 
-def stored(phase: str, version: int) -> Any:
-    """A job whose second attempt was committed, with a status of this phase."""
+def stored(phase: str, version: int, **more: Any) -> Any:
+    """A job whose second attempt was committed a minute ago, with a status of this phase."""
     meta = {"namespace": KEY.namespace, "name": KEY.name, "uid": UID, "resourceVersion": str(version), "generation": 1}
-    return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2), "phase": phase}}
+    return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2, **more), "phase": phase}}
 
 
-def held(caches: Caches) -> list[int]:
+def gangs(caches: Caches, later: float = 0.0) -> Gangs:
+    return Gangs(caches, lambda: NOW + later, LIMITS.scheduling)
+
+
+def held(caches: Caches, later: float = 0.0) -> list[int]:
     """The attempts that admission must count, whether it asks for all jobs or for this one."""
-    one = Gangs(caches).get(KEY)
-    found = [job.status.attempt for job in Gangs(caches)]
+    one = gangs(caches, later).get(KEY)
+    found = [job.status.attempt for job in gangs(caches, later)]
     assert found == ([one.status.attempt] if one else [])
     return found
 
@@ -129,6 +134,25 @@ def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job
     assert held(caches) == []
     caches.jobs._store(make_child(1))
     assert held(caches) == [], "the Job of another attempt"
+
+
+def test_one_that_may_still_start_when_it_can_be_read_again_keeps_its_place_until_then() -> None:
+    caches, left = Caches(), LIMITS.scheduling - 60
+    caches.grpojobs.put(stored("Starting", 5, jobUid=""))
+    caches.grpojobs.put(stored("Draining", 6, jobUid=""))
+    assert (held(caches), gangs(caches).look_again) == ([2], left)
+    assert (held(caches, left - 1), gangs(caches, left - 1).look_again) == ([2], 1)
+    assert (held(caches, left), gangs(caches, left).look_again) == ([], None)
+    caches.jobs._store(make_child(2))
+    assert (held(caches, left), gangs(caches).look_again) == ([2], None), "it has started after all"
+
+
+@pytest.mark.parametrize("more", [{"conditions": [condition("Admitted", "False")]}, {"jobUid": "job-2"}])
+def test_one_that_can_not_start_any_more_keeps_nothing(more: Any) -> None:
+    caches = Caches()
+    caches.grpojobs.put(stored("Starting", 5, **more))
+    caches.grpojobs.put(stored("Draining", 6, **more))
+    assert (held(caches), gangs(caches).look_again) == ([], None)
 
 
 @pytest.mark.parametrize("gone", ["deleted", "not listed", "readable"])

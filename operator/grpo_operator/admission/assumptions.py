@@ -28,6 +28,11 @@ class JobSource(Protocol):
         """The one of that namespace and name."""
         ...
 
+    @property
+    def look_again(self) -> float | None:
+        """Seconds until time alone takes a job out of these; None while it doesn't."""
+        ...
+
 
 class Assumptions:
     """Who is assumed, and whose commit was denied."""

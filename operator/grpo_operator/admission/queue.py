@@ -155,8 +155,8 @@ class AdmissionQueue:
             self.wake()
             return None
         self._accept(asked, found)
-        rests = self._assumptions.resting(asked.now).values()
-        return min((pause for pause in (found.look_again, *rests) if pause is not None), default=None)
+        pauses = (found.look_again, self._jobs.look_again, *self._assumptions.resting(asked.now).values())
+        return min((pause for pause in pauses if pause is not None), default=None)
 
     def _question(self, snapshot: Snapshot) -> Question:
         now = self._clock()

@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ..names import ObjectKey
 from ..parsing import grpojob_record, job_record, pod_record, service_record
-from ..records import GRPOJobRecord
 from ..untyped import Part, Unreadable
 from .api import GRPOJOBS, JOBS, PODS, SERVICES, Resource
 from .unreadable import Unreadables, identity
@@ -257,32 +256,3 @@ class Caches:
         if not job.active or not self.jobs.of(key):
             return False
         return all(pod.live for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
-
-
-class Gangs:
-    """All GRPOJobs that the admission queue must count.
-
-    One that can't be read any more is set aside, and its gang goes on: as long as the Job of its attempt lives, pods of
-    it may come that no node has yet, so what was promised to it is nobody else's.
-    """
-
-    def __init__(self, caches: Caches) -> None:
-        """As these caches know them."""
-        self._caches = caches
-
-    def __iter__(self) -> Iterator[GRPOJobRecord]:
-        """Each of them."""
-        yield from self._caches.grpojobs
-        yield from filter(self._lives, self._caches.grpojobs.aside.values())
-
-    def get(self, key: ObjectKey) -> GRPOJobRecord | None:
-        """The one of that namespace and name."""
-        aside = self._caches.grpojobs.aside.get(key)
-        return self._caches.grpojobs.get(key) or (aside if aside and self._lives(aside) else None)
-
-    def _lives(self, job: GRPOJobRecord) -> bool:
-        """Whether the Job of the attempt is there and has not ended."""
-        own = (job.uid, job.status.attempt)
-        return job.active and any(
-            (child.grpojob_uid, child.attempt) == own and not child.ended for child in self._caches.jobs.of(job.key)
-        )
