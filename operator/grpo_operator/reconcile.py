@@ -52,6 +52,10 @@ class Rank0(Protocol):
         ...
 
 
+_LEADS_ON = (Action.SUCCEED, Action.FAIL, Action.RELEASE, Action.RETRY, Action.RESOLVE)
+"""What is due after these must not wait for the event of our own write, which comes before kopf's watch or is lost."""
+
+
 class Reconciler:
     """Brings one GRPOJob at a time nearer to what its spec asks for."""
 
@@ -126,8 +130,8 @@ class Reconciler:
             decision = _told(decision, taken)
         left = await self._publish(seen, decision)
         await self._clear_up(key)
-        if decision.action in (Action.SUCCEED, Action.FAIL):
-            return 0.0  # what is due after the end must not wait for the event of our own write, which may be lost
+        if decision.action in _LEADS_ON:
+            return 0.0
         return min((pause for pause in (decision.look_again, left) if pause is not None), default=None)
 
     def _look(self, key: ObjectKey) -> Observation | None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +74,49 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
     assert [end["reason"] for end in bench.status()["ends"]] == ["Preempted"]
 
 
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes operators that begin from now on miss all events of GRPOJobs, those of their own writes too."""
+
+    async def unheard(**_: Any) -> None:
+        pass
+
+    def stop_listening() -> None:
+        on_event = kopf.on.event
+        monkeypatch.setattr(kopf.on, "event", lambda *args, **kwargs: lambda _: on_event(*args, **kwargs)(unheard))
+
+    return stop_listening
+
+
 def test_survivors_of_a_success_end_although_no_event_of_the_job_is_heard(
-    bench: Bench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, grpo_cluster: Cluster, deaf: Callable[[], None]
 ) -> None:
     with operating(grpo_cluster, namespaces=(bench.namespace,)):
         bench.submit()
         done, survivor = bench.wait_running()
     bench.end(done, message=outcome("Succeeded"))
     bench.wait("the Job's status", lambda: bench.get(JOBS, "run-1")["status"].get("succeeded") == 1)
-    on_event = kopf.on.event
-
-    async def unheard(**_: Any) -> None:
-        pass
-
-    monkeypatch.setattr(kopf.on, "event", lambda *args, **kwargs: lambda _: on_event(*args, **kwargs)(unheard))
+    deaf()
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=Limits(survivors=1.0)):
         bench.wait_phase("Succeeded")
         name = survivor["metadata"]["name"]
         bench.wait("no survivor", lambda: not bench.exists(PODS, name) or "deletionTimestamp" in meta(bench, name))
+
+
+def test_what_gives_its_place_back_starts_again_although_no_event_of_the_job_is_heard(
+    bench: Bench, grpo_cluster: Cluster, deaf: Callable[[], None]
+) -> None:
+    container = {"name": "c", "image": "x"}
+    strangers = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    bench.post(JOBS, {"metadata": {"name": "run-1"}, "spec": {"suspend": True, "template": strangers}})
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "NameTaken")
+    deaf()
+    # its time is over when the new operator finds it
+    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=Limits(scheduling=0.0, release_pause=1.0)):
+        bench.wait("the next attempt", lambda: bench.status()["attempt"] > 1)
+    assert bench.status()["ends"][0]["reason"] == "SchedulingTimeout"
 
 
 def meta(bench: Bench, pod: str) -> Object:
