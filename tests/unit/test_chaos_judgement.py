@@ -10,7 +10,7 @@ from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.report import Result
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_UID
 from tests.integration.chaos.accounts import audit, events_tell_what_was
-from tests.integration.chaos.history import PRODUCT, History, Job, Version
+from tests.integration.chaos.history import PRODUCT, UNKNOWN_PHASE, History, Job, Version
 from tests.integration.chaos.invariants import judge
 from tests.integration.chaos.ledger import Deed, Entry, Ledger
 from tests.integration.chaos.observer import earlier_lives
@@ -126,16 +126,38 @@ def test_a_node_that_was_lost_after_an_admission_is_no_promise_broken() -> None:
 
 
 def pod(
-    history: History, name: str, attempt: int, *, told_to_end: bool = False, gpus: int = 0, ready: str = "True"
-) -> None:
+    history: History, name: str, attempt: int, *, told_to_end: bool = False, gpus: int = 0, ready: str = "True",
+    phase: str = "Running", job: str = "uid",
+) -> None:  # fmt: skip
     metadata: dict[str, Any] = {"name": name, "uid": name, "annotations": {PLAN_ANNOTATION: "{}"}}
-    metadata["labels"] = {LABEL_UID: "uid", LABEL_ATTEMPT: str(attempt)}
+    metadata["labels"] = {LABEL_UID: job, LABEL_ATTEMPT: str(attempt)}
     if told_to_end:
         metadata["deletionTimestamp"] = "now"
     limits = {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
     spec = {"nodeName": "n", "containers": [{"resources": limits}]}
-    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}
+    status = {"phase": phase, "conditions": [{"type": "Ready", "status": ready}]}
     history.see("pods", {"metadata": metadata, "spec": spec, "status": status}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "ends", "blamed"),
+    [
+        (True, ("Succeeded", "Failed"), False),
+        (True, ("Succeeded", "Running"), True),
+        (True, (), True),
+        (False, ("Succeeded", "Failed"), True),
+    ],
+)
+def test_a_gang_that_ended_while_its_job_could_not_be_read_holds_nothing(
+    spoiled: bool, ends: tuple[str, ...], blamed: bool
+) -> None:
+    history = History()
+    node(history, "n", 8, 0.0)
+    unread = replace(gang(20.0, 5), status={**gang(20.0, 5).status, "phase": UNKNOWN_PHASE})
+    history.jobs["rival"] = Job("rival", "team/rival", [gang(10.0, 5), *([unread] if spoiled else []), gang(30.0, 5)])
+    for number, phase in enumerate(ends):
+        pod(history, f"rival-{number}", 1, phase=phase, job="rival")
+    assert bool(told(gang(100.0, 4, 0), gang(100.0, 4), history=history)) is blamed
 
 
 def test_two_attempts_that_live_are_seen_until_one_is_told_to_end() -> None:

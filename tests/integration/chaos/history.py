@@ -10,6 +10,8 @@ Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
 PRODUCT = "nvidia.com/gpu.product"
 ENDED = ("Succeeded", "Failed")
+UNKNOWN_PHASE = "Draining"
+"""Of a newer version; the definition is widened by it, as after a rollback of the operator alone."""
 JUDGED = (
     "phase", "attempt", "retry", "restarts", "uncountedRestarts", "rollbacks", "conditions", "ends",
     "completionTime", "observedGeneration",
@@ -193,6 +195,13 @@ class History:
         offers = self.nodes.setdefault(metadata["name"], [])
         if not offers or offers[-1].gpus != gpus:
             offers.append(Offer(at, metadata.get("labels", {}).get(PRODUCT, ""), gpus))
+
+    def ended_unread(self, job: Job) -> bool:
+        """Whether the gang of a job ended while its status was unreadable, so that nobody could tell that it did."""
+        number = job.last.attempt
+        spoiled = any(one.phase == UNKNOWN_PHASE for one in job.versions if one.attempt == number)
+        gang = [pod for pod in self.pods.values() if (pod.job, pod.attempt) == (job.uid, str(number))]
+        return spoiled and bool(gang) and not any(pod.holds for pod in gang)
 
     def capacity(self, product: str, since: float, until: float) -> int:
         """GPUs of the product that could be used at some moment of that time: each node's best."""

@@ -157,7 +157,7 @@ def gpus_are_never_promised_twice(history: History, job: Job) -> Iterator[str]:
         return
     gangs = [one for one in history.jobs.values() if one.gone_at is None and one.last.active]
     # one that is being deleted promises nothing any more; what its pods hold counts as anybody's
-    gangs = [one for one in gangs if one.told_at is None]
+    gangs = [one for one in gangs if one.told_at is None and (one is job or not history.ended_unread(one))]
     rivals = [one for one in gangs if one.last.gpus[0] == product]
     demand = sum(one.last.gpus[1] for one in rivals)
     since = min(_admitted_at(one) for one in rivals) - FOREIGN_SECONDS

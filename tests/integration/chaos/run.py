@@ -23,7 +23,7 @@ from . import calm
 from .accounts import audit, events_tell_what_was, surely_failed
 from .faults import FAULTS
 from .faults.base import Fault
-from .faults.content import UNKNOWN_PHASE
+from .history import UNKNOWN_PHASE
 from .ledger import Ledger
 from .observer import Observer
 from .operator_process import ROOT, OperatorProcess

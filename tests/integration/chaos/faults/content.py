@@ -15,14 +15,13 @@ from grpo_operator.names import (
     child_job,
 )
 
+from ..history import UNKNOWN_PHASE
 from ..ledger import Deed, Entry
 from ..trainer import container_status, said
 from ..world import GRPOJOBS, JOBS, PODS, SERVICES, TEAMS, Object, World, quiet
 from .base import Fault, name_of
 
 WORDS = ("", "0", "1", "2", "-1", "abc", "007", "9" * 20, "9" * 63, "A.b-c_d", "NaN")
-UNKNOWN_PHASE = "Draining"
-"""Of a newer version; the definition is widened by it, as after a rollback of the operator alone."""
 
 
 def _stray(world: World, chance: random.Random, job: Object, labels: dict[str, str]) -> str:
@@ -117,11 +116,12 @@ def status_spoiled(world: World, chance: random.Random) -> str:
     world.ledger.intend(Entry(metadata["uid"], job["status"].get("attempt", 0), Deed.SPOILED, at=time.time()))
     path = f"{metadata['name']}/status"
 
-    def write(phase: str) -> bool:
-        status = {"metadata": {"uid": metadata["uid"]}, "status": {"phase": phase}}
+    def write(phase: str, **seen: str) -> bool:
+        status = {"metadata": {"uid": metadata["uid"], **seen}, "status": {"phase": phase}}
         return quiet(lambda: world.patch(GRPOJOBS, metadata["namespace"], path, status))
 
-    if not write(UNKNOWN_PHASE):
+    # what is put back later must be the word for the conditions that stay meanwhile
+    if not write(UNKNOWN_PHASE, resourceVersion=metadata["resourceVersion"]):
         return ""
     world.undo_after(chance.randint(1, 6), lambda: write(known))
     return f"{name_of(job)} {known}"
