@@ -54,6 +54,22 @@ def grpojob_record(item: object) -> GRPOJobRecord:
     )
 
 
+_RESERVES = ("attempt", "attemptStartTime", "conditions", "jobUid", "plan")
+"""Fields of a status by which a job's GPUs are promised."""
+
+
+def reserving_record(item: object) -> GRPOJobRecord:
+    """The record of a GRPOJob by what reserves GPUs for it alone, whatever else its status says: nobody may act on it.
+
+    Raises:
+        Unreadable, pydantic.ValidationError: not even that can be read.
+    """
+    whole = Part(item)
+    status = whole.raw("status")
+    reserves = {field: status[field] for field in _RESERVES if field in status}
+    return grpojob_record({"metadata": whole.raw("metadata"), "spec": whole.raw("spec"), "status": reserves})
+
+
 def job_record(item: object) -> JobRecord:
     """The record of a batch/v1 Job.
 

@@ -101,7 +101,7 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
 def stored(phase: str, version: int, **more: Any) -> Any:
     """A job whose second attempt was committed a minute ago, with a status of this phase."""
     meta = {"namespace": KEY.namespace, "name": KEY.name, "uid": UID, "resourceVersion": str(version), "generation": 1}
-    return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2, **more), "phase": phase}}
+    return {"metadata": meta, "spec": SPEC, "status": {**active_status(attempt=2), **more, "phase": phase}}
 
 
 def gangs(caches: Caches, later: float = 0.0) -> Gangs:
@@ -134,6 +134,29 @@ def test_a_gang_whose_job_can_not_be_read_any_more_keeps_its_place_while_its_job
     assert held(caches) == []
     caches.jobs._store(make_child(1))
     assert held(caches) == [], "the Job of another attempt"
+
+
+@pytest.mark.parametrize(
+    ("more", "attempts"),
+    [({}, [2]), ({"progress": "far"}, [2]), ({"plan": {"nodes": "two"}}, []), ({"attempt": "2nd"}, [])],
+)
+def test_what_it_reserves_is_read_by_an_operator_that_never_could_read_it_whole(
+    more: dict[str, Any], attempts: list[int]
+) -> None:
+    caches = Caches()
+    caches.jobs._store(make_child(2))
+    assert caches.grpojobs.put(stored("Draining", 5, **more)) is None
+    assert held(caches) == attempts
+
+
+def test_what_a_newer_version_reserves_counts_and_not_what_was_known_before() -> None:
+    caches = Caches()
+    caches.grpojobs.put(stored("Starting", 5))
+    caches.grpojobs.put(stored("Draining", 6, attempt=3))
+    caches.jobs._store(make_child(2))
+    assert held(caches) == []
+    caches.jobs._store(make_child(3))
+    assert held(caches) == [3]
 
 
 def test_one_that_may_still_start_when_it_can_be_read_again_keeps_its_place_until_then() -> None:

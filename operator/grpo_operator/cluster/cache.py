@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..names import ObjectKey
-from ..parsing import grpojob_record, job_record, pod_record, service_record
+from ..parsing import grpojob_record, job_record, pod_record, reserving_record, service_record
 from ..untyped import Part, Unreadable
 from .api import GRPOJOBS, JOBS, PODS, SERVICES, Resource
 from .unreadable import Unreadables, identity
@@ -40,10 +40,18 @@ time of an answer."""
 class Cache(Generic[R]):
     """Records of one kind by their own key, and by that of the GRPOJob to which they belong."""
 
-    def __init__(self, resource: Resource, parse: Callable[[Any], R], unreadables: Unreadables) -> None:
-        """`parse` makes a record of an API object; those for which it can't are set aside in `unreadables`."""
+    def __init__(
+        self,
+        resource: Resource,
+        parse: Callable[[Any], R],
+        unreadables: Unreadables,
+        salvage: Callable[[Any], R] | None = None,
+    ) -> None:
+        """`parse` makes a record of an API object; those for which it can't are set aside in `unreadables`, with what
+        `salvage` makes of them."""
         self.resource = resource
         self._parse = parse
+        self._salvage = salvage
         self._unreadables = unreadables
         self._items: dict[ObjectKey, R] = {}
         self._children: dict[ObjectKey, dict[ObjectKey, R]] = {}
@@ -72,7 +80,7 @@ class Cache(Generic[R]):
 
     @property
     def aside(self) -> Mapping[ObjectKey, R]:
-        """Those that are set aside now, as they were when they could be read last: too old to act on."""
+        """Those that are set aside now, as far as they can be read, or as they were before: nobody may act on them."""
         return self._aside
 
     def read(self, item: Any) -> R | None:
@@ -130,8 +138,16 @@ class Cache(Generic[R]):
         known = self._items.get(key)
         if known:
             self._remove(known)
-            self._aside[key] = known
+        if kept := self._salvaged(item) or known:
+            self._aside[key] = kept
         return known
+
+    def _salvaged(self, item: Any) -> R | None:
+        try:
+            return self._salvage(item) if self._salvage else None
+        # as in Unreadables.read: whatever is wrong with it
+        except Exception:
+            return None
 
     def _leave(self, key: ObjectKey, uid: str, version: float = inf) -> None:
         """The object was deleted, or can't be read as of that version."""
@@ -241,7 +257,7 @@ class Caches:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.unreadables = Unreadables()
-        self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.unreadables)
+        self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.unreadables, reserving_record)
         self.jobs = Cache(JOBS, job_record, self.unreadables)
         self.pods = Cache(PODS, pod_record, self.unreadables)
         self.services = Cache(SERVICES, service_record, self.unreadables)
