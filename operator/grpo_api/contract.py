@@ -69,6 +69,9 @@ CHECKPOINT_PREFIX = "checkpoint-"
 PROGRESS_PORT = 8080
 """Rank 0 serves /progress, /metrics and /healthz here."""
 
+TRACE_QUERY = "traceEvery"
+"""`/progress?traceEvery=N` also tells when the attempt's first and every Nth step began and ended."""
+
 PROGRESS_BIND_ENV = "GRPO_PROGRESS_BIND"
 """Overrides the address, as `host:port`, outside a pod; unset: every address of the pod at PROGRESS_PORT."""
 

@@ -12,12 +12,14 @@ from pydantic import Field, model_validator
 from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
 from .model import Architecture
-from .timing import Account, Seconds
+from .timing import Account, Clock, Seconds
 
 MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
 MAX_PROBLEM = 512
 """Longest text of what is wrong with a run that goes on."""
+MAX_STEPS = 16
+"""Most steps, beside the attempt's first, of which a Progress tells when they were."""
 MAX_METRICS = 16
 """Most metrics that an Outcome carries."""
 LOAD = "load"
@@ -199,6 +201,17 @@ def _size(outcome: Outcome) -> int:
     return len(outcome.model_dump_json().encode())
 
 
+class StepTime(Model):
+    """When a step was: rank 0's time by part at its beginning and at its end."""
+
+    step: Count
+    """Its number, from 1."""
+    began: Clock
+    """When the step before it was over."""
+    ended: Clock
+    """When it was over, and the checkpoint written after it, if there was one."""
+
+
 class Progress(Model):
     """`GET /progress` of rank 0. Keys that the step did not log are absent, never zero."""
 
@@ -238,5 +251,7 @@ class Progress(Model):
     """Time from container start to first step, by part."""
     account: Account | None = None
     """What rank 0 did with its time so far."""
+    steps: Annotated[list[StepTime], Field(max_length=MAX_STEPS + 1)] = Field(default_factory=list)
+    """Steps that are over, oldest first: the attempt's first and the newest of every Nth; empty unless asked for."""
     samples: list[dict[str, str | float]] = Field(default_factory=list)
     """A few completions with their rewards, bounded in size."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from grpo_api.model import Architecture
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage
+from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage, StepTime
 from grpo_api.timing import Account, Beginning, Clock
 from grpo_api.training_metrics import (
     CHECKPOINT_FAILURES,
@@ -26,6 +26,7 @@ from grpo_api.training_metrics import (
 
 from ..gang.placement import Placement
 from .run_clock import RunClock
+from .step_times import StepTimes
 
 RECENT_STEPS = 20
 """Steps that seconds_per_step is the mean of."""
@@ -40,6 +41,7 @@ class Recorder:
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._progress = Progress(attempt=plan.job.attempt)
         self._clock = RunClock()
+        self._steps = StepTimes()
         self._account = Account()
         """Its `clock` is read when it is asked for."""
         self._started = started
@@ -69,6 +71,8 @@ class Recorder:
         with self._lock:
             self._last_sign = time.monotonic()
             if self._progress.stage == "Training":
+                if name and self._steps.waits:
+                    self._steps.over(self._clock.read())
                 self._clock.phase(name)
 
     def event(self) -> None:
@@ -92,6 +96,11 @@ class Recorder:
         """What this process has spent its time on until now."""
         with self._lock:
             return self._clock.read()
+
+    def steps(self, every: int) -> list[StepTime]:
+        """When the attempt's first step was, and the newest of every Nth, as far as they are over."""
+        with self._lock:
+            return self._steps.told(every)
 
     @property
     def step(self) -> int:
@@ -131,7 +140,10 @@ class Recorder:
 
     def stage(self, name: Stage) -> None:
         """Enter a stage."""
-        self._update(stage=name)
+        with self._lock:
+            if name in ("Exporting", "Finished"):
+                self._steps.over(self._clock.read())
+            self._update(stage=name)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -195,7 +207,9 @@ class Recorder:
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training starts after `step` finished steps of `total_steps`."""
-        self._update(step=step, total_steps=total_steps, stage="Training")
+        with self._lock:
+            self._update(step=step, total_steps=total_steps, stage="Training")
+            self._steps.begin(self._clock.read())
         self.logged({metric.key: 0.0 for metric in FROM_ZERO})
 
     def finished_step(self, step: int, epoch: float | None, seconds: float) -> None:
@@ -204,7 +218,9 @@ class Recorder:
             self.reached("total")
         self._durations.append(seconds)
         mean = sum(self._durations) / len(self._durations)
-        self._update(step=step, epoch=epoch, last_step_time=time.time(), seconds_per_step=mean)
+        with self._lock:
+            self._steps.finished(step, self._clock.read())
+            self._update(step=step, epoch=epoch, last_step_time=time.time(), seconds_per_step=mean)
 
     def logged(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
         """Merge the values of a step: keys that it didn't log keep their last value. NaN and infinity are values, too:

@@ -1,0 +1,98 @@
+"""When steps were, as rank 0 tells it to who asks: from the end of the one before, checkpoint included."""
+
+import urllib.request
+from collections.abc import Sequence
+
+import pytest
+
+from grpo_api.contract import PROGRESS_BIND_ENV, TRACE_QUERY
+from grpo_api.report import MAX_STEPS, Progress, StepTime
+from grpo_api.timing import Clock
+from grpo_trainer.gang.placement import Placement
+from grpo_trainer.process import recorder as recorders
+from grpo_trainer.process.recorder import Recorder
+from grpo_trainer.process.run_clock import RunClock
+from grpo_trainer.process.step_times import KEPT
+from grpo_trainer.telemetry.server import serve
+from harness.controlplane import free_port
+from tests.trainer.test_process import PLAN
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the run's clock, which a test sets."""
+    time = [0.0]
+    monkeypatch.setattr(recorders, "RunClock", lambda: RunClock(lambda: time[0]))
+    return time
+
+
+def trained(now: list[float], first: int, steps: int, save: Sequence[int] = ()) -> Recorder:
+    """A recorder after so many steps of 3 s of generating, 1 s of scoring and 2 s of training, then one has begun."""
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
+    now[0] += 10
+    recorder.begin(first - 1, 10_000)
+    for step in range(first, first + steps):
+        for phase, lasts in (("generate", 3), ("reward", 1), (None, 0), ("forward", 2), (None, 0)):
+            recorder.phase(phase)
+            now[0] += lasts
+        recorder.finished_step(step, None, 6.0)
+        if step in save:
+            recorder.stage("Saving")
+            now[0] += 4
+            recorder.stage("Training")
+        recorder.phase(None)
+    return recorder
+
+
+def test_a_step_is_over_when_the_next_works_or_the_run_exports(now: list[float]) -> None:
+    recorder = trained(now, first=1, steps=2, save=(2,))
+    assert [one.step for one in recorder.steps(1)] == [1]
+    recorder.phase("generate")
+    ready, after = Clock(loading=10), Clock(loading=10, generating=3, scoring=1, training=2)
+    saved = Clock(loading=10, generating=6, scoring=2, training=4, saving=4)
+    assert recorder.steps(1) == [
+        StepTime(step=1, began=ready, ended=after),
+        StepTime(step=2, began=after, ended=saved),
+    ]
+    now[0] += 5
+    recorder.finished_step(3, None, 5.0)
+    recorder.stage("Exporting")
+    assert [one.step for one in recorder.steps(1)] == [1, 2, 3]
+
+
+def test_steps_touch_each_other_and_add_up_to_the_run(now: list[float]) -> None:
+    recorder = trained(now, first=41, steps=15, save=(45, 50))
+    recorder.phase("generate")
+    steps = recorder.steps(1)
+    assert [one.step for one in steps] == list(range(41, 56))
+    assert [one.began for one in steps[1:]] == [one.ended for one in steps[:-1]]
+    assert steps[-1].ended == recorder.clock()
+
+
+def test_the_first_and_the_newest_of_every_nth_are_told(now: list[float]) -> None:
+    recorder = trained(now, first=5, steps=KEPT + 100)
+    assert [one.step for one in recorder.steps(1)][:2] == [5, KEPT + 103 - MAX_STEPS + 1]
+    assert len(recorder.steps(1)) == MAX_STEPS + 1
+    assert [one.step for one in recorder.steps(100)] == [5, 200, 300, 400, 500, 600]
+    assert [one.step for one in recorder.steps(10_000)] == [5]
+    assert Recorder(PLAN, Placement(0, 0, 1, 1), 0.0).steps(1) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("", []),
+        (f"?{TRACE_QUERY}=3", [1, 3, 6]),
+        *((f"?{TRACE_QUERY}={text}", []) for text in ("", "0", "-1", "x", "1.5", "9" * 5000, "%D9%A3")),
+        (f"?other=1&{TRACE_QUERY}=1&{TRACE_QUERY}=4", [1, 4]),
+    ],
+)
+def test_steps_are_told_to_who_asks_for_so_many(
+    query: str, told: list[int], now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
+    serve(PLAN, trained(now, first=1, steps=7))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress{query}", timeout=10) as answer:
+        progress = Progress.model_validate_json(answer.read())
+    assert [one.step for one in progress.steps] == told
