@@ -189,6 +189,13 @@ EVENTS = Metric(
     "Events on GRPOJobs by what became of them (sent, refused, dropped).",
     ("result",),
 )
+SPANS = Metric(
+    "grpo_operator_spans_total",
+    "counter",
+    "1",
+    "Spans of attempts' traces by what became of them (sent, refused, dropped).",
+    ("result",),
+)
 LOOP_LAG = Metric(
     "grpo_operator_event_loop_lag_seconds",
     "histogram",
@@ -240,6 +247,7 @@ OPERATOR = (
     QUEUE_LONGEST,
     PROGRESS_PULLS,
     EVENTS,
+    SPANS,
     LOOP_LAG,
     UNREADABLE_OBJECTS,
     HEARD,

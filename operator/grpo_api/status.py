@@ -66,6 +66,8 @@ class Condition(Model):
 class ProgressStatus(Model):
     """How far the run is."""
 
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    """The attempt that said so."""
     step: Annotated[int, Field(ge=0)] = 0
     """Finished optimizer steps."""
     total_steps: Annotated[int, Field(ge=0)] = 0

@@ -27,6 +27,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     },
     "docs/dashboards.md": partial(page.render, DASHBOARDS),
     "docs/metrics.md": documents.metrics,
+    "docs/traces.md": documents.traces,
     "docs/planner-table.md": planner.table,
     "docs/gpu-products.md": planner.products,
     "docs/plan-schema.json": planner.schema,

@@ -26,6 +26,7 @@ from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
 from .cluster.backoff import Backoff
 from .cluster.cache import Cache, Caches
 from .cluster.client import HttpCluster
+from .cluster.exporter import SpanExporter
 from .cluster.facts import ClusterFacts
 from .cluster.gangs import Gangs
 from .cluster.progress import ProgressPuller, Target, http_fetch
@@ -34,11 +35,13 @@ from .cluster.unreadable import Teller
 from .cluster.watcher import Mirror
 from .errors import ClusterError, ConfigurationError
 from .job_metrics import JobMetrics, Sample, standing
-from .metrics_server import Metrics, application, served
+from .metrics_server import VERSION, Metrics, application, served
 from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
 from .reconcile import Reconciler
 from .records import GRPOJobRecord
+from .tasks import until_one_ends
 from .times import Observed
+from .tracing.attempts import AttemptTraces
 from .workqueue import WorkQueue, work
 
 log = logging.getLogger("grpo_operator")
@@ -74,9 +77,13 @@ class Operator:
         self.working = asyncio.Event()
         """Set once the caches are full and the workers run."""
         self.kopf_ready = asyncio.Event()
-        self._puller = ProgressPuller(
-            self._targets, http_fetch(session), self._progressed, chosen.progress_interval, metrics.pulled
-        )
+        self._exporter: SpanExporter | None = None
+        self._traces: AttemptTraces | None = None
+        if tracing := chosen.tracing:
+            self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
+            self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
+        fetch = http_fetch(session, trace_every=tracing.every if tracing else None)
+        self._puller = ProgressPuller(self._targets, fetch, self._progressed, chosen.progress_interval, metrics.pulled)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
         self._admission = AdmissionQueue(
@@ -97,6 +104,7 @@ class Operator:
             monotonic=lambda: Observed(time.monotonic()),
             image=chosen.trainer_image,
             rank0=self._puller,
+            traces=self._traces,
             status_interval=chosen.status_interval,
         )
 
@@ -122,9 +130,11 @@ class Operator:
             self._queue.add(key, slow=self._caches.quiet(key))
 
     def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
-        """The API server has taken a status: events and metrics follow."""
+        """The API server has taken a status: events, metrics and traces follow."""
         self._recorder.record(job, job.status.conditions, new.conditions, now, new.usage)
         self._metrics.wrote(job, new, now)
+        if self._traces:
+            self._traces.wrote(job, new, now)
 
     def _facts_changed(self) -> None:
         self._admission.wake()
@@ -160,6 +170,8 @@ class Operator:
             tasks.create_task(self._recorder.run(), name="events")
             tasks.create_task(self._teller.run(), name="unreadable")
             tasks.create_task(self._puller.run(), name="progress")
+            if self._exporter:
+                tasks.create_task(self._exporter.run(), name="spans")
             tasks.create_task(self._admission.run(), name="admission")
             for number in range(self.settings.workers):
                 tasks.create_task(work(self._queue, self._reconcile, self._metrics), name=f"worker-{number}")
@@ -179,7 +191,7 @@ class Operator:
         """
         mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
         if doubted or all(mirror.not_served for mirror in mirrors):
-            await _until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+            await until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
         backoff = Backoff()
         while not await self._discovered():
             await backoff.wait()
@@ -261,19 +273,9 @@ async def run(
             ours = asyncio.create_task(operator.run(filled), name="operator")
             watched = handlers.registry(caches, queue, configuration, operator.listed())
             kopfs = asyncio.create_task(operator.watch(watched, stop, told))
-            await _until_one_ends(kopfs, ours, asyncio.create_task(told.wait(), name="signals"))
+            await until_one_ends(kopfs, ours, asyncio.create_task(told.wait(), name="signals"))
             queue.close()
     log.info("stopped")
-
-
-async def _until_one_ends(*tasks: asyncio.Task[Any]) -> None:
-    """Waits for the first to end, ends the others, and raises what it failed with."""
-    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def main() -> int:

@@ -13,6 +13,8 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import ConditionType, GRPOJobStatus
 
+from .reasons import Reason
+
 Fields = dict[str, Any]
 UNPACKED = 64
 """How many ended jobs stay unpacked: a reconcile reads the same one many times."""
@@ -48,6 +50,14 @@ def ended(status: GRPOJobStatus) -> bool:
     """Whether the status says that the job has succeeded or failed."""
     final = (ConditionType.SUCCEEDED, ConditionType.FAILED)
     return any(condition.status == "True" for condition in status.conditions if condition.type in final)
+
+
+def under_way(status: GRPOJobStatus) -> bool:
+    """Whether the attempt that the status counts was admitted and has not ended, or waits for Kueue."""
+    if not status.attempt or ended(status):
+        return False
+    found = next((one for one in status.conditions if one.type == ConditionType.ADMITTED), None)
+    return found is not None and (found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE)
 
 
 def pack(spec: Fields, status: Fields) -> bytes:

@@ -40,6 +40,7 @@ from grpo_api.metrics import (
     RECONCILE_SECONDS,
     RECONCILES,
     RESTARTS,
+    SPANS,
     TIMES_TO,
     Metric,
 )
@@ -102,6 +103,7 @@ class Metrics(Observer):
         self._requests = self._counter(API_REQUESTS)
         self._pulls = self._counter(PROGRESS_PULLS)
         self._events = self._counter(EVENTS)
+        self._spans = self._counter(SPANS)
         self._restarts = self._counter(RESTARTS)
         for reason in Result:  # the first restart for a reason is an increase only from 0
             self._restarts.labels(reason.value)
@@ -147,6 +149,10 @@ class Metrics(Observer):
     def told(self, result: str) -> None:
         """Counts an event on a GRPOJob."""
         self._events.labels(result).inc()
+
+    def exported(self, result: str, spans: int) -> None:
+        """Counts spans of traces."""
+        self._spans.labels(result).inc(spans)
 
     async def follow_lag(self) -> None:
         """Measures how late the event loop is, until cancelled."""

@@ -30,6 +30,7 @@ from .sightings import Sightings
 from .starting import asks_about
 from .status import REPORTED, URGENT, build, merge_patch, to_json
 from .times import Observed
+from .tracing.attempts import AttemptTraces
 from .writes import StatusWrites
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,10 @@ class Reconciler:
         image: str = "",
         status_interval: float = 5.0,
         rank0: Rank0,
+        traces: AttemptTraces | None = None,
     ) -> None:
         """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds.
+        `traces` hears of each look; without it there are none.
 
         `wrote` hears of each status that the API server has taken: the job before, the status, unix seconds.
         """
@@ -85,6 +88,7 @@ class Reconciler:
         self._image = image
         self._status_interval = status_interval
         self._rank0 = rank0
+        self._traces = traces
         self._clock = clock
         self._monotonic = monotonic
         self._sightings = Sightings()
@@ -110,6 +114,8 @@ class Reconciler:
         if seen is None or seen.job.deleting:
             self._forget(key)
             return None
+        if self._traces:
+            self._traces.looked(seen)
         seen = await self._asked(seen)
         decision = decide(seen, self._limits)
         if decision.action is Action.DELETE:
@@ -163,6 +169,8 @@ class Reconciler:
         self._writes.forget(key)
         self._sightings.forget(key)
         self._words.forget(key)
+        if self._traces:
+            self._traces.gone(key, self._clock())
 
     def _again(self, seen: Observation) -> tuple[Observation, Decision]:
         """Looks and decides anew after a write of ours; a job deleted meanwhile needs nothing."""

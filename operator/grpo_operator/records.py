@@ -13,7 +13,7 @@ from grpo_api.patience import patience
 from grpo_api.running import RestartsSpec
 from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
-from .content import Content, raw, unpack
+from .content import Content, raw, under_way, unpack
 from .names import ObjectKey
 from .reasons import RELEASES, Reason
 from .terminations import PodTermination
@@ -177,10 +177,7 @@ class GRPOJobRecord:
     @property
     def active(self) -> bool:
         """Whether the attempt that status.attempt counts was admitted and has not ended, or waits for Kueue."""
-        if self.finished or not self.ours or not self.status.attempt:
-            return False
-        found = self.condition(ConditionType.ADMITTED)
-        return found is not None and (found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE)
+        return not self.finished and self.ours and under_way(self.status)
 
     @property
     def released(self) -> bool:

@@ -124,6 +124,7 @@ def _progress(progress: Progress) -> ProgressStatus:
     if eta is not None and eta > MAX_ETA:
         eta = None
     return ProgressStatus(
+        attempt=progress.attempt,
         step=step,
         total_steps=total,
         percent=min(100, 100 * step // total) if total else 0,
@@ -149,6 +150,7 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
     done = outcome.result is Result.SUCCEEDED
     return known.model_copy(
         update={
+            "attempt": outcome.attempt or known.attempt,
             "step": step,
             "total_steps": total,
             "percent": 100 * step // total if total else 100 * int(done),

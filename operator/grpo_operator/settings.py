@@ -5,13 +5,33 @@ No other module reads arguments or the environment.
 
 import argparse
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
 
 from .decisions import Limits
 
+ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
+"""What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for them."""
 MAX_PRICE = 1e6
 """The dearest GPU hour, as in the planner's inventory file."""
+EVERY, MAX_EVERY = 10, 1_000_000
+"""Every which step of an attempt has a span, by default and at most."""
+_HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+"""A token of RFC 9110, section 5.6.2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    """Where spans go, and how many."""
+
+    endpoint: str
+    """URL of an OTLP/HTTP receiver, without /v1/traces."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    every: int = EVERY
+    """Every which step has a span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +59,13 @@ class Settings:
     bottleneck, and the Job controller needs its share of it."""
     gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
     """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes before it."""
+    tracing: Tracing | None = None
+    """None: no traces."""
     limits: Limits = field(default_factory=Limits)
 
 
-def parse(arguments: Sequence[str] | None = None) -> Settings:
-    """The settings of a command line; exits with a message on a wrong one."""
+def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of a command line and the environment; exits with a message on a wrong one."""
     default = Settings()
     parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
     parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
@@ -70,7 +92,20 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         metavar="PRODUCT=PRICE",
         help="price of one GPU of a product for an hour, such as NVIDIA-H100-80GB-HBM3=2.49 (may be repeated)",
     )
+    parser.add_argument(
+        "--tracing-endpoint",
+        default=environment.get(ENDPOINT_ENV, ""),
+        metavar="URL",
+        help=f"OTLP/HTTP receiver of a trace per attempt, such as http://collector:4318; default: ${ENDPOINT_ENV}",
+    )
+    parser.add_argument(
+        "--trace-every-nth-step", type=_count, default=EVERY, metavar="N", help="steps with a span of their own"
+    )
     given = parser.parse_args(arguments)
+    try:
+        tracing = _tracing(given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step)
+    except ValueError as error:
+        parser.error(str(error))
     return Settings(
         namespaces=tuple(dict.fromkeys(given.namespace)),
         trainer_image=given.trainer_image,
@@ -83,8 +118,45 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         progress_interval=given.progress_seconds,
         workers=max(1, given.workers),
         gpu_hour_prices=dict(given.gpu_hour_price),
+        tracing=tracing,
         limits=Limits(scheduling=given.scheduling_timeout_seconds),
     )
+
+
+def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:
+    """None without an endpoint.
+
+    Raises:
+        ValueError: the endpoint or the headers can't be used.
+    """
+    if not endpoint:
+        return None
+    url = urlsplit(endpoint)
+    if (
+        url.scheme not in ("http", "https")
+        or not url.hostname
+        or url.query
+        or url.fragment
+        or not endpoint.isprintable()
+    ):
+        raise ValueError(f"--tracing-endpoint or {ENDPOINT_ENV}: {endpoint!r} is no URL such as http://collector:4318")
+    return Tracing(endpoint=endpoint, headers=_headers(headers), every=every)
+
+
+def _headers(text: str) -> dict[str, str]:
+    """The headers of OTEL_EXPORTER_OTLP_HEADERS, `name=value,name=value` with percent-encoded values."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    found = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
+    if not all(re.fullmatch(_HEADER_NAME, name) and value.isprintable() for name, value in found.items()):
+        raise ValueError(f"{HEADERS_ENV} is not name=value,name=value; percent-encode what is special in a value")
+    return found
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= MAX_EVERY:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {MAX_EVERY}")
+    return value
 
 
 def _positive(text: str) -> float:

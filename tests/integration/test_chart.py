@@ -37,6 +37,7 @@ EVERYTHING = (
     "monitoring.dashboard.annotations.folder=GRPO",
     "monitoring.podMonitor.labels.release=prometheus",
     "gpuHourPrices.NVIDIA-H100-80GB-HBM3=2.49",
+    "tracing.endpoint=http://collector:4318",
     "extraArgs[0]=--workers=4",
     "extraEnv[0].name=TZ",
 )
@@ -104,6 +105,8 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("gpuHourPrices.H100=-1", "minimum"),
         ("watchNamespaces={Bad_Name}", "does not match pattern"),
         ("crds.keep=maybe", "boolean"),
+        ("tracing.endpoint=collector:4317", "does not match pattern"),
+        ("tracing.everyNthStep=0", "minimum"),
         ("image.repository=a b", "does not match pattern"),
     ],
 )
@@ -144,6 +147,18 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     assert names_ == {f"{RELEASE}-grpo-operator-{part}" for part in ("inventory", "view", "edit")}
     arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert arguments[-2:] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -> None:
+    def chosen(*values: str) -> settings.Tracing | None:
+        deployment = only(rendered(*values), "Deployment")
+        arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        return settings.parse(arguments, {}).tracing
+
+    assert chosen() is None
+    endpoint = "http://collector.observability:4318"
+    found = chosen(f"tracing.endpoint={endpoint}", "tracing.everyNthStep=3")
+    assert found == settings.Tracing(endpoint=endpoint, every=3)
 
 
 def test_prices_become_flags_that_the_operator_reads() -> None:

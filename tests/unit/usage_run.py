@@ -45,6 +45,10 @@ class Run:
             if part == "saving":
                 self.seals.append((now, spent))
 
+    def parts(self) -> Iterator[tuple[float, str]]:
+        """What it began to do when."""
+        return zip(self._times, self._parts, strict=True)
+
     def clock(self, when: float) -> Clock:
         """What it has spent its time on by then."""
         place = bisect_right(self._times, when) - 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from grpo_api.contract import PROGRESS_PORT
+from grpo_api.contract import PROGRESS_PORT, TRACE_QUERY
 from grpo_api.report import Progress
 
 from ..names import ObjectKey
@@ -188,14 +188,15 @@ def _reached(progress: Progress) -> tuple[int, str, int]:
     return progress.step, progress.stage, 0 if progress.stage == "Training" else progress.events
 
 
-def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT) -> Fetch:
-    """A Fetch over HTTP."""
+def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT, trace_every: int | None = None) -> Fetch:
+    """A Fetch over HTTP, which asks for the times of every so many steps."""
+    path = "progress" if trace_every is None else f"progress?{TRACE_QUERY}={trace_every}"
 
     async def fetch(address: str) -> Progress:
         host = f"[{address}]" if ":" in address else address
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         try:
-            async with session.get(f"http://{host}:{port}/progress", timeout=timeout, allow_redirects=False) as answer:
+            async with session.get(f"http://{host}:{port}/{path}", timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PullFailed(f"HTTP {answer.status}")
                 text = await _bounded(answer.content)

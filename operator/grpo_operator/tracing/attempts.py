@@ -1,0 +1,209 @@
+"""Makes the spans of each attempt from the looks at its job and the status writes that the API server has taken.
+
+A moment is that of the first look that shows it, by the operator's own clock. What a status says was told by the
+operator that wrote it: a new one goes on from there, and what it may tell again has the same ids. Pure.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from grpo_api import traces
+from grpo_api.report import Result
+from grpo_api.status import Condition, ConditionType, GRPOJobStatus
+
+from ..content import under_way
+from ..names import ObjectKey
+from ..observe import Observation
+from ..records import GRPOJobRecord
+from ..texts import cut
+from ..times import seconds
+from ..usage.attempts import pull_time
+from .rank0 import Rank0Spans
+from .spans import Span, Trace, Value
+
+C = ConditionType
+MAX_MESSAGE = 1024
+DELETED, SUSPENDED = "Deleted", "Suspended"
+_NO_FAILURES = (Result.SUCCEEDED, Result.PREEMPTED)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt in progress, and what of it has been told."""
+
+    trace: Trace
+    begin: float
+    """When the job began to wait for it."""
+    rank0: Rank0Spans
+    model: str
+    waits_since: float | None = None
+    """Since when it waits to be admitted; None once it is."""
+    admitted: float = 0.0
+    admission: int = -1
+    """Tells the admissions of one attempt apart."""
+    bound: float | None = None
+    started: float | None = None
+    latest: float = 0.0
+    """Latest end of its spans."""
+
+
+class AttemptTraces:
+    """The traces of all attempts in progress."""
+
+    def __init__(self, put: Callable[[Span], None], *, every: int, version: str) -> None:
+        """`put` gets each span once it has ended; every `every`th step has one; `version` is the operator's."""
+        self._put = put
+        self._every = every
+        self._version = version
+        self._attempts: dict[ObjectKey, _Attempt] = {}
+
+    def looked(self, seen: Observation) -> None:
+        """What a look shows of an attempt."""
+        job = seen.job
+        if not job.active or not job.is_true(C.ADMITTED):
+            return
+        attempt = self._of(job)
+        number = attempt.admission
+        if attempt.bound is None and seen.bound:
+            attempt.bound = max(attempt.admitted, seen.now)
+            self._tell(attempt, attempt.trace.span(traces.BOUND, attempt.admitted, attempt.bound, number=number))
+        if attempt.started is None and attempt.bound is not None and seen.started:
+            attempt.started = max(attempt.bound, seen.now)
+            self._tell(attempt, attempt.trace.span(traces.STARTED, attempt.bound, attempt.started, number=number))
+        at = pull_time(seen)
+        if seen.pull and at is not None:
+            for span in attempt.rank0.told(attempt.trace, seen.pull.progress, at, attempt.admitted):
+                self._tell(attempt, span)
+
+    def wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        """The API server has taken this status of the job."""
+        before = job.active
+        after = under_way(new)
+        if before and (not after or new.attempt != job.status.attempt):
+            self._end(self._of(job), job, new, now)
+        if not after:
+            self._attempts.pop(job.key, None)
+            return
+        goes_on = before and new.attempt == job.status.attempt
+        attempt = self._of(job) if goes_on else self._begun(job, new, now)
+        admitted = _condition(new, C.ADMITTED)
+        if admitted and admitted.status == "True":
+            self._admit(attempt, int(seconds(admitted.last_transition_time) or 0.0), now)
+        elif attempt.waits_since is None:  # Kueue has taken its gang back
+            attempt.waits_since, attempt.bound, attempt.started = max(now, attempt.begin), None, None
+
+    def gone(self, key: ObjectKey, now: float) -> None:
+        """The job was deleted, or is another controller's."""
+        attempt = self._attempts.pop(key, None)
+        if attempt:
+            self._tell_root(attempt, {traces.RESULT.key: DELETED}, now)
+
+    def _of(self, job: GRPOJobRecord) -> _Attempt:
+        """The job's attempt; as its status has it, if this process doesn't know it."""
+        known = self._attempts.get(job.key)
+        if known and (known.trace.job_uid, known.trace.attempt) == (job.uid, job.status.attempt):
+            return known
+        found = self._attempts[job.key] = self._found(job)
+        return found
+
+    def _fresh(self, job: GRPOJobRecord, number: int, begin: float) -> _Attempt:
+        trace = Trace.of(job, number, self._version)
+        return _Attempt(trace, begin, Rank0Spans(self._every), job.spec.model.name if job.spec else "")
+
+    def _begun(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> _Attempt:
+        """An attempt that this write begins."""
+        suspended = job.is_true(C.SUSPENDED)
+        begin = now if job.active or suspended else min(now, _waiting_since(job.created, job.status))
+        fresh = self._fresh(job, new.attempt, begin)
+        fresh.waits_since = begin
+        self._attempts[job.key] = fresh
+        return fresh
+
+    def _found(self, job: GRPOJobRecord) -> _Attempt:
+        """An attempt that a former operator has begun."""
+        status, admitted = job.status, job.condition(C.ADMITTED)
+        started = seconds(status.attempt_start_time)
+        since = seconds(admitted.last_transition_time) if admitted else None
+        at = started or since or job.created
+        begin = min(at, since or at, _waiting_since(job.created, status))
+        found = self._fresh(job, status.attempt, begin)
+        if not job.is_true(C.ADMITTED):
+            found.waits_since = since or at
+            return found
+        found.admitted, found.admission = at, int(since or 0.0)
+        if job.is_true(C.SCHEDULED):
+            found.bound = max(at, _since(job.condition(C.SCHEDULED)))
+        if job.is_true(C.RUNNING):
+            found.started = max(at, _since(job.condition(C.RUNNING)))
+        if status.progress and status.progress.attempt == status.attempt:
+            found.rank0.heard_of(status.progress.step)
+        return found
+
+    def _admit(self, attempt: _Attempt, moment: int, now: float) -> None:
+        if attempt.waits_since is None:
+            return
+        attempt.admission = max(attempt.admission + 1, moment)
+        attempt.admitted = max(attempt.waits_since, now)
+        self._tell(
+            attempt,
+            attempt.trace.span(traces.QUEUED, attempt.waits_since, attempt.admitted, number=attempt.admission),
+        )
+        attempt.waits_since = None
+
+    def _end(self, attempt: _Attempt, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        plan, progress = job.status.plan, new.progress
+        found: dict[str, Value] = {traces.MODEL.key: attempt.model}
+        if plan:
+            found |= {traces.STRATEGY.key: plan.strategy, traces.NODES.key: plan.nodes, traces.GPUS.key: plan.gpus}
+        if progress and progress.attempt == attempt.trace.attempt:
+            found[traces.STEP_NUMBER.key] = progress.step
+        result, failed, message = _how(job.status.attempt, new)
+        found[traces.RESULT.key] = result
+        if failed:
+            found[traces.ERROR.key] = result
+        self._tell_root(attempt, found, now, message if failed else None)
+
+    def _tell_root(
+        self, attempt: _Attempt, attributes: dict[str, Value], now: float, failure: str | None = None
+    ) -> None:
+        end = max(now, attempt.latest)
+        root = attempt.trace.span(traces.ATTEMPT, attempt.begin, end, parent="")
+        why = cut(failure or "", MAX_MESSAGE)
+        self._put(replace(root, attributes=attributes, failed=failure is not None, message=why))
+
+    def _tell(self, attempt: _Attempt, span: Span) -> None:
+        attempt.latest = max(attempt.latest, span.end)
+        self._put(span)
+
+
+def _waiting_since(created: float, status: GRPOJobStatus) -> float:
+    """When a job began to wait for its next attempt: its creation, its last end, or when it was resumed or retried."""
+    before = [seconds(status.ends[-1].end_time) or 0.0] if status.ends else []
+    rests = (_condition(status, kind) for kind in (C.SUSPENDED, C.FAILED))
+    before += [_since(rest) for rest in rests if rest and rest.status == "False" and _was_true(rest, status)]
+    return max(created, *before) if before else created
+
+
+def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
+    """Whether the condition was once true: the first attempt's commit says that it isn't, in the same second."""
+    return status.attempt > 1 or rest.last_transition_time != status.start_time
+
+
+def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
+    """How an attempt ended that this status ends: the word for it, whether it failed, and why."""
+    end = next((one for one in reversed(new.ends) if one.attempt == attempt), None)
+    final = next((c for c in new.conditions if c.type in (C.SUCCEEDED, C.FAILED) and c.status == "True"), None)
+    reason = end.reason if end else final.reason if final else SUSPENDED
+    told = new.outcome if end and new.outcome and new.outcome.attempt == attempt else None
+    failed = final is not None and final.type == C.FAILED
+    if end and not failed:
+        failed = end.reason in set(Result) - set(_NO_FAILURES)
+    return reason, failed, (told.message if told else "") or (final.message if final else "")
+
+
+def _condition(status: GRPOJobStatus, kind: ConditionType) -> Condition | None:
+    return next((found for found in status.conditions if found.type == kind), None)
+
+
+def _since(condition: Condition | None) -> float:
+    return (seconds(condition.last_transition_time) or 0.0) if condition else 0.0

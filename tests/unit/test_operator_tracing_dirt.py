@@ -1,0 +1,90 @@
+"""Spans of whatever statuses, progress and clocks there are: each once, in order, in its attempt."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.report import Progress, StepTime
+from grpo_api.status import GRPOJobStatus
+from grpo_api.timing import LAST_TIME, Account, Clock
+from grpo_operator.observe import Pull
+from grpo_operator.records import JobRecord, PodRecord
+from grpo_operator.times import Observed
+from grpo_operator.tracing.attempts import AttemptTraces
+from grpo_operator.tracing.spans import Span
+from tests.generated import cases
+from tests.unit.operator_world import KEY, NOW, PLAN, at, make_child, make_job, make_pod, make_seen
+
+SECONDS = st.floats(0.0, LAST_TIME) | st.floats(0.0, 100.0)
+CLOCKS = st.builds(Clock, **dict.fromkeys(Clock.model_fields, SECONDS))
+STEPS = st.lists(st.builds(StepTime, step=st.integers(0, 40), began=CLOCKS, ended=CLOCKS), max_size=17)
+PROGRESS = st.builds(
+    Progress,
+    attempt=st.integers(1, 3),
+    step=st.integers(0, 40),
+    total_steps=st.integers(0, 2**53 - 1),
+    resumed_from_step=st.integers(0, 40),
+    account=st.none() | st.builds(Account, clock=CLOCKS),
+    steps=STEPS,
+    startup_seconds=st.dictionaries(st.sampled_from(["load", "proof", "x"]), SECONDS),
+)
+MOMENT = st.integers(-10_000, 10_000).map(at) | st.just("9999-12-31T23:59:59Z") | st.just("1970-01-01T00:00:00Z")
+CONDITION = st.builds(
+    lambda kind, status, reason, when: {"type": kind, "status": status, "reason": reason, "lastTransitionTime": when},
+    st.sampled_from(["Scheduled", "Running", "Suspended", "Failed", "Succeeded"]),
+    st.sampled_from(["True", "False", "Unknown"]),
+    st.sampled_from(["WaitingForKueue", "Because"]),
+    MOMENT,
+)
+ADMITTED = CONDITION.map(lambda one: one | {"type": "Admitted"})
+STATUS = st.builds(
+    lambda attempt, admitted, conditions, ends, begun, step: {
+        **{"attempt": attempt, "conditions": [admitted, *{one["type"]: one for one in conditions}.values()]},
+        **{"ends": ends, "plan": PLAN.model_dump(mode="json", by_alias=True, exclude_none=True)},
+        **{"attemptStartTime": begun, "startTime": begun, "progress": {"attempt": attempt, "step": step}},
+    },
+    st.integers(1, 3),
+    ADMITTED,
+    st.lists(CONDITION, max_size=4),
+    st.lists(
+        st.builds(lambda n, when: {"attempt": n, "reason": "Hang", "endTime": when}, st.integers(1, 3), MOMENT),
+        max_size=2,
+    ),
+    MOMENT,
+    st.integers(0, 40),
+)
+NEWS = st.tuples(
+    st.floats(-3600, 3600), STATUS, PROGRESS, st.integers(0, 2), st.sampled_from(["look", "look", "write", "gone"])
+)
+
+
+@settings(max_examples=cases(80))
+@given(st.lists(NEWS, max_size=12))
+def test_whatever_comes_spans_are_once_in_order_and_in_their_attempt(news: list[Any]) -> None:
+    spans: list[Span] = []
+    known, now = make_job(), NOW
+    following = AttemptTraces(spans.append, every=10, version="1")
+    for passed, status, progress, pods, what in news:
+        now += passed
+        if what == "gone":
+            following.gone(KEY, now)
+        elif what == "write":
+            following.wrote(known, GRPOJobStatus.model_validate(status), now)
+            known = make_job(status=status)
+        else:
+            n = known.status.attempt
+            things: list[JobRecord | PodRecord] = [make_child(n)] if n else []
+            things += [make_pod(index, n) for index in range(pods)] if n else []
+            pull = Pull(progress, Observed(NOW - 1), Observed(NOW - 1))
+            following.looked(make_seen(known, *things, pull=pull, now=now))
+    assert all(one.begin <= one.end for one in spans)
+    ended: dict[str, Span] = {}
+    for one in reversed(spans):
+        if not one.parent:
+            ended[one.trace.id] = one
+        elif root := ended.get(one.trace.id):
+            assert root.begin <= one.begin
+            assert one.end <= root.end
+    lives = [one for one in spans if not one.parent]
+    assert len({(one.id, one.end) for one in lives}) == len(lives)
