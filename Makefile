@@ -20,10 +20,13 @@ SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 30
 FAULTS ?= 100
 ONLY ?=
+# `make pictures`
+TO ?= pictures-output
+STORY ?=
 # `make gpu-kit`: the other machine's Python
 KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen cluster cluster-down images bench tools gpu gpu-kit
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen pictures cluster cluster-down images bench tools gpu gpu-kit
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -81,6 +84,9 @@ lint: venv ## ruff, mypy, import layers, freshness of generated files
 
 codegen: venv ## write the generated files: CRD, chart copy, dashboards, alert rules, documents
 	$(CODEGEN)
+
+pictures: venv ## draw the dashboards of all stories into a folder, with Grafana's own components (TO=folder STORY=name)
+	@PYTHONPATH=operator:trainer_image $(BIN)/python -m harness.pictures --to "$(TO)" $(if $(STORY),--story "$(STORY)")
 
 cluster: venv ## start a real Kubernetes on this machine and print how to use it (NODES=2 GPUS_PER_NODE=8)
 	@$(CLUSTER) up --nodes $(NODES) --gpus-per-node $(GPUS_PER_NODE)

@@ -29,6 +29,10 @@ NODE_TOOLS = {
     "mount": "mount",
     "ptp": "containernetworking-plugins",
 }
+PICTURE_TOOLS = {
+    "chromium-headless-shell": "chromium-headless-shell",
+    "/usr/share/fonts/opentype/inter": "fonts-inter",  # Grafana's font, which its server brings
+}
 IMAGE_TOOLS = {"buildah": "buildah", "debootstrap": "debootstrap", "gcc": "gcc", "readelf": "binutils"}
 
 
@@ -48,7 +52,11 @@ def require(nodes: bool, images: bool = False) -> None:
     """
     if nodes and os.geteuid() != 0:
         raise ClusterError("real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only")
-    tools = {**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})}
+    require_tools({**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})})
+
+
+def require_tools(tools: dict[str, str]) -> None:
+    """Make sure that these programs and files are there, installing them or raising as `require` does."""
     packages = _missing(tools)
     if packages and APT.exists() and os.geteuid() == 0:
         with apt_alone():

@@ -1,4 +1,4 @@
-"""Values over time, minute by minute, and how they are written for promtool.
+"""Values over time, minute by minute, and how they are written for promtool's tests and its backfill.
 
 Small pieces that a story is put together from.
 """
@@ -40,6 +40,11 @@ def hidden(line: Timeline, first: int, end: int) -> Timeline:
     return lambda minute: None if first <= minute < end else line(minute)
 
 
+def during(line: Timeline, first: int, end: int, other: Timeline) -> Timeline:
+    """The line, but from minute `first` to before minute `end` another one, wherever there is the line."""
+    return lambda minute: other(minute) if first <= minute < end and line(minute) is not None else line(minute)
+
+
 def frozen(line: Timeline, first: int, end: int) -> Timeline:
     """The line, but from minute `first` to before minute `end` it stands still."""
     return lambda minute: line(first if first <= minute < end else minute)
@@ -63,5 +68,32 @@ def _written(line: Timeline, minutes: int) -> Iterator[str]:
         if value is None:
             yield "_" if before is None else "stale"
         else:
-            yield "NaN" if math.isnan(value) else f"{value:.10g}"
+            yield _number(value)
         before = value
+
+
+def unsteady(line: Timeline, by: float, seed: int = 0) -> Timeline:
+    """The line, up and down by up to this share of itself, the same each time."""
+
+    def value(minute: int) -> float | None:
+        plain = line(minute)
+        return None if plain is None else plain * (1 + by * noise(minute, seed))
+
+    return value
+
+
+def noise(minute: int, seed: int = 0) -> float:
+    """From -1 to 1, around 0, the same each time."""
+    return sum(math.sin(minute * pace + seed * pace**2) for pace in (0.7, 1.9, 3.3)) / 3
+
+
+def exposition(name: str, line: Timeline, minutes: int) -> Iterator[str]:
+    """Lines of the OpenMetrics format, a sample a minute with its time."""
+    for minute in range(minutes + 1):
+        value = line(minute)
+        if value is not None:
+            yield f"{name} {_number(value)} {clock(minute):.0f}"
+
+
+def _number(value: float) -> str:
+    return "NaN" if math.isnan(value) else f"{value:.10g}"

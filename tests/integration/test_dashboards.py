@@ -4,12 +4,7 @@ No panel is without data, and none has two series of one name, also after a rest
 panels that are empty say why.
 """
 
-import json
 import re
-import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +14,9 @@ import pytest
 
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.panels import NOTHING, Dashboard, Panel, Query
-from harness.controlplane import free_port
-from harness.programs.processes import until
-from harness.programs.prometheus import program
+from harness.backfill import Prometheus, filled
 from tests.integration.dashboard_world import END, MINUTES, World
 
-SECONDS = 60.0
 CHOSEN = {
     "$__rate_interval": "5m",
     "$__range": f"{MINUTES - 1}m",
@@ -39,38 +31,21 @@ MOST = 12
 Series = list[dict[str, Any]]
 
 
-class Prometheus:
-    """One that answers queries over what was put into it."""
+class Shown:
+    """What a Prometheus shows of a world."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def ask(self, what: str, **parameters: object) -> Any:
-        """The data of an answer; a refused query raises with what Prometheus says of it."""
-        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
-        try:
-            with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
-
-    def ready(self) -> bool:
-        """Whether it answers."""
-        try:
-            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=SECONDS):
-                return True
-        except OSError:
-            return False
+    def __init__(self, server: Prometheus) -> None:
+        self.server = server
 
     def over_time(self, expression: str) -> Series:
         """The series of the expression over all of the time, as Grafana draws them."""
         times = {"start": END - 60 * (MINUTES - 10), "end": END, "step": 60}
-        found: Series = self.ask("query_range", query=interpolated(expression), **times)["result"]
+        found: Series = self.server.ask("query_range", query=interpolated(expression), **times)["result"]
         return found
 
     def now(self, expression: str) -> Series:
         """The series of the expression at the end."""
-        found: Series = self.ask("query", query=interpolated(expression), time=END)["result"]
+        found: Series = self.server.ask("query", query=interpolated(expression), time=END)["result"]
         return found
 
     def shown(self, panel: Panel) -> list[str]:
@@ -93,46 +68,32 @@ def legend(query: Query, labels: dict[str, str]) -> str:
 
 
 @contextmanager
-def filled(folder: Path, world: World) -> Iterator[Prometheus]:
-    """A Prometheus that holds this world."""
-    (folder / "world.txt").write_text(world.text())
-    backfill = [str(program("promtool")), "tsdb", "create-blocks-from", "openmetrics", "world.txt", "data"]
-    subprocess.run(backfill, cwd=folder, capture_output=True, check=True)
-    (folder / "prometheus.yml").write_text("{}")
-    address = f"127.0.0.1:{free_port()}"
-    options = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y"]
-    command = [str(program("prometheus")), *options, f"--web.listen-address={address}"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    try:
-        server = Prometheus(address)
-        until("Prometheus", server.ready, SECONDS)
-        yield server
-    finally:
-        process.terminate()
-        process.wait(SECONDS)
+def shown(folder: Path, world: World) -> Iterator[Shown]:
+    """What Prometheus shows of this world."""
+    with filled(folder, world.text()) as server:
+        yield Shown(server)
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    with filled(tmp_path_factory.mktemp("healthy"), World()) as server:
-        yield server
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    with shown(tmp_path_factory.mktemp("healthy"), World()) as everything:
+        yield everything
 
 
-def test_no_panel_is_empty(healthy: Prometheus) -> None:
+def test_no_panel_is_empty(healthy: Shown) -> None:
     asked = ((panel, query) for _, panel in ALL for query in panel.queries)
     ask = {True: healthy.over_time, False: healthy.now}
     empty = [(panel.title, query) for panel, query in asked if not ask[panel.kind == "timeseries"](query.expression)]
     assert empty == []
 
 
-def test_no_panel_shows_two_series_under_one_name_though_the_job_has_restarted(healthy: Prometheus) -> None:
+def test_no_panel_shows_two_series_under_one_name_though_the_job_has_restarted(healthy: Shown) -> None:
     for _, panel in ALL:
         shown = healthy.shown(panel)
         assert len(shown) == len(set(shown)), panel.title
 
 
-def test_a_panel_about_one_job_shows_no_more_than_can_be_told_apart(healthy: Prometheus) -> None:
+def test_a_panel_about_one_job_shows_no_more_than_can_be_told_apart(healthy: Shown) -> None:
     shown = {panel.title: len(healthy.shown(panel)) for panel in panels(DASHBOARDS["training-health"])}
     assert {title: number for title, number in shown.items() if number > MOST} == {}
 
@@ -142,7 +103,7 @@ def panels(board: Dashboard) -> list[Panel]:
     return [panel for row in board.rows for panel in row.panels]
 
 
-def test_annotations_mark_attempts_checkpoints_and_the_end_of_memory(healthy: Prometheus) -> None:
+def test_annotations_mark_attempts_checkpoints_and_the_end_of_memory(healthy: Shown) -> None:
     marks = DASHBOARDS["training-health"].annotations
     found = {mark.title: healthy.over_time(mark.expression) for mark in marks}
     assert found.keys() == {"Attempt", "Restart", "Checkpoint", "Out of memory", "Reference"}
@@ -150,17 +111,19 @@ def test_annotations_mark_attempts_checkpoints_and_the_end_of_memory(healthy: Pr
     assert [len(one["values"]) for one in found["Attempt"]] == [MINUTES // 10], "once per new value"
 
 
-def test_variables_offer_what_there_is(healthy: Prometheus) -> None:
+def test_variables_offer_what_there_is(healthy: Shown) -> None:
     for board in DASHBOARDS.values():
         for variable in board.variables:
-            found = healthy.ask("series", **{"match[]": interpolated(variable.series), "start": END - 600, "end": END})
+            found = healthy.server.ask(
+                "series", **{"match[]": interpolated(variable.series), "start": END - 600, "end": END}
+            )
             assert found, variable
             assert variable.name == "cluster" or variable.label in found[0]
 
 
 def test_on_cpus_and_without_a_reference_an_empty_panel_says_why(tmp_path: Path) -> None:
-    with filled(tmp_path, World(gpus=False, reference=False)) as server:
-        empty = [panel for _, panel in ALL if not server.shown(panel)]
+    with shown(tmp_path, World(gpus=False, reference=False)) as everything:
+        empty = [panel for _, panel in ALL if not everything.shown(panel)]
     titles = {panel.title for panel in empty}
     assert titles > {"KL, of what the guard allows", "Memory: backward", "Effective training time", "Dearest jobs"}
     assert [panel.title for panel in empty if panel.empty == NOTHING] == []

@@ -4,12 +4,11 @@ from grpo_api import metrics as operator
 from grpo_api.metrics import CONTROLLER
 
 from .panels import Color, Dashboard, Panel, Query, Row, Variable
-from .promql import CLUSTER, WINDOW, quantiles, rates, select
+from .promql import CLUSTER, UP, WINDOW, known, quantiles, rates, select
 
 _OURS = f'{CLUSTER},name="{CONTROLLER}"'
 _RECONCILER = f'{CLUSTER},controller="{CONTROLLER}"'
 _WATCHES = select(operator.HEARD, CLUSTER)
-_UP = select(operator.BUILD_INFO, CLUSTER)
 _RESULTS: dict[str, Color] = {
     "success": "green",
     "error": "red",
@@ -21,13 +20,13 @@ _RESULTS: dict[str, Color] = {
 
 def _process(name: str) -> str:
     """A `process_*` metric of the operator's pods alone."""
-    return f"{name}{{{CLUSTER}}} and on (cluster, job, instance) {_UP}"
+    return f"{name}{{{CLUSTER}}} and on (cluster, job, instance) {UP}"
 
 
 def _errors() -> str:
     every = f"sum(rate({select(operator.RECONCILES, _RECONCILER)}[10m]))"
     where = f'{_RECONCILER},result="error"'
-    return f"(sum(rate({select(operator.RECONCILES, where)}[10m])) or vector(0)) / {every}"
+    return f"(sum(rate({select(operator.RECONCILES, where)}[10m])) or vector(0)) / ({every} > 0)"
 
 
 _NOW = (
@@ -36,7 +35,7 @@ _NOW = (
         title="Operators that answer",
         description="Pods that were scraped. With none, running gangs go on, and nothing new starts.",
         unit="none",
-        queries=(Query(f"count({_UP}) or vector(0)", "operators"),),
+        queries=(Query(f"count({UP}) or vector(0)", "operators"),),
         width=4,
         height=3,
         base="red",
@@ -47,10 +46,10 @@ _NOW = (
         title="Version",
         description="Of the operators that answer; two while one replaces the other.",
         unit="none",
-        queries=(Query(f"count by (version) ({_UP})", "{{version}}"),),
+        queries=(Query(f"count by (version) ({UP})", ""),),
         width=5,
         height=3,
-        names_only=True,
+        label="version",
         empty="No operator answers",
     ),
     Panel(
@@ -63,7 +62,7 @@ _NOW = (
         height=3,
         base="green",
         bounds=((0.01, "orange"), (0.1, "red")),
-        empty="No operator answers",
+        empty="No reconcile ended",
     ),
     Panel(
         kind="stat",
@@ -82,11 +81,12 @@ _NOW = (
         title="Objects it can't read",
         description="Left alone, since this version doesn't understand them; the Readable condition says why.",
         unit="none",
-        queries=(Query(f"sum({select(operator.UNREADABLE_OBJECTS, CLUSTER)}) or vector(0)", "objects"),),
+        queries=(Query(known(f"sum({select(operator.UNREADABLE_OBJECTS, CLUSTER)})"), "objects"),),
         width=5,
         height=3,
         base="green",
         bounds=((1, "orange"),),
+        empty="No operator answers",
     ),
 )
 _QUEUE = (
@@ -208,7 +208,7 @@ _PROCESS = (
         queries=(
             Query(
                 f"max by (instance) (rate(process_cpu_seconds_total{{{CLUSTER}}}{WINDOW}) "
-                f"and on (cluster, job, instance) {_UP})",
+                f"and on (cluster, job, instance) {UP})",
                 "{{instance}}",
             ),
         ),

@@ -6,7 +6,7 @@ from grpo_api.status import ConditionType, Phase
 
 from . import usage
 from .panels import Dashboard, Panel, Query, Row, Variable
-from .promql import A_JOB, CLUSTER, JOB_LEGEND, NAMESPACES, of_jobs, select, trend
+from .promql import A_JOB, CLUSTER, JOB_LEGEND, NAMESPACES, known, of_jobs, select, trend
 from .verdicts import PHASE_COLORS
 
 _JOBS = select(operator.JOBS, NAMESPACES)
@@ -16,6 +16,7 @@ _FAILED = select(operator.JOB_CONDITION, f'{NAMESPACES},type="{ConditionType.FAI
 _RESTARTS = select(operator.RESTARTS, CLUSTER)
 _UTILISATION = f"DCGM_FI_DEV_GPU_UTIL{{{CLUSTER}}}"
 """Percent, by NVIDIA's own exporter, whose label for the product is `modelName`."""
+_UNKNOWN = "No operator answers"
 _NO_DCGM = "Needs NVIDIA's DCGM exporter"
 _JOB_COLUMNS = {"namespace": "Namespace", "grpojob": "Job"}
 
@@ -27,19 +28,26 @@ def _gpus(by: str) -> str:
 
 def _waited(metric: Metric) -> tuple[Query, ...]:
     buckets = f"sum by (le) (increase({select(metric, CLUSTER, '_bucket')}[$__range]))"
-    what = metric.name.removeprefix("grpo_jobs_time_to_").removesuffix("_seconds").replace("_", " ")
-    shares = ((0.5, "half"), (0.95, "95 %"))
-    return tuple(Query(f"histogram_quantile({share}, {buckets})", f"{what}, {name}") for share, name in shares)
+    what = metric.name.removeprefix("grpo_jobs_time_to_").removesuffix("_seconds").replace("first_step", "1st step")
+    return tuple(Query(f"histogram_quantile({share}, {buckets})", f"{what}, {share:.0%}") for share in (0.5, 0.95))
 
 
 def _jobs_in(title: str, phases: tuple[Phase, ...], description: str) -> Panel:
     chosen = select(operator.JOBS, f'{NAMESPACES},phase=~"{"|".join(phases)}"')
-    queries = (Query(f"sum({chosen}) or vector(0)", "jobs"),)
-    return Panel(kind="stat", title=title, description=description, unit="none", queries=queries, width=5, height=3)
+    return Panel(
+        kind="stat",
+        title=title,
+        description=description,
+        unit="none",
+        queries=(Query(known(f"sum({chosen})"), "jobs"),),
+        width=5,
+        height=3,
+        empty=_UNKNOWN,
+    )
 
 
 _NOW = (
-    _jobs_in("Jobs with GPUs", (Phase.STARTING, Phase.RUNNING), "Whose gang starts or runs."),
+    _jobs_in("Jobs that run", (Phase.STARTING, Phase.RUNNING), "Whose gang starts or runs, on GPUs or CPUs."),
     _jobs_in("Jobs that wait", (Phase.PENDING, Phase.QUEUED), "For GPUs, quota, a dependency or their turn."),
     _jobs_in(
         "Jobs that begin again",
@@ -51,20 +59,22 @@ _NOW = (
         title="Failed within an hour",
         description="Jobs that ended so; the table below says why.",
         unit="none",
-        queries=(Query(f"count({_FAILED}) or vector(0)", "jobs"),),
+        queries=(Query(known(f"count({_FAILED})"), "jobs"),),
         width=5,
         height=3,
         base="green",
         bounds=((1, "orange"), (5, "red")),
+        empty=_UNKNOWN,
     ),
     Panel(
         kind="stat",
         title="GPUs held",
         description="By all gangs that start or run.",
         unit="none",
-        queries=(Query(f"sum({_gpus('product')}) or vector(0)", "GPUs"),),
+        queries=(Query(known(f"sum({_gpus('product')})"), "GPUs"),),
         width=4,
         height=3,
+        empty=_UNKNOWN,
     ),
 )
 _QUEUE = (
@@ -166,6 +176,7 @@ _ODD_ONES = (
         queries=(Query(f"topk(10, {of_jobs('kl')})", JOB_LEGEND),),
         base="green",
         bounds=((2, "red"),),
+        reach=2.2,
         to_job=True,
         empty="No job trains with a reference",
     ),
@@ -184,6 +195,7 @@ _ODD_ONES = (
         queries=(Query(f"topk(10, {of_jobs('straggler_ratio')})", JOB_LEGEND),),
         base="green",
         bounds=((1.5, "orange"), (2, "red")),
+        reach=2.2,
         to_job=True,
         empty="No job has several ranks",
     ),

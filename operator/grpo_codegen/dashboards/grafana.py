@@ -114,7 +114,7 @@ def _target(panel: Panel, letter: str, query: Query) -> JSON:
         "legendFormat": query.legend,
         "instant": now,
         "range": not now,
-        "format": "table" if panel.kind == "table" else "time_series",
+        "format": "table" if panel.kind == "table" or panel.label else "time_series",
     }
 
 
@@ -124,20 +124,41 @@ def _defaults(panel: Panel) -> JSON:
     defaults: JSON = {
         "unit": panel.unit,
         "noValue": panel.empty,
+        "mappings": _mappings(panel),
         "thresholds": {"mode": "absolute", "steps": steps},
         "color": {"mode": "thresholds" if panel.kind in ("stat", "gauge", "bargauge") else "palette-classic"},
     }
     if panel.kind == "gauge":  # they show shares
         defaults |= {"min": 0, "max": 1}
+    if panel.kind == "bargauge":
+        defaults["min"] = 0
     if panel.kind == "timeseries":
         defaults["custom"] = _lines(panel)
+    if panel.kind == "table":
+        defaults["custom"] = {"minWidth": 60}
     if panel.to_job:
         defaults["links"] = [_job_link(panel.kind)]
     return defaults
 
 
+_AMOUNTS = ("bytes", "ops", "percentunit", "reqps", "s", "short")
+"""Units of which half is half as high."""
+
+
+def _mappings(panel: Panel) -> list[JSON]:
+    """What is no number is said so, in words of no colour, or red if it is NaN."""
+    looks = {"null": {"text": panel.empty, "color": "text"}, "nan": {"text": "NaN", "color": "red"}}
+    specials = [{"type": "special", "options": {"match": match, "result": look}} for match, look in looks.items()]
+    painted = {value: {"color": color} for value, color in panel.colors.items()} if panel.label else {}
+    return [*specials, {"type": "value", "options": painted}] if painted else specials
+
+
 def _lines(panel: Panel) -> JSON:
+    bottom = {"axisSoftMin": 0} if panel.stacked or panel.reach or panel.unit in _AMOUNTS else {}
+    top = {"axisSoftMax": panel.reach} if panel.reach else {}
     return {
+        **bottom,
+        **top,
         "drawStyle": "line",
         "lineWidth": 1,
         "fillOpacity": 40 if panel.stacked else 0,
@@ -166,7 +187,8 @@ def _overrides(panel: Panel) -> list[JSON]:
         "band": {"color": _fixed("blue"), "custom.lineWidth": 0, "custom.fillBelowTo": edge, "custom.fillOpacity": 15},
     }
     found = [_override(query.legend, looks[query.look]) for query in panel.queries if query.look in looks]
-    return found + [_override(legend, {"color": _fixed(color)}) for legend, color in panel.colors.items()]
+    painted = {} if panel.label else panel.colors
+    return found + [_override(legend, {"color": _fixed(color)}) for legend, color in painted.items()]
 
 
 def _fixed(color: str) -> JSON:
@@ -195,18 +217,29 @@ def _series_options(_: Panel) -> JSON:
 
 def _value_options(panel: Panel) -> JSON:
     many = len(panel.queries) > 1
+    reduced = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+    listed = {"calcs": [], "fields": f"/^{panel.label}$/", "values": True}
     return {
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "reduceOptions": listed if panel.label else reduced,
         "colorMode": "value",
         "graphMode": "none",
-        "textMode": "name" if panel.names_only else "value_and_name" if many else "value",
+        "textMode": "value_and_name" if many and not panel.values_only else "value",
         "orientation": "vertical" if many else "auto",
     }
 
 
 def _bar_options(_: Panel) -> JSON:
     reduced = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-    return {"reduceOptions": reduced, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"}
+    return {
+        "reduceOptions": reduced,
+        "orientation": "horizontal",
+        "displayMode": "basic",
+        "valueMode": "color",
+        "sizing": "manual",
+        "minVizHeight": 16,
+        "maxVizHeight": 28,
+        "text": {"valueSize": 13},
+    }
 
 
 def _table_options(_: Panel) -> JSON:

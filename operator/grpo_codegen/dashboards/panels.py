@@ -10,7 +10,7 @@ from typing import Literal
 Kind = Literal["timeseries", "stat", "gauge", "bargauge", "table"]
 Look = Literal["line", "limit", "edge", "band"]
 """`limit`: red and dashed, a bound that others are held against. `band`: filled down to the query that is `edge`."""
-Color = Literal["green", "blue", "yellow", "orange", "red"]
+Color = Literal["green", "blue", "yellow", "orange", "red", "purple", "dark-green", "light-blue"]
 Bounds = tuple[tuple[float, Color], ...]
 """From which value on a number has which colour, rising."""
 NOTHING = "Nothing in this time"
@@ -45,9 +45,13 @@ class Panel:
     bounds: Bounds = ()
     empty: str = NOTHING
     """What stands in the panel when there is no such series."""
+    reach: float | None = None
+    """The axis goes at least so far, that small values look small."""
     stacked: bool = False
-    names_only: bool = False
-    """A stat that shows its series' names, not their values."""
+    values_only: bool = False
+    """A stat of several values that its title tells apart."""
+    label: str = ""
+    """A stat shows the values of this label, not numbers."""
     colors: Mapping[str, Color] = field(default_factory=dict)
     """By legend."""
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 Values are of a job, never of a pod: a restart's new pod goes on in the same line, under the same legend.
 """
 
-from grpo_api.metrics import Metric
+from grpo_api.metrics import BUILD_INFO, Metric
 from grpo_api.training_metrics import TRAINING
 
 from .panels import Query
@@ -25,11 +25,19 @@ def select(metric: Metric, where: str, suffix: str = "") -> str:
     return f"{metric.name}{suffix}{{{where}}}"
 
 
-def of_job(metric: Metric | str, where: str = "", ago: str = "") -> str:
-    """The chosen job's value; `metric` may be a key of Progress.metrics, `where` further labels, `ago` a duration."""
+UP = select(BUILD_INFO, CLUSTER)
+"""One for each operator that answers."""
+
+
+def known(number: str) -> str:
+    """A number, or 0 if nothing is counted; nothing where no operator answers, who would know."""
+    return f"{number} or 0 * count({UP})"
+
+
+def of_job(metric: Metric | str, where: str = "") -> str:
+    """The chosen job's value; `metric` may be a key of Progress.metrics, `where` further labels."""
     declared = BY_KEY[metric] if isinstance(metric, str) else metric
-    then = f" offset {ago}" if ago else ""
-    return f"max({select(declared, f'{JOB},{where}' if where else JOB)}{then})"
+    return f"max({select(declared, f'{JOB},{where}' if where else JOB)})"
 
 
 def of_job_by(label: str, metric: Metric) -> str:
@@ -60,9 +68,15 @@ def quantiles(metric: Metric, where: str) -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in QUANTILES)
 
 
-def changed(metric: Metric | str) -> str:
-    """The chosen job's value where it isn't what it was a minute ago."""
-    return f"{of_job(metric)} unless {of_job(metric)} == {of_job(metric, ago='1m')}"
+def risen(metric: Metric | str) -> str:
+    """The chosen job's value where it is above all of the six hours before: it may have been unknown for a while."""
+    return f"{of_job(metric)} > 0 unless {of_job(metric)} <= {highest(metric)}"
+
+
+def highest(metric: Metric | str) -> str:
+    """The chosen job's highest value of the six hours that ended a minute ago."""
+    declared = BY_KEY[metric] if isinstance(metric, str) else metric
+    return f"max(max_over_time({select(declared, JOB)}[6h] offset 1m))"
 
 
 def trend(value: str) -> str:

@@ -9,7 +9,7 @@ from grpo_api.status import ConditionType
 from . import usage, verdicts
 from .grafana import TRAINING_UID
 from .panels import Annotation, Dashboard, Panel, Query, Row, Variable
-from .promql import CLUSTER, changed, largest, of_job, of_job_by
+from .promql import CLUSTER, highest, largest, of_job, of_job_by, risen
 
 _KL, _REWARD, _STD = of_job("kl"), of_job("reward"), of_job("reward_std")
 _NO_KL = "No KL: training.beta is 0, so there is no reference"
@@ -73,6 +73,7 @@ _LEARNING = (
         width=6,
         base="green",
         bounds=((0.2, "orange"),),
+        reach=0.25,
     ),
 )
 _COMPLETIONS = (
@@ -100,6 +101,7 @@ _COMPLETIONS = (
         ),
         base="green",
         bounds=((0.5, "orange"), (0.95, "red")),
+        reach=1,
     ),
     Panel(
         title="Completions without a reward, by function",
@@ -108,6 +110,7 @@ _COMPLETIONS = (
         queries=(Query(largest("reward", trainer.UNSCORED), "{{reward}}"),),
         base="green",
         bounds=((0.01, "orange"), (0.05, "red")),
+        reach=0.06,
         empty="No completion scored yet",
     ),
 )
@@ -135,6 +138,7 @@ _SPEED = (
         queries=(Query(of_job("straggler_ratio"), "slowest over mean"),),
         base="green",
         bounds=((1.5, "orange"), (2, "red")),
+        reach=2.2,
         empty="One rank alone",
     ),
 )
@@ -184,16 +188,16 @@ _MEMORY = (
 )
 _OOM = f'{ConditionType.DEGRADED}",reason="{Result.OUT_OF_MEMORY}'
 _SYNCS, _SYNCS_BEFORE = (
-    f"floor({of_job(trainer.STEP, ago=ago)} / {of_job(trainer.REFERENCE_EVERY, ago=ago)})" for ago in ("", "1m")
+    f"floor({steps} / {of_job(trainer.REFERENCE_EVERY)})" for steps in (of_job(trainer.STEP), highest(trainer.STEP))
 )
 _ANNOTATIONS = (
-    Annotation("Attempt", changed(operator.JOB_ATTEMPTS), "A gang started", "orange"),
-    Annotation("Restart", changed(operator.JOB_RESTARTS), "An attempt failed and the next follows", "red"),
-    Annotation("Checkpoint", changed("checkpoint_step"), "A checkpoint was sealed", "green"),
+    Annotation("Attempt", risen(operator.JOB_ATTEMPTS), "A gang started", "orange"),
+    Annotation("Restart", risen(operator.JOB_RESTARTS), "An attempt failed and the next follows", "red"),
+    Annotation("Checkpoint", risen("checkpoint_step"), "A checkpoint was sealed", "green"),
     Annotation(
         "Out of memory", of_job(operator.JOB_CONDITION, f'type="{_OOM}"'), "An attempt ran out of memory", "red"
     ),
-    Annotation("Reference", f"{_SYNCS} unless {_SYNCS} == {_SYNCS_BEFORE}", "reference.sync moved it", "blue"),
+    Annotation("Reference", f"{_SYNCS} > 0 unless {_SYNCS} <= {_SYNCS_BEFORE}", "reference.sync moved it", "blue"),
 )
 _INFO = operator.JOB_INFO.name
 DASHBOARD = Dashboard(

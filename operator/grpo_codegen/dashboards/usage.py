@@ -18,7 +18,7 @@ _COLORS: dict[str, Color] = {
 }
 _EFFECTIVE = "Share of held GPU-seconds that went into steps that count. Loading, losses and idle time lower it."
 _RATED: Bounds = ((0.5, "orange"), (0.8, "green"))
-_UNPRICED = "No price is known: set gpuHourPrices in the chart"
+_UNPRICED = "No price: set gpuHourPrices"
 
 
 def _spent(state: str = "") -> str:
@@ -43,7 +43,7 @@ OF_JOB = (
         width=6,
         base="red",
         bounds=_RATED,
-        empty="No GPU held so far",
+        empty="No GPU held",
     ),
     Panel(
         kind="bargauge",
@@ -53,7 +53,7 @@ OF_JOB = (
         queries=(Query(f"max by (state) ({select(operator.JOB_GPU_SECONDS, JOB)}) / 3600", "{{state}}"),),
         width=12,
         colors=_COLORS,
-        empty="No GPU held so far",
+        empty="No GPU held",
     ),
     Panel(
         kind="stat",
@@ -62,7 +62,6 @@ OF_JOB = (
         unit="none",
         queries=(Query(of_job(operator.JOB_COST), "cost"),),
         width=6,
-        height=4,
         empty=_UNPRICED,
     ),
 )
@@ -76,7 +75,7 @@ OF_ALL = (
         width=6,
         base="red",
         bounds=_RATED,
-        empty="No job held a GPU in this time",
+        empty="No GPU held",
     ),
     Panel(
         kind="bargauge",
@@ -90,7 +89,7 @@ OF_ALL = (
         ),
         width=9,
         colors=_COLORS,
-        empty="No job held a GPU in this time",
+        empty="No GPU held",
     ),
     Panel(
         kind="table",

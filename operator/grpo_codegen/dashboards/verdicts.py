@@ -9,13 +9,13 @@ from .promql import JOB, of_job, select, trend
 
 _STEP = f"({of_job(trainer.STEP)} or {of_job(operator.JOB_STEP)})"
 PHASE_COLORS: dict[str, Color] = {
-    Phase.PENDING: "blue",
+    Phase.PENDING: "light-blue",
     Phase.QUEUED: "blue",
     Phase.STARTING: "yellow",
     Phase.RUNNING: "green",
     Phase.RESTARTING: "orange",
-    Phase.SUSPENDED: "blue",
-    Phase.SUCCEEDED: "green",
+    Phase.SUSPENDED: "purple",
+    Phase.SUCCEEDED: "dark-green",
     Phase.FAILED: "red",
 }
 """What the dashboards paint a job's phase with."""
@@ -26,10 +26,10 @@ _PROGRESS = (
         title="Phase",
         description="What the operator says of the job now. `kubectl describe grpojob` says why.",
         unit="none",
-        queries=(Query(f"max by (phase) ({select(operator.JOB_PHASE, JOB)})", "{{phase}}"),),
+        queries=(Query(f"max by (phase) ({select(operator.JOB_PHASE, JOB)})", ""),),
         width=4,
         height=3,
-        names_only=True,
+        label="phase",
         colors=PHASE_COLORS,
         empty="No such job, or ended long ago",
     ),
@@ -41,6 +41,7 @@ _PROGRESS = (
         queries=(Query(_STEP, "done"), Query(of_job(trainer.TOTAL_STEPS), "of")),
         width=5,
         height=3,
+        values_only=True,
         empty="No step yet",
     ),
     Panel(
@@ -67,7 +68,7 @@ _PROGRESS = (
     ),
     Panel(
         kind="stat",
-        title="Age of the newest checkpoint",
+        title="Age of the last checkpoint",
         description="A restart loses what was learned since. If old, see the events, and whether the volume has room.",
         unit="s",
         queries=(Query(f"time() - {of_job('checkpoint_timestamp_seconds')}", "age"),),
@@ -75,17 +76,33 @@ _PROGRESS = (
         height=3,
         base="green",
         bounds=((3600, "orange"), (14400, "red")),
-        empty="No checkpoint yet",
+        empty="None, or not training",
     ),
 )
+_STILL = f"(time() - {of_job(operator.JOB_PROGRESS_TIME)}) / {of_job(operator.JOB_PATIENCE)}"
 _VERDICTS = (
+    Panel(
+        kind="stat",
+        title="Standstill, of what is allowed",
+        description=(
+            "Time since the operator saw a step, or bytes loaded, saved or exported, over the time after which its "
+            "watchdog ends the attempt as Hang."
+        ),
+        unit="percentunit",
+        queries=(Query(_STILL, "share"),),
+        width=5,
+        height=3,
+        base="green",
+        bounds=((0.25, "orange"), (0.5, "red")),
+        empty="Not running",
+    ),
     Panel(
         kind="stat",
         title="KL, of what the guard allows",
         description="Mean KL of the last step over guard.maxKL, at which the run is ended as Diverged.",
         unit="percentunit",
         queries=(Query(f"{of_job('kl')} / {of_job(trainer.MAX_KL)}", "share"),),
-        width=6,
+        width=5,
         height=3,
         base="green",
         bounds=((0.5, "orange"), (0.8, "red")),
@@ -104,31 +121,31 @@ _VERDICTS = (
                 f"({trend(of_job('reward'))}) / clamp_min(avg_over_time({of_job('reward_std')}[1h:1m]), 1e-6)", "trend"
             ),
         ),
-        width=6,
+        width=4,
         height=3,
         base="red",
         bounds=((-0.5, "orange"), (-0.1, "green")),
-        empty="Less than an hour of training",
+        empty="Needs an hour of training",
     ),
     Panel(
         kind="stat",
-        title="Completions without a reward",
+        title="Completions not scored",
         description="Largest share of any reward function, in ten generations, for failures and time-outs.",
         unit="percentunit",
         queries=(Query(of_job(trainer.UNSCORED), "share"),),
-        width=6,
+        width=5,
         height=3,
         base="green",
         bounds=((0.01, "orange"), (0.05, "red")),
-        empty="No completion scored yet",
+        empty="Not training",
     ),
     Panel(
         kind="stat",
-        title="Steps with infinite or no numbers",
+        title="Steps with NaN or infinity",
         description="Steps whose loss, gradient norm, KL, reward or entropy was no finite number, in the time shown.",
         unit="none",
         queries=(Query(f"sum(max_over_time({select(trainer.NONFINITE_STEPS, JOB)}[$__range]))", "steps"),),
-        width=6,
+        width=5,
         height=3,
         base="green",
         bounds=((1, "red"),),

@@ -1,0 +1,67 @@
+"""A real Prometheus that has a past: filled from text, then asked by HTTP, as Grafana asks it."""
+
+import json
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .controlplane import free_port
+from .programs.processes import ClusterError, run, until
+from .programs.prometheus import program
+
+SECONDS = 60.0
+OPTIONS = (
+    "--config.file=prometheus.yml",
+    "--storage.tsdb.path=data",
+    "--storage.tsdb.retention.time=100y",
+    "--query.lookback-delta=1m",  # text can't say that a series has ended, as scrapes do
+)
+
+
+class Prometheus:
+    """One that answers queries over what was put into it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def ask(self, what: str, **parameters: object) -> Any:
+        """The data of an answer; a refused query raises ClusterError with what Prometheus says of it."""
+        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ClusterError(f"{parameters}: {error.read().decode()}") from error
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=SECONDS):
+                return True
+        except OSError:
+            return False
+
+
+@contextmanager
+def filled(folder: Path, text: str) -> Iterator[Prometheus]:
+    """A Prometheus in this folder that holds what the OpenMetrics text tells, with its times."""
+    (folder / "world.txt").write_text(text)
+    world, data = folder / "world.txt", folder / "data"
+    run(program("promtool"), "tsdb", "create-blocks-from", "openmetrics", world, data)
+    (folder / "prometheus.yml").write_text("{}")
+    address = f"127.0.0.1:{free_port()}"
+    command = [str(program("prometheus")), *OPTIONS, f"--web.listen-address={address}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        server = Prometheus(address)
+        until("Prometheus", server.ready, SECONDS)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(SECONDS)

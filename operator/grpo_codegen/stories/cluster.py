@@ -1,0 +1,142 @@
+"""Around the job: others of three teams, their GPUs, and the operator."""
+
+from dataclasses import dataclass
+
+from grpo_api import metrics as operator
+from grpo_api.metrics import CONTROLLER
+
+from ..timelines import Timeline, clock, constant, counting, series, shown, unsteady
+from .run import learning, spent
+from .world import NEVER, World, histogram, of_job, rank0, same
+
+H100, A100, L40S = "H100-80GB", "A100-80GB", "L40S"
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A job that nothing befalls; it runs from minute `first` to before `end`."""
+
+    namespace: str
+    job: str
+    product: str
+    gpus: int
+    kl: float
+    first: int = 0
+    end: int = NEVER
+
+    def world(self, seed: int) -> World:
+        """What rank 0 and the operator export of it."""
+        lines = {
+            rank0("kl", job=self.job, namespace=self.namespace): unsteady(constant(self.kl), 0.2, seed),
+            rank0("reward", job=self.job, namespace=self.namespace): unsteady(learning(0.3, 1.2, 200.0), 0.08, seed),
+            rank0("straggler_ratio", job=self.job, namespace=self.namespace): constant(1.02 + 0.03 * seed),
+            of_job(operator.JOB_PHASE, self.job, self.namespace, phase="Running"): constant(1),
+        }
+        return {name: shown(line, self.first, self.end) for name, line in lines.items()}
+
+    def accounts(self) -> World:
+        """What the operator exports of its GPUs."""
+        return {
+            of_job(operator.JOB_GPUS, self.job, self.namespace, product=self.product): constant(self.gpus),
+            **spent((self.first, self.end, 0), job=self.job, namespace=self.namespace, gpus=self.gpus),
+        }
+
+
+OTHERS = (
+    Other("math", "gsm8k-small", A100, 4, 0.11),
+    Other("math", "proofs", H100, 16, 0.31),
+    Other("code", "unit-tests", H100, 8, 0.05),
+    Other("code", "sql", L40S, 2, 0.18),
+    Other("search", "ranking", A100, 4, 0.09, first=25),
+)
+_WAITED = same(1, of_job(operator.JOB_PHASE, "ranking", "search", phase="Queued"))
+
+
+def _phases(namespace: str, phase: str, line: Timeline) -> World:
+    return {series(operator.JOBS.name, {"namespace": namespace, "phase": phase}): line}
+
+
+WAITING: World = {name: shown(line, 5, 25) for name, line in _WAITED.items()}
+PHASES: World = {
+    **_phases("team", "Running", constant(1)),
+    **_phases("math", "Running", constant(2)),
+    **_phases("code", "Running", constant(2)),
+    **_phases("search", "Running", shown(constant(1), 25, NEVER)),
+    **_phases("search", "Queued", shown(constant(1), 5, 25)),
+    **_phases("math", "Succeeded", counting(40, 110, 200, first=3)),
+    **_phases("code", "Succeeded", counting(20, 90, first=5)),
+}
+_DONE: tuple[tuple[operator.Metric, dict[float, float]], ...] = (
+    (operator.TIME_TO_ADMITTED, {1: 0.5, 5: 0.7, 60: 0.8, 600: 0.9, 1800: 1.0}),
+    (operator.TIME_TO_SCHEDULED, {1: 0.2, 5: 0.7, 60: 0.8, 600: 0.9, 1800: 1.0}),
+    (operator.TIME_TO_RUNNING, {15: 0.2, 60: 0.6, 120: 0.8, 600: 0.9, 1800: 1.0}),
+    (operator.TIME_TO_FIRST_STEP, {120: 0.3, 300: 0.7, 600: 0.9, 1800: 1.0}),
+)
+_MILESTONES: World = {
+    name: line for metric, shares in _DONE for name, line in histogram(metric, lambda m: m // 4 * 1.0, shares).items()
+}
+PREEMPTIONS = series(operator.RESTARTS.name, {"reason": "Preempted"})
+OUT_OF_MEMORY = series(operator.RESTARTS.name, {"reason": "OutOfMemory"})
+GPU_ACCOUNTS: World = {name: line for one in OTHERS for name, line in one.accounts().items()}
+_BUSY = (("NVIDIA H100", 85), ("NVIDIA H100", 90), ("NVIDIA H100", 0), ("NVIDIA L40S", 60))
+UTILISATION: World = {
+    series("DCGM_FI_DEV_GPU_UTIL", {"modelName": model, "gpu": str(gpu)}): unsteady(constant(busy), 0.1, gpu)
+    for gpu, (model, busy) in enumerate(_BUSY)
+}
+"""By NVIDIA's own exporter."""
+OTHER_RUNS: World = {name: line for seed, one in enumerate(OTHERS) for name, line in one.world(seed).items()}
+
+_OWN = {"controller": CONTROLLER}
+_POD = {"job": "grpo-operator", "instance": "10.0.3.7:8080"}
+SUCCESSES = series(operator.RECONCILES.name, {**_OWN, "result": "success"})
+ERRORS = series(operator.RECONCILES.name, {**_OWN, "result": "error"})
+DEPTH = series(operator.QUEUE_DEPTH.name, {"name": CONTROLLER})
+LONGEST = series(operator.QUEUE_LONGEST.name, {"name": CONTROLLER})
+HEARD = series(operator.HEARD.name, {"resource": "pods"})
+DENIED = series(operator.API_REQUESTS.name, {"method": "PATCH", "resource": "grpojobs", "code": "403"})
+RETRIES = series(operator.QUEUE_RETRIES.name, {"name": CONTROLLER})
+_REQUESTS = {("PATCH", "grpojobs", "200"): 12.0, ("POST", "jobs", "201"): 2.0, ("GET", "pods", "200"): 1.0}
+_COUNTED: dict[str, float] = {
+    SUCCESSES: 30.0,
+    series(operator.QUEUE_ADDS.name, {"name": CONTROLLER}): 31.0,
+    series(operator.PROGRESS_PULLS.name, {"result": "success"}): 6.0,
+    series(operator.EVENTS.name, {"result": "sent"}): 1.0,
+    series("process_cpu_seconds_total", _POD): 2.4,
+    **{
+        series(operator.API_REQUESTS.name, {"method": method, "resource": resource, "code": code}): rate
+        for (method, resource, code), rate in _REQUESTS.items()
+    },
+}
+"""Counters by what they grow in a minute."""
+
+
+def growing(rate: float) -> Timeline:
+    """A counter that grows by so much in a minute."""
+    return lambda minute: minute * rate
+
+
+def took(count: Timeline) -> World:
+    """How long reconciles took and waited, when so many have ended."""
+    return {
+        **histogram(operator.RECONCILE_SECONDS, count, {0.025: 0.5, 0.1: 0.9, 0.5: 0.98, 2.5: 1.0}, **_OWN),
+        **histogram(operator.QUEUE_SECONDS, count, {0.005: 0.6, 0.05: 0.95, 0.25: 1.0}, name=CONTROLLER),
+    }
+
+
+OPERATOR: World = {
+    **same(1, series(operator.BUILD_INFO.name, {"version": "0.1.0", **_POD})),
+    **same(0, ERRORS, DEPTH, PREEMPTIONS, RETRIES, series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"})),
+    **same(0.1, LONGEST),
+    **same(1, series(operator.ACTIVE_WORKERS.name, _OWN)),
+    **same(8, series(operator.MAX_WORKERS.name, _OWN)),
+    **{name: growing(rate) for name, rate in _COUNTED.items()},
+    **{series(operator.HEARD.name, {"resource": kind}): clock for kind in ("grpojobs", "jobs", "nodes")},
+    HEARD: clock,
+    **took(growing(30.0)),
+    **histogram(operator.LOOP_LAG, growing(60.0), {0.001: 0.7, 0.01: 0.97, 0.1: 1.0}),
+    series("process_resident_memory_bytes", _POD): unsteady(constant(88 * 2.0**20), 0.02),
+    **PHASES,
+    **_MILESTONES,
+    **WAITING,
+    **GPU_ACCOUNTS,
+}

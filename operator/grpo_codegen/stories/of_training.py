@@ -1,0 +1,275 @@
+"""Stories of how a run learns and gets on."""
+
+import math
+
+from grpo_api import metrics as operator
+from grpo_api import training_metrics as trainer
+from grpo_api.metrics import Metric
+
+from ..timelines import between, clock, constant, counting, during, frozen, series, shown
+from .cluster import GPU_ACCOUNTS, OTHER_RUNS, OUT_OF_MEMORY, PHASES, PREEMPTIONS, UTILISATION, WAITING
+from .run import (
+    ATTEMPTS,
+    GIB,
+    GOT_ON,
+    KL,
+    MEASURED,
+    OF_GPUS,
+    PATIENCE,
+    RANK0,
+    RATIO,
+    RESTARTS,
+    RUNNING,
+    SAVED,
+    SAVED_AT,
+    STEP,
+    attempt,
+    saved,
+    spent,
+)
+from .story import Story
+from .world import NEVER, World, changed, gone, of_job, rank0, same, still
+
+_UNSCORED = rank0(trainer.UNSCORED, reward="judge")
+_ACCURACY = rank0(trainer.REWARD, reward="accuracy")
+_GENERATE = rank0(trainer.PHASE_SECONDS, step_phase="generate")
+_SEEN_STEP = of_job(operator.JOB_STEP)
+
+
+def _between_attempts(*gaps: tuple[int, int]) -> World:
+    """The phase: Restarting from the first to before the second minute of each gap."""
+
+    def restarts(minute: int) -> bool:
+        return any(first <= minute < end for first, end in gaps)
+
+    return {
+        RUNNING: lambda minute: None if restarts(minute) else 1.0,
+        of_job(operator.JOB_PHASE, phase="Restarting"): lambda minute: 1.0 if restarts(minute) else None,
+    }
+
+
+def _gpu_memory(number: int, phase: str, planned: float, measured: float) -> World:
+    both: dict[Metric, float] = {trainer.PREDICTED_MEMORY: planned, trainer.MEMORY: measured}
+    return {rank0(metric, number, step_phase=phase): constant(gib * GIB) for metric, gib in both.items()}
+
+
+def _until_360(minute: int) -> float:
+    return 0.05 * math.exp(math.log(200) * minute / 360) if minute < 360 else 0.02
+
+
+def _ever_worse(name: str) -> World:
+    def worse(minute: int) -> float:
+        return (RANK0[name](minute) or 0.0) * (max(0.05, 1 - minute / 330) if minute < 360 else 1)
+
+    return {name: worse}
+
+
+def _restarted(minute: int) -> float | None:
+    return None if minute < 92 else 5.0 if minute < 183 else 0.02
+
+
+_WORST = {"accuracy": 0.02, "format": 0.05, "judge": 0.01}
+
+
+def _useless(world: World, number: int, first: int, end: int) -> World:
+    """What goes with a KL that is far too high."""
+    values = {"reward": 0.08, "reward_std": 0.1, "entropy": 5.5, "grad_norm": 25.0, "completion_clipped_ratio": 0.9}
+    rewards = {rank0(trainer.REWARD, number, reward=name): value for name, value in _WORST.items()}
+    return changed(world, first, end, {rank0(key, number): value for key, value in values.items()} | rewards)
+
+
+_SECOND = attempt(2, 92, resumed=50)
+_AFTER_OOM = attempt(2, 33)
+_NAN = ("kl", "loss", "grad_norm", "reward")
+_ON_CPUS = (
+    "training_memory_bytes",
+    "memory_predicted",
+    "memory_reserved",
+    "device_memory",
+    "_kl{",
+    "sync_every",
+    "straggler",
+)
+"""Parts of names of series that are not there on CPUs, in a single process and without a reference."""
+
+STORIES = (
+    Story("healthy", "A run learns and saves its checkpoints for five hours.", 300, 290, {}),
+    Story(
+        "diverging fast",
+        "The KL is 100 from minute 3 on, and 5 after a restart in minute 90; in minute 183 somebody mends it.",
+        200,
+        180,
+        {
+            **gone(RANK0, 90),
+            **_SECOND,
+            **_useless(gone(RANK0, 90), 1, 3, 90),
+            **_useless(_SECOND, 2, 92, 183),
+            KL: shown(between(3, 183, 100.0, 0.02), 0, 90),
+            rank0("kl", 2): _restarted,
+            **gone({rank0(trainer.MAX_KL, number): constant(1.0) for number in (1, 2)}),
+            **_between_attempts((90, 92)),
+            RESTARTS: counting(91),
+            ATTEMPTS: counting(92, first=1),
+            **spent((0, 90, 40), (92, NEVER, 0)),
+        },
+    ),
+    Story(
+        "diverging slowly",
+        "The KL grows from 0.05 to 10 in six hours, below guard.maxKL 11; then somebody mends the run.",
+        540,
+        358,
+        {
+            KL: _until_360,
+            rank0(trainer.MAX_KL): constant(11.0),
+            **_ever_worse(rank0("reward")),
+            **_ever_worse(_ACCURACY),
+        },
+    ),
+    Story(
+        "collapsed reward",
+        "From minute 30 to 90 all completions of a group get the same reward.",
+        120,
+        80,
+        {
+            **changed(RANK0, 30, 90, {rank0("reward"): 0.5, _ACCURACY: 0.0, rank0("grad_norm"): 0.0}),
+            rank0("reward_std"): between(30, 90, 0.0, 0.4),
+            rank0("zero_variance_groups"): between(30, 90, 1.0, 0.1),
+        },
+    ),
+    Story(
+        "NaN",
+        "The loss of minute 60 is no number, and the run fails; its series stay for an hour.",
+        180,
+        65,
+        {
+            **gone(RANK0, 63),
+            **{rank0(key): shown(during(RANK0[rank0(key)], 60, 63, constant(math.nan)), 0, 63) for key in _NAN},
+            rank0("nonfinite_steps"): shown(counting(60), 0, 63),
+            **gone({GOT_ON: clock, **same(1800.0, PATIENCE), **same(1.0, RUNNING)}, 63),
+            **spent((0, 63, 13)),
+            **still({_SEEN_STEP: float}, 60),
+            of_job(operator.JOB_CONDITION, type="Failed", reason="Diverged"): between(62, 122, 1, None),
+            of_job(operator.JOB_PHASE, phase="Failed"): between(63, 122, 1, None),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Running"}): between(0, 63, 1, 0),
+            series(operator.JOBS.name, {"namespace": "team", "phase": "Failed"}): between(63, NEVER, 1, 0),
+        },
+    ),
+    Story(
+        "OOM and re-plan",
+        "Memory is nearly full, with more than predicted; in minute 30 it runs out, and a plan with less goes on.",
+        120,
+        28,
+        {
+            **_AFTER_OOM,
+            **gone({**RANK0, **_gpu_memory(1, "backward", 66, 75), **_gpu_memory(1, "step", 63, 72)}, 30),
+            **_between_attempts((30, 33)),
+            MEASURED: between(0, 33, 75 * GIB, 60 * GIB),
+            RATIO: between(0, 33, 0.88, 1.02),
+            ATTEMPTS: counting(31, first=1),
+            RESTARTS: counting(31),
+            OUT_OF_MEMORY: counting(31),
+            of_job(operator.JOB_CONDITION, type="Degraded", reason="OutOfMemory"): between(30, 34, 1, None),
+            **spent((0, 30, 30), (33, NEVER, 0)),
+        },
+        seen=75,
+    ),
+    Story(
+        "straggler",
+        "One rank takes twice as long as the mean from minute 30 to 75.",
+        100,
+        70,
+        changed(RANK0, 30, 75, {rank0("straggler_ratio"): 2.0, rank0("tokens_per_second"): 2900, _GENERATE: 58}),
+    ),
+    Story(
+        "preempted three times",
+        "Within half an hour the gang loses its nodes three times, and starts again.",
+        150,
+        55,
+        {
+            **gone(RANK0, 20),
+            **{
+                name: line
+                for number, first, end, resumed in ((2, 22, 35, 20), (3, 37, 50, 33), (4, 52, NEVER, 46))
+                for name, line in attempt(number, first, end, resumed).items()
+            },
+            **_between_attempts((20, 22), (35, 37), (50, 52)),
+            ATTEMPTS: counting(21, 36, 51, first=1),
+            PREEMPTIONS: counting(21, 36, 51),
+            **spent((0, 20, 0), (22, 35, 0), (37, 50, 0), (52, NEVER, 0)),
+        },
+        seen=80,
+    ),
+    Story(
+        "stalled exporter",
+        "Rank 0 trains on, but answers nobody from minute 30 to 60.",
+        90,
+        55,
+        {**gone(RANK0, 30, 60), GOT_ON: frozen(clock, 30, 60), _SEEN_STEP: frozen(float, 30, 60)},
+    ),
+    Story(
+        "hang",
+        "No step ends from minute 30 on; in minute 60 the attempt is ended as Hang and the next begins.",
+        120,
+        55,
+        {
+            **gone(still(RANK0, 30), 60),
+            **attempt(2, 61),
+            **still({GOT_ON: clock, _SEEN_STEP: float}, 30, 60),
+            ATTEMPTS: counting(61, first=1),
+            RESTARTS: counting(61),
+            **_between_attempts((60, 61)),
+            **spent((0, 60, 60), (61, NEVER, 0)),
+        },
+    ),
+    Story(
+        "long export",
+        "After the last step, in minute 60, the model is written for two hours, file by file.",
+        200,
+        170,
+        {
+            **still(RANK0, 60),
+            **still({_SEEN_STEP: float}, 60),
+            **same(60, rank0(trainer.TOTAL_STEPS)),
+            rank0(trainer.ETA): lambda minute: 60.0 * max(0, 60 - minute),
+            STEP: lambda minute: float(min(minute, 60)),
+            SAVED: lambda minute: 60.0 if minute >= 60 else saved(minute),
+            SAVED_AT: lambda minute: 3600.0 if minute >= 60 else clock(50) if minute >= 50 else None,
+            PATIENCE: shown(constant(1800.0), 0, 60),
+            of_job(operator.JOB_PATIENCE, stage="Exporting"): shown(constant(1800.0), 60, NEVER),
+        },
+    ),
+    Story(
+        "rewards unscored",
+        "The service behind a reward fails for a fifth of the completions from minute 30 to 60.",
+        90,
+        55,
+        {_UNSCORED: between(30, 60, 0.2, 0.0)},
+    ),
+    Story(
+        "full disk",
+        "From minute 60 to 190 no checkpoint can be written.",
+        230,
+        185,
+        still({SAVED: RANK0[SAVED], SAVED_AT: RANK0[SAVED_AT]}, 60, 190),
+    ),
+    Story(
+        "on CPUs",
+        "A small run on CPUs without a reference (training.beta: 0) is alone in its cluster.",
+        100,
+        90,
+        {
+            **gone(PHASES),
+            **same(1, series(operator.JOBS.name, {"namespace": "team", "phase": "Running"})),
+            **gone(
+                {
+                    **{name: line for name, line in RANK0.items() if any(part in name for part in _ON_CPUS)},
+                    **OF_GPUS,
+                    **GPU_ACCOUNTS,
+                    **OTHER_RUNS,
+                    **UTILISATION,
+                    **WAITING,
+                }
+            ),
+        },
+    ),
+)

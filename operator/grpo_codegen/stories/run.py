@@ -1,0 +1,152 @@
+"""The job that the stories tell of: what its rank 0 and the operator export of it while all is well.
+
+It makes a step a minute on eight GPUs, and learns as runs do that end well.
+"""
+
+import math
+
+from grpo_api import metrics as operator
+from grpo_api import training_metrics as trainer
+from grpo_api.plan import MemoryPhases
+from grpo_api.report import STEP_PHASES
+from grpo_api.usage import GPUSeconds
+
+from ..timelines import Timeline, clock, constant, noise, shown, unsteady
+from .world import NEVER, World, of_job, rank0, same
+
+GIB = 2.0**30
+EVERY = 50
+"""Steps between checkpoints."""
+STEPS = 600
+GPUS = 8
+PRICE = 2.5
+"""Of an hour of one GPU."""
+_STEP = dict(zip(STEP_PHASES, (29.0, 6.0, 4.0, 6.0, 12.0, 2.0), strict=True))
+"""Seconds of a step's parts; a second is left for what is none of them."""
+_PLANNED = dict(zip(MemoryPhases.model_fields, (31.0, 58.0, 44.0, 52.0, 62.0, 49.0), strict=True))
+"""GiB by phase."""
+_SPENT = {"generating": 29.0, "scoring": 6.0, "training": 23.5, "saving": 0.5, "other": 1.0}
+"""Seconds of each minute of training, by state; before it come these:"""
+_BEFORE = {"loading": 90.0, "proving": 20.0, "other": 15.0}
+_PRODUCTIVE = ("generating", "scoring", "training")
+
+
+def learning(first: float, last: float, steps: float = 120.0) -> Timeline:
+    """From the first value towards the last, quickly at first, by steps."""
+    return lambda step: last + (first - last) * math.exp(-step / steps)
+
+
+def saved(step: int, resumed: int = 0) -> float | None:
+    """Step of the newest checkpoint, saved every EVERY steps; a run that has resumed one has that."""
+    return float(max(resumed, step // EVERY * EVERY)) or None
+
+
+def attempt(number: int = 1, first: int = 0, end: int = NEVER, resumed: int = 0) -> World:
+    """What rank 0 of an attempt exports from its first step, in minute `first`, to before minute `end`."""
+
+    def by_step(line: Timeline) -> Timeline:
+        return shown(lambda minute: line(resumed + minute - first), first, end)
+
+    def saved_at(step: int) -> float | None:
+        known = saved(step, resumed)
+        return None if known is None else clock(int(known) - resumed + first)
+
+    checkpoints = {"checkpoint_step": lambda step: saved(step, resumed), "checkpoint_timestamp_seconds": saved_at}
+    lines: dict[str, Timeline] = {**_LEARNED, **_WRITTEN, **_MEASURED, **checkpoints}
+    world = {rank0(key, number): by_step(line) for key, line in lines.items()}
+    world |= {rank0(metric, number): by_step(line) for metric, line in _PLAIN.items()}
+    for reward, (line, weight) in _REWARDS.items():
+        world[rank0(trainer.REWARD, number, reward=reward)] = by_step(unsteady(line, 0.05, int(weight)))
+        world[rank0(trainer.UNSCORED, number, reward=reward)] = by_step(constant(0.0))
+    for place, (phase, seconds) in enumerate(_STEP.items()):
+        name = rank0(trainer.PHASE_SECONDS, number, step_phase=phase)
+        world[name] = by_step(unsteady(constant(seconds), 0.08, place))
+    for phase, planned in _PLANNED.items():
+        world[rank0(trainer.PREDICTED_MEMORY, number, step_phase=phase)] = by_step(constant(planned * GIB))
+        world[rank0(trainer.MEMORY, number, step_phase=phase)] = by_step(constant(planned * 0.97 * GIB))
+    return world
+
+
+_REWARDS = {"accuracy": (learning(0.2, 1.5), 1), "format": (learning(0.1, 0.5, 40.0), 2), "judge": (constant(0.3), 3)}
+_LEARNED: dict[str, Timeline] = {
+    "kl": unsteady(learning(0.005, 0.06, 300.0), 0.15),
+    "reward": unsteady(lambda step: sum(line(step) or 0.0 for line, _ in _REWARDS.values()), 0.04),
+    "reward_std": unsteady(learning(0.45, 0.3), 0.08, 5),
+    "loss": lambda step: 0.015 * noise(step, 7),
+    "grad_norm": unsteady(constant(0.6), 0.4, 8),
+    "entropy": unsteady(learning(0.9, 0.45), 0.05, 9),
+    "clip_ratio_low": unsteady(constant(0.011), 0.5, 10),
+    "clip_ratio_high": unsteady(constant(0.022), 0.5, 11),
+    "zero_variance_groups": constant(0.1),
+}
+_WRITTEN: dict[str, Timeline] = {
+    "completion_length": unsteady(learning(210.0, 330.0), 0.05, 12),
+    "completion_length_min": unsteady(constant(70.0), 0.3, 13),
+    "completion_length_max": lambda step: min(786.0, 720.0 + 120 * noise(step, 14)),
+    "completion_clipped_ratio": unsteady(constant(0.04), 0.6, 15),
+}
+_MEASURED: dict[str, Timeline] = {
+    "tokens_per_second": unsteady(constant(5200.0), 0.06, 16),
+    "straggler_ratio": unsteady(constant(1.05), 0.02, 17),
+    "nonfinite_steps": constant(0.0),
+}
+_PLAIN: dict[operator.Metric, Timeline] = {
+    trainer.STEP: float,
+    trainer.TOTAL_STEPS: constant(STEPS),
+    trainer.ETA: lambda step: 60.0 * (STEPS - step),
+    trainer.MAX_COMPLETION: constant(786),
+    trainer.SAVE_EVERY: constant(EVERY),
+    trainer.MAX_KL: constant(1.0),
+    trainer.REFERENCE_EVERY: constant(120),
+    trainer.MEMORY_BESIDE["reserved"]: constant(66 * GIB),
+    trainer.MEMORY_BESIDE["device"]: constant(69 * GIB),
+    trainer.MEMORY_BESIDE["host"]: unsteady(constant(21 * GIB), 0.01, 18),
+}
+
+
+def spent(*attempts: tuple[int, int, int], job: str = "run", namespace: str = "team", gpus: int = GPUS) -> World:
+    """GPU-seconds by state, and their cost: each attempt's first minute, its end, and the minutes lost there."""
+
+    def seconds(state: str, minute: int) -> float:
+        total = 0.0
+        for first, end, lost in attempts:
+            trained = max(0, min(minute, end) - first)
+            forgotten = lost if minute >= end else 0
+            counts = trained - forgotten if state in _PRODUCTIVE else trained
+            total += _SPENT.get(state, 0.0) * counts + _BEFORE.get(state, 0.0) * (minute >= first)
+            total += forgotten * sum(_SPENT[one] for one in _PRODUCTIVE) * (state == "lost")
+        return total * gpus
+
+    def line(state: str) -> Timeline:
+        return lambda minute: seconds(state, minute)
+
+    def cost(minute: int) -> float:
+        return sum(seconds(state, minute) for state in GPUSeconds.model_fields) / 3600 * PRICE
+
+    names = {of_job(operator.JOB_GPU_SECONDS, job, namespace, state=state): state for state in GPUSeconds.model_fields}
+    return {of_job(operator.JOB_COST, job, namespace): cost, **{name: line(state) for name, state in names.items()}}
+
+
+RANK0 = attempt()
+KL, STEP = rank0("kl"), rank0(trainer.STEP)
+SAVED, SAVED_AT = rank0("checkpoint_step"), rank0("checkpoint_timestamp_seconds")
+GOT_ON, ATTEMPTS = of_job(operator.JOB_PROGRESS_TIME), of_job(operator.JOB_ATTEMPTS)
+RESTARTS = of_job(operator.JOB_RESTARTS)
+PATIENCE = of_job(operator.JOB_PATIENCE, stage="Training")
+MEASURED = of_job(operator.JOB_MEMORY_MEASURED)
+RATIO, RUNNING = of_job(operator.JOB_MEMORY_RATIO), of_job(operator.JOB_PHASE, phase="Running")
+OF_GPUS: World = {
+    MEASURED: constant(60 * GIB),
+    of_job(operator.JOB_MEMORY_USABLE): constant(76 * GIB),
+    RATIO: constant(1.03),
+    of_job(operator.JOB_GPUS, product="H100-80GB"): constant(GPUS),
+    **spent((0, NEVER, 0)),
+}
+JOB: World = {
+    GOT_ON: clock,
+    of_job(operator.JOB_STEP): float,
+    **same(1800.0, PATIENCE),
+    **same(0, RESTARTS),
+    **same(1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone", gpus=str(GPUS))),
+    **OF_GPUS,
+}

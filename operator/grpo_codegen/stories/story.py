@@ -1,0 +1,37 @@
+"""What a story is, and the world that it changes: one in which all is well."""
+
+from dataclasses import dataclass
+
+from .cluster import OPERATOR, OTHER_RUNS, UTILISATION
+from .run import JOB, RANK0
+from .world import World
+
+WELL: World = {**RANK0, **JOB, **OPERATOR, **OTHER_RUNS, **UTILISATION}
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happens."""
+
+    name: str
+    """Few words, for the matrix."""
+    says: str
+    """A sentence on what happens when."""
+    minutes: int
+    """How long it lasts. At its end all is well again, for long enough that nothing fires any more."""
+    at: int
+    """The minute at which all fires that is to fire, late in what happens."""
+    changes: World
+    """What differs from WELL."""
+    seen: int = 0
+    """The minute of which the dashboards are drawn, where `at` would show too little."""
+
+    @property
+    def world(self) -> World:
+        """All series."""
+        return {**WELL, **self.changes}
+
+    @property
+    def drawn_at(self) -> int:
+        """The minute of which the dashboards are drawn."""
+        return self.seen or self.at
