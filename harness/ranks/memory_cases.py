@@ -27,6 +27,15 @@ def case(name: str, family: str, precision: Precision = "bfloat16", layers: int 
     return Case(model=name, family=family, shape=shape(name, layers), precision=precision, **(defaults | settings))
 
 
+PREFILLED: list[tuple[str, str, Precision]] = [
+    ("phi-4-mini", "phi3", "bfloat16"),
+    ("phi-4-mini", "phi3", "mixed"),
+    ("phi-4-mini", "phi3", "float32"),
+    ("llama-3.2-1b", "llama", "mixed"),
+    ("qwen3-0.6b", "qwen3", "mixed"),
+]
+"""Models and precisions whose adapters are peaks where many prompts are read at once: at the gated product, at the down
+projection, at attention."""
 CASES = [
     case("qwen2.5-0.5b", "qwen2"),
     case("qwen2.5-0.5b", "qwen2", "mixed"),
@@ -59,6 +68,12 @@ CASES = [
     case("smollm3-3b", "smollm3", checkpointing=False),
     case("olmo-2-0425-1b", "olmo2", checkpointing=False),
     case("qwen2.5-1.5b", "qwen2", lora_rank=16, lora_targets=("q_proj", "v_proj"), checkpointing=False),
+    case("phi-4-mini", "phi3", "float32", lora_rank=16, micro_batch=16, generation_batch=2, completion=64),
+    *[
+        case(name, family, precision, micro_batch=2, generation_batch=32, prompt=512, completion=64, lora_rank=16)
+        for name, family, precision in PREFILLED
+    ],
+    case("smollm2-135m", "llama", micro_batch=1, generation_batch=256, prompt=512, completion=16),
 ]
 """Dense models with a fused attention kernel."""
 UNFUSED = [

@@ -28,8 +28,6 @@ from tests.unit.test_planner_properties import GROUPS, jobs
 TOLERANCE = 0.01
 UNFUSED_TOLERANCE = 0.03
 """Of mixtures of experts and of attention without a kernel; too low by TOLERANCE at the most."""
-ADAPTED_FUSED_TOLERANCE = 0.10
-"""Of an adapter on fused projections where the prompts of many completions are the peak: planned with too much."""
 pytestmark = pytest.mark.no_cover  # fake tensors are all Python: a tracer takes a fifth of their time
 
 
@@ -85,8 +83,6 @@ def sampled(number: int) -> list[Case]:
 
 def most_over(one: Case) -> float:
     """By which share the prediction of a case may be too high."""
-    if one.shape.fused and one.lora_rank:
-        return ADAPTED_FUSED_TOLERANCE
     return TOLERANCE if one.shape in {dense.shape for dense in CASES} else UNFUSED_TOLERANCE
 
 

@@ -165,22 +165,53 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
 def feed_forward_transient(shape: Shape, setup: Setup) -> float:
     """Those around the gated product, or of the experts' weighted rows.
 
-    Full training: gate, up and their product. LoRA adds a float32 copy of the product for its adapter; recomputed
-    layers hold both projections and the activation as well, and cast a frozen float32 matrix at a time.
+    Full training: gate, up and their product. LoRA adds a float32 copy of the product for its adapter; a checkpointed
+    layer has two residual streams beside what a pass without gradients holds.
     """
     if shape.experts:
         return (experts.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora:
         return (3 * wide + (4 if setup.weight_bytes == 2 else 6) * shape.hidden) * setup.tokens
-    if not gate_adapted(shape, setup):
-        return ((3 if setup.checkpointing else 2) * wide + 4 * shape.hidden) * setup.tokens
     if setup.checkpointing:
-        cast = 2 * shape.hidden * shape.intermediate if setup.precision == "mixed" else 0
-        return (4 * wide + 8 * shape.hidden) * setup.tokens + cast
+        return (2 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)) * setup.tokens
+    if not gate_adapted(shape, setup):
+        return (2 * wide + 4 * shape.hidden) * setup.tokens
     if setup.precision == "float32":
         return wide * setup.tokens
     return (3 * wide + (14 if setup.precision == "bfloat16" else 10) * shape.hidden) * setup.tokens
+
+
+def feed_forward_held(shape: Shape, setup: Setup) -> float:
+    """Per token: the most that a feed-forward part holds at once when nothing is saved.
+
+    Without adapters gate, activation or up, and their product; one fused gate_up matrix writes twice the width at once.
+    """
+    product = (4 if shape.fused else 3) * setup.compute_bytes * shape.intermediate
+    if not setup.lora:
+        return product
+    return max(product, held_by_gate_adapters(shape, setup), held_by_down_adapters(shape, setup))
+
+
+def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
+    """Per token: an adapter's sum on gate or up: its map's output, the adapter's own and that scaled, for up beside the
+    activation; and a bfloat16 input once more in the adapter's float32."""
+    if not adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj"):
+        return 0
+    outputs = 6 if shape.fused else 4 if adapters(shape, setup, "up_proj") else 3
+    widened = 4 * shape.hidden if setup.precision == "bfloat16" else 0
+    return outputs * setup.compute_bytes * shape.intermediate + widened
+
+
+def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
+    """Per token: an adapter on down has the product in float32 and, for its first map, cast back beside the base map's
+    output; then that output, the adapter's own and that scaled. A fused matrix' output is held by its halves."""
+    if not adapters(shape, setup, "down_proj"):
+        return 0
+    held = (3 if shape.fused else 1) * setup.compute_bytes * shape.intermediate
+    if setup.precision == "float32":
+        return held + 12 * shape.hidden
+    return held + max(6 * shape.intermediate + 2 * shape.hidden, 4 * shape.intermediate + 6 * shape.hidden)
 
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
@@ -212,7 +243,9 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
         return max(rows - down, experts.effective_gradient(shape, setup), 2 * down if fresh else down)
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora or setup.precision == "float32":
-        return 2 * wide * setup.tokens
+        # A fused matrix takes its input's gradient whole while that of the down projection's adapter is added.
+        whole = 4 * shape.hidden if setup.lora and shape.fused and setup.checkpointing else 0
+        return (2 * wide + whole) * setup.tokens
     if not gate_adapted(shape, setup):
         return 3 * wide * setup.tokens
     if setup.checkpointing:

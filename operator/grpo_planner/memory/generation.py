@@ -6,7 +6,7 @@ ZeRO-3). All results are bytes on one GPU.
 
 from ..model.shapes import Shape
 from . import attention, experts
-from .activations import cast_cache, gate_adapted, inner
+from .activations import cast_cache, feed_forward_held
 from .setup import Setup
 from .states import gathered_parameters, live_parameters
 
@@ -39,41 +39,47 @@ def cache(shape: Shape, setup: Setup, tokens: int) -> float:
     return 2 * cached_positions(shape, tokens) * shape.key_value * setup.weight_bytes * setup.generation_batch
 
 
+def head_cast(shape: Shape, setup: Setup) -> float:
+    """The head's bfloat16 copy under autocast."""
+    return 2 * shape.head if setup.precision == "mixed" else 0
+
+
 def logits(shape: Shape, setup: Setup) -> float:
     """float32 scores of the next token and their softmax, and under autocast the head's cast."""
-    cast = 2 * shape.head if setup.precision == "mixed" else 0
-    return setup.generation_batch * shape.vocab * 8 + cast
+    return setup.generation_batch * shape.vocab * 8 + head_cast(shape, setup)
 
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:
     """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the mask."""
     score, count = attention.score_bytes(shape, setup.precision), shape.heads * setup.prompt
-    streams = 8 if setup.weight_bytes == 2 else 16
-    wide = experts.scoring_transient(shape, setup) + streams * shape.hidden if shape.experts else gated(shape, setup)
-    states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
+    if shape.experts:
+        wide = experts.scoring_transient(shape, setup) + (8 if setup.weight_bytes == 2 else 16) * shape.hidden
+    else:
+        wide = 4 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)
     masks = attention.mask_bytes(shape, setup) * setup.prompt
-    per_token = max(wide + score.kept * count, score.scoring * count + states) + masks
+    per_token = max(wide + score.kept * count, score.scoring * count + attended(shape, setup)) + masks
     return setup.generation_batch * setup.prompt * per_token + experts.effective(shape, setup)
 
 
-def gated(shape: Shape, setup: Setup) -> float:
-    """Per token of the prompts: the gated product and four residual streams.
+def attended(shape: Shape, setup: Setup) -> float:
+    """Per token of the prompts: queries, keys and values of all heads and attention's output, beside residual streams.
 
-    The product holds gate, activation and product. An adapter's sum adds one of that width, and under autocast a share
-    of its float32 copy; one fused gate_up matrix writes twice the width, which an adapter holds four times over.
+    With a kernel the additive mask's row as well; and under autocast the float32 states, rotated and repeated, of which
+    the kernel takes narrow copies.
     """
-    adapter = setup.lora and gate_adapted(shape, setup)
-    autocast_adapter = adapter and setup.compute_bytes == 2
-    products = 4.75 if autocast_adapter else 4 if adapter or shape.fused else 3
-    if adapter and shape.fused:
-        products = 8
-    streams = 8 if autocast_adapter else 4 * setup.weight_bytes
-    return products * setup.compute_bytes * inner(shape) + streams * shape.hidden
+    states = 4 * setup.compute_bytes * shape.query
+    if shape.eager:
+        return states + 2 * setup.weight_bytes * shape.hidden
+    wide = 12 * shape.query if setup.precision == "mixed" else 0
+    return states + wide + 3 * setup.weight_bytes * shape.hidden + setup.compute_bytes * setup.prompt
 
 
 def prefill(shape: Shape, setup: Setup) -> float:
-    """The cache of all prompts beside one layer's temporaries, or beside the logits."""
-    return cache(shape, setup, setup.prompt) + max(prefill_layer(shape, setup), logits(shape, setup))
+    """The cache of all prompts beside one layer's temporaries, or beside the logits, of which the first are there while
+    the last layer's output still is."""
+    states = setup.weight_bytes * shape.hidden * setup.generation_batch * setup.prompt
+    first = states + head_cast(shape, setup) + setup.compute_bytes * setup.generation_batch * shape.vocab
+    return cache(shape, setup, setup.prompt) + max(prefill_layer(shape, setup), first, logits(shape, setup))
 
 
 def decode(shape: Shape, setup: Setup) -> float:
