@@ -66,13 +66,17 @@ class Case:
             checkpointing=self.checkpointing, lora_rank=self.lora_rank,
         )  # fmt: skip
 
-    def predicted(self) -> Prediction:
-        """The planner's peaks on the device."""
-        return predict(shape(), self.setup)
+    def predicted(self, config: Qwen2Config | None = None) -> Prediction:
+        """The planner's peaks on the device, of the small model or of another."""
+        return predict(shape(config), self.setup)
 
-    def host(self) -> int:
+    def host(self, config: Qwen2Config | None = None) -> int:
         """What is offloaded, before pinned buffers are rounded."""
-        return offloaded_state(shape(), self.setup, rounded=False)
+        return offloaded_state(shape(config), self.setup, rounded=False)
+
+    def resident(self, config: Qwen2Config | None = None) -> int:
+        """The most that a rank has in memory once it has loaded, where device and host are the same."""
+        return self.predicted(config).peak + self.host(config)
 
     def bound(self, phase: str) -> float:
         """Bytes of a phase's prediction that are an upper bound, beside OVER; 0 where all of it is exact.
@@ -98,9 +102,18 @@ def model_config() -> Qwen2Config:
     )  # fmt: skip
 
 
-def shape() -> Shape:
-    """The same for the planner."""
-    return from_config(model_config().to_dict())
+def large_config() -> Qwen2Config:
+    """252 million parameters, beside whose bytes those of an interpreter and its libraries are few."""
+    return Qwen2Config(
+        vocab_size=len(tiny_tokenizer()), hidden_size=1024, intermediate_size=4096, num_hidden_layers=16,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+
+
+def shape(config: Qwen2Config | None = None) -> Shape:
+    """The same for the planner; of the small model, or of another."""
+    return from_config((config or model_config()).to_dict())
 
 
 CASES = [
@@ -139,6 +152,9 @@ MORE = [
     Case(world=4, zero=3, accumulation=2, precision="float32"),
 ]
 """What `make soak` and the table in docs/memory-model.md have besides."""
+RESIDENT = Case(zero=3, offload=True, accumulation=2)
+"""Whose resident memory is measured with large_config(). Nothing is gathered at once but a module at a time, and the
+model to generate: gloo's own buffers, which the ledger leaves out as the network's, stay small beside the model."""
 
 
 def live(peaks: list[Peaks], phase: str, memory: str) -> int:

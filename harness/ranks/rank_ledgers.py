@@ -39,7 +39,7 @@ def _ledger(folder: Path, model: Path, case: Case) -> dict[str, Any]:
     job = plan(model, case)
     table = ledger_sites.Table(offload=case.offload)
     ledger = LiveLedger(table)
-    with ledger.recording(), _as_on_a_gpu():
+    with ledger.recording(), as_on_a_gpu():
         trainer = runs.build(job, output_dir=str(folder), save_strategy="no", **overrides(job))
         follow(trainer, ledger)
         trainer.train()
@@ -52,7 +52,7 @@ def _ledger(folder: Path, model: Path, case: Case) -> dict[str, Any]:
 
 
 @contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
+def as_on_a_gpu() -> Iterator[None]:
     """Only scored positions pass the head, as with Triton; what is copied to the host is a copy; and products take no
     memory of their own, as oneDNN's do for reordered matrices."""
     with ExitStack() as stack:

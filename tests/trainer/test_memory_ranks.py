@@ -17,7 +17,7 @@ from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node, plan_job
 from harness.ranks import ledger_sites
 from harness.ranks.gang import run_gang
-from harness.ranks.ledger_cases import CASES, HELD, MORE, OVER, UNDER, Case, live, shape
+from harness.ranks.ledger_cases import CASES, HELD, MORE, OVER, RESIDENT, UNDER, Case, large_config, live, shape
 from tests.generated import cases as so_many
 from tests.unit.test_planner_properties import GROUPS, jobs
 
@@ -98,6 +98,16 @@ def test_plans_of_random_jobs_hold_on_live_ranks(tmp_path: Path) -> None:
     for world in (2, 4):
         if alike := [case for case in plans if case.world == world]:
             held(alike, tmp_path / str(world))
+
+
+@pytest.mark.soak
+def test_a_large_models_resident_memory_is_within_five_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned bytes and what the process takes without them are what the kernel counts."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
+    for rank in run_gang("harness.ranks.resident_facts:peaks", tmp_path, RESIDENT.world, fresh=True):
+        process = rank["tiny"] - RESIDENT.resident()
+        assert process < rank["large"] / 3
+        assert RESIDENT.resident(large_config()) + process == pytest.approx(rank["large"], rel=0.05)
 
 
 def test_an_unknown_site_is_told() -> None:
