@@ -255,3 +255,10 @@ class Progress(Model):
     """Steps that are over, oldest first: the attempt's first and the newest of every Nth; empty unless asked for."""
     samples: list[dict[str, str | float]] = Field(default_factory=list)
     """A few completions with their rewards, bounded in size."""
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds to the last step at the pace of the recent ones; None until the steps are known and were timed."""
+        if not self.seconds_per_step or not self.total_steps:
+            return None
+        return self.seconds_per_step * max(0, self.total_steps - self.step)

@@ -24,6 +24,8 @@ Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-ti
 LAST_TIME = 253402300799.0
 """Unix time of the last second that a timestamp can say: 9999-12-31T23:59:59Z."""
 Seconds = Annotated[float, Field(ge=0.0, le=LAST_TIME)]
+HOUR = 3600.0
+"""Seconds of one hour."""
 
 RunPart = Literal["loading", "proving", "generating", "scoring", "training", "saving"]
 """The parts of a trainer's time; each moment belongs to one of them."""

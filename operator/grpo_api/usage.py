@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ATOMIC_LIST, Model
-from .timing import Beginning, Clock, Seconds, Time
+from .timing import HOUR, Beginning, Clock, Seconds, Time
 
 MAX_RECORDS = 6
 """Attempts with a record of their own: those that may still be corrected. Older ones are summed up."""
@@ -141,4 +141,4 @@ class Usage(Model):
         held, shares = self.held_gpu_seconds, self.gpu_seconds.model_dump(by_alias=False)
         parts = ", ".join(f"{state} {100 * spent / held:.0f} %" for state, spent in shares.items() if spent and held)
         cost = "" if self.cost is None else f"; cost {self.cost:.2f}"
-        return f"{held / 3600:.2f} GPU-hours, effective {self.effective or '0'}: {parts or 'none'}{cost}"
+        return f"{held / HOUR:.2f} GPU-hours, effective {self.effective or '0'}: {parts or 'none'}{cost}"

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from grpo_api.base import dotted
 from grpo_api.contract import GROUP, PLURAL
+from grpo_api.timing import HOUR
 from grpo_api.usage import GPUSeconds, Usage
 
 from . import kubectl
 from .errors import KubectlError, NotYet, OptionError
 from .terminal import console, show_table, table
 
-HOUR = 3600.0
 HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
 NUMBERS = HEADINGS[1:]
 TOTAL = "all"

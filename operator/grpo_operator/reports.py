@@ -120,9 +120,8 @@ def _ratio(predicted: int, measured: int) -> str:
 
 def _progress(progress: Progress) -> ProgressStatus:
     step, total, last = progress.step, progress.total_steps, progress.last_step_time
-    eta = int(progress.seconds_per_step * max(0, total - step)) if progress.seconds_per_step and total else None
-    if eta is not None and eta > MAX_ETA:
-        eta = None
+    left = progress.eta_seconds
+    eta = int(left) if left is not None and left <= MAX_ETA else None
     return ProgressStatus(
         attempt=progress.attempt,
         step=step,

@@ -6,7 +6,7 @@ So the sums can be made again from a status by anybody, and a new operator comes
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_api.timing import Clock
+from grpo_api.timing import HOUR, Clock
 from grpo_api.usage import AttemptUsage, GPUSeconds, PodTime, Usage, UsageSum
 
 from ..times import seconds
@@ -14,7 +14,6 @@ from ..times import seconds
 SUCCEEDED = "Succeeded"
 _UNSAFE = ("generating", "scoring", "training", "saving")
 """Parts that a restart has to do again, where no checkpoint has them."""
-HOUR = 3600.0
 
 
 def summed(usage: Usage) -> Usage:

@@ -6,11 +6,11 @@ A plan names one number of GPUs; whether it is a good one shows only beside the 
 
 from dataclasses import dataclass
 
+from grpo_api.timing import HOUR
+
 from .choice import choose
 from .option import Option
 from .search import Search
-
-HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

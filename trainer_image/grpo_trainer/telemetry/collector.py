@@ -50,18 +50,11 @@ def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
     yield catalogue.TOTAL_STEPS, progress.total_steps
     yield catalogue.ATTEMPT, progress.attempt
     yield catalogue.LAST_STEP_TIME, progress.last_step_time
-    yield catalogue.ETA, eta(progress)
+    yield catalogue.ETA, progress.eta_seconds
     for metric in catalogue.TRAINING:
         yield metric, progress.metrics.get(metric.key)
     for key, metric in catalogue.MEMORY_BESIDE.items():
         yield metric, progress.memory.get(key)
-
-
-def eta(progress: Progress) -> Value:
-    """Seconds to the last step; None until steps were timed."""
-    if progress.seconds_per_step is None or not progress.total_steps:
-        return None
-    return progress.seconds_per_step * max(0, progress.total_steps - progress.step)
 
 
 def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
