@@ -3,20 +3,99 @@
 One job, made once for the file; the tests look at what it left.
 """
 
-import pytest
+from dataclasses import dataclass
 
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from grpo_api import training_metrics as catalogue
+from grpo_api.contract import PROGRESS_PORT
+from grpo_api.report import Progress
+from grpo_api.status import MetricsStatus
 from harness import stack
+from harness.access import CommandError
 from harness.jobs import Jobs, Object, condition, is_true, progress, selected
 
 NAME = "first"
 STEPS = 12
+HELD = """
+import pathlib, time
+from grpo_trainer.__main__ import leave, main
+code = main()
+while not pathlib.Path("/tmp/looked-at").exists():
+    time.sleep(0.1)
+leave(code)
+"""
+"""The trainer's entry point, which ends its process when somebody has seen what it serves after the last step."""
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """What rank 0 served when all was done, and the job as the operator told it by then."""
+
+    page: str
+    progress: Progress
+    job: Object
 
 
 @pytest.fixture(scope="module")
-def finished(jobs: Jobs) -> Object:
+def last_words(jobs: Jobs) -> LastWords:
+    """The job after its last step, before its pods end."""
+    jobs.create(NAME, {"maxSteps": STEPS}, command=["python", "-c", HELD])
+    done = jobs.wait(NAME, "at its last step", lambda job: progress(job)["step"] == STEPS and finishing(jobs, job))
+    return LastWords(served(jobs, done, "metrics"), Progress.model_validate_json(served(jobs, done, "progress")), done)
+
+
+def finishing(jobs: Jobs, job: Object) -> bool:
+    """Whether rank 0 has nothing left to do."""
+    try:
+        return Progress.model_validate_json(served(jobs, job, "progress")).stage == "Finished"
+    except CommandError:
+        return False
+
+
+def served(jobs: Jobs, job: Object, page: str) -> str:
+    """A page of rank 0."""
+    pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
+    place = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod}:{PROGRESS_PORT}/proxy/{page}"
+    return jobs.kubectl("get", "--raw", place)
+
+
+@pytest.fixture(scope="module")
+def finished(jobs: Jobs, last_words: LastWords) -> Object:
     """The job, followed to its end."""
-    jobs.create(NAME, {"maxSteps": STEPS})
+    for pod in last_words.job["status"]["pods"]:
+        jobs.kubectl("exec", pod["name"], "--", "touch", "/tmp/looked-at")
     return jobs.wait_succeeded(NAME)
+
+
+def scraped(page: str) -> dict[tuple[str, ...], float]:
+    """Value by the family's name and the values of labels."""
+    samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
+    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+
+
+def test_scrape_and_progress_agree_on_every_number_after_the_last_step(last_words: LastWords) -> None:
+    said, page = last_words.progress, scraped(last_words.page)
+    numbers: dict[str, tuple[str, ...]] = {metric.key: (metric.name,) for metric in catalogue.TRAINING}
+    for metric in catalogue.LABELLED:
+        keys = [key for key in said.metrics if key.startswith(f"{metric.key}/")]
+        numbers |= {key: (metric.name, key.partition("/")[2]) for key in keys}
+    assert {key: page[numbers[key]] for key in said.metrics} == said.metrics
+    assert {"kl", "reward", "reward_by_function/accuracy", "phase_seconds/generate"} <= said.metrics.keys()
+    run = [page[metric.name,] for metric in (catalogue.STEP, catalogue.TOTAL_STEPS, catalogue.ATTEMPT)]
+    assert run == [said.step, said.total_steps, said.attempt] == [STEPS, STEPS, 1]
+    assert page[catalogue.LAST_STEP_TIME.name,] == said.last_step_time
+    assert page[catalogue.MEMORY_BESIDE["host"].name,] == said.memory["host"]
+
+
+def test_the_status_says_the_same_before_the_pods_end_and_after(last_words: LastWords, finished: Object) -> None:
+    said = last_words.progress
+    for status in (last_words.job["status"], finished["status"]):
+        told = MetricsStatus.model_validate(status["metrics"]).model_dump(by_alias=False, exclude_none=True)
+        assert told == {key: f"{said.metrics[key]:.4g}" for key in MetricsStatus.model_fields}
+        assert [status["progress"][key] for key in ("step", "totalSteps")] == [said.step, said.total_steps]
+        assert status["attempt"] == said.attempt
 
 
 def test_it_succeeds_on_two_nodes_at_the_first_attempt(finished: Object) -> None:
