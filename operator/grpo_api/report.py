@@ -7,7 +7,7 @@ from bisect import bisect_left
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
@@ -36,6 +36,10 @@ MAX_COUNT = 2**53 - 1
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
+MetricValue = Annotated[float, Field(allow_inf_nan=True)]
+"""What was logged: NaN and infinity are values, too."""
+_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
+"""JSON has no word for them: they become the texts NaN, Infinity and -Infinity."""
 
 RevisionKey = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][\[\].a-zA-Z0-9]*$")]
 Revisions = Annotated[
@@ -130,6 +134,8 @@ class MemoryShortage(Model):
 class Outcome(Model):
     """How a process ended: the termination message, and a durable file beside the checkpoints."""
 
+    model_config = _AS_TEXT
+
     result: Result
     """The class of the end."""
     rank: Count = 0
@@ -143,10 +149,10 @@ class Outcome(Model):
     diverged_on: Generations | None = None
     """For Diverged and DivergedKL: what the run trained on when it did, and may go on without."""
     metrics: Annotated[
-        dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], float],
+        dict[Annotated[str, Field(min_length=1, max_length=32, pattern="^[a-z0-9_]+$")], MetricValue],
         Field(max_length=MAX_METRICS),
     ] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.training_metrics."""
+    """Last value per metric, by the keys of grpo_api.training_metrics. status.outcome has those that are finite."""
     revisions: Revisions = Field(default_factory=dict)
     """Commits and fingerprint of what was trained, as far as known."""
     message: Annotated[str, Field(max_length=MESSAGE_CHARACTERS)] = ""
@@ -215,6 +221,8 @@ class StepTime(Model):
 class Progress(Model):
     """`GET /progress` of rank 0. Keys that the step did not log are absent, never zero."""
 
+    model_config = _AS_TEXT
+
     attempt: Annotated[int, Field(ge=1, le=MAX_COUNT)]
     """The attempt that reports."""
     step: Count = 0
@@ -242,8 +250,8 @@ class Progress(Model):
     """Unix time of the last finished step, in seconds."""
     seconds_per_step: Seconds | None = None
     """Mean of the recent steps."""
-    metrics: Annotated[dict[MetricKey, float], Field(max_length=1024)] = Field(default_factory=dict)
-    """Last value per metric, by the keys of grpo_api.training_metrics; null where that was no finite number."""
+    metrics: Annotated[dict[MetricKey, MetricValue], Field(max_length=1024)] = Field(default_factory=dict)
+    """Last value per metric, by the keys of grpo_api.training_metrics; as text where that was no finite number."""
     memory: Annotated[dict[MetricKey, Count], Field(max_length=64)] = Field(default_factory=dict)
     """Largest of all ranks, in bytes: peak of what torch allocated on the GPU by phase, most that it `reserved`, and
     what was used of the `device` and of the `host` after the last step. On CPUs there is only `host`."""

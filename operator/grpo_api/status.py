@@ -85,7 +85,7 @@ class ProgressStatus(Model):
 
 
 class MetricsStatus(Model):
-    """The run's last metrics, as text with four significant digits."""
+    """The run's last metrics, as text with four significant digits; NaN, +Inf or -Inf for what is no finite number."""
 
     kl: Annotated[str, Field(max_length=32)] | None = None
     """Mean KL between policy and reference."""

@@ -3,6 +3,7 @@
 Apart from what the operator decided: of what others say, nothing may hold a decision up.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,8 +89,15 @@ def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
 
 def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
     """status.metrics, as text with four significant digits; None when none of them was told."""
-    named = {name: f"{values[name]:.4g}" for name in MetricsStatus.model_fields if name in values}
+    named = {name: _digits(values[name]) for name in MetricsStatus.model_fields if name in values}
     return MetricsStatus(**named) if named else None
+
+
+def _digits(value: float) -> str:
+    """Four significant digits, or the word that /metrics has for what is no finite number."""
+    if math.isfinite(value):
+        return f"{value:.4g}"
+    return "NaN" if math.isnan(value) else f"{value:+f}".title()
 
 
 def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:

@@ -3,6 +3,7 @@
 What users see follows from an Observation and a Decision alone; times come in with the Observation.
 """
 
+import math
 from typing import Any
 
 from grpo_api.report import Outcome
@@ -83,7 +84,7 @@ def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     if decision.learned:
         fields["learned"] = decision.learned
     if outcome:
-        fields["outcome"] = _stamped(outcome, old.attempt)
+        fields["outcome"] = _kept(outcome, seen)
     if outcome and action in (Action.COMMIT, Action.QUEUE):
         counter = "restarts" if decision.counted else "uncounted_restarts"
         fields[counter] = getattr(old, counter) + 1
@@ -139,9 +140,16 @@ def _clock(seen: Observation) -> dict[str, Any]:
     return {}
 
 
-def _stamped(outcome: Outcome, attempt: int) -> Outcome:
-    """The outcome with the attempt that it ended, if the trainer did not say it."""
-    return outcome if outcome.attempt else outcome.model_copy(update={"attempt": attempt})
+def _kept(outcome: Outcome, seen: Observation) -> Outcome:
+    """The outcome with the attempt that it ended, if the trainer did not say it, and without what has no place here.
+
+    Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity: status.metrics tells them.
+    """
+    fields: dict[str, Any] = {"attempt": outcome.attempt or seen.job.status.attempt}
+    fields["metrics"] = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
+    if seen.job.spec and seen.job.spec.placement.accelerator == "GPU":
+        fields["account"] = None
+    return outcome.model_copy(update=fields)
 
 
 def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[Condition]:

@@ -92,6 +92,13 @@ def test_get_prints_the_promised_columns(running: AnyCluster, kind: str) -> None
     }
 
 
+def test_a_kl_that_is_no_number_is_shown_as_that(running: AnyCluster) -> None:
+    patch_status(running, {"metrics": {"kl": "NaN", "reward": "-Inf"}})
+    row = table(running.kubectl("get", "grpojob"))
+    assert (row["KL"], row["REWARD"]) == ("NaN", "-Inf")
+    patch_status(running, STATUS)
+
+
 def test_wide_adds_what_explains_it(running: AnyCluster) -> None:
     wide = running.kubectl("get", "grpojob", "-o", "wide")
     assert wide.splitlines()[0].split()[10:] == [

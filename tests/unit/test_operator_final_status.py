@@ -1,5 +1,7 @@
 """A status that is final: the last step's numbers from the outcome, and no pod that still seems to run."""
 
+import json
+import math
 from typing import Any
 
 import pytest
@@ -59,6 +61,17 @@ def test_failure_shows_the_last_finished_step() -> None:
     assert (status.progress.percent, status.progress.eta_seconds) == (99, None)
 
 
+@pytest.mark.parametrize(("value", "word"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf")])
+def test_what_is_no_number_is_shown_as_what_it_is(value: float, word: str) -> None:
+    """While it runs and in the end; status.outcome, whose numbers are JSON's, has the others."""
+    runs = make_seen(running().job, make_child(), make_pod(0), make_pod(1), pull=make_pull(metrics={"kl": value}))
+    assert to_json(decided(runs))["metrics"]["kl"] == word
+    told = said("Diverged", step=100, metrics={"kl": value, "reward": 1.9})
+    status = to_json(decided(ended(terminated(47, told), terminated(47, told))))
+    assert status["metrics"] == {"kl": word, "reward": "1.9"}
+    assert status["outcome"]["metrics"] == {"reward": 1.9}
+
+
 def test_an_outcome_without_numbers_leaves_the_last_pulls() -> None:
     assert numbers(decided(ended(terminated(0, said("Succeeded", step=100))))) == ("100/100", "0.5", "1")
 
@@ -95,13 +108,13 @@ def test_a_pod_that_is_gone_is_told_so_once() -> None:
 @given(
     step=st.integers(0, MAX_COUNT),
     total=st.integers(0, MAX_COUNT),
-    metrics=st.dictionaries(st.sampled_from(OUTCOME_KEYS), st.floats(allow_nan=False, allow_infinity=False)),
+    metrics=st.dictionaries(st.sampled_from(OUTCOME_KEYS), st.floats()),
     result=st.sampled_from(["Succeeded", "BadInput", "Diverged", "DivergedKL", "WeightsDiffer"]),
 )
 def test_any_last_words_make_a_status(step: int, total: int, metrics: dict[str, float], result: str) -> None:
     told = said(result, step=step, total_steps=total, metrics=metrics)
     status = decided(ended(terminated(0 if result == "Succeeded" else 43, told)))
-    GRPOJobStatus.model_validate(to_json(status))
+    GRPOJobStatus.model_validate_json(json.dumps(to_json(status), allow_nan=False))
     assert status.progress is not None
     assert 0 <= status.progress.percent <= 100
     assert status.progress.step >= max(98, step)

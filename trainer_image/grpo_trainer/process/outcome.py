@@ -3,7 +3,6 @@
 An exit code alone is ambiguous, since a process can abort after success, and a termination message goes with its pod.
 """
 
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -33,7 +32,6 @@ def make_outcome(
     checkpoint_step: int | None = None,
 ) -> Outcome:
     """The Outcome of a process that came as far as `reached`, with what else it knows for that result."""
-    last = {key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics}
     outcome = Outcome(
         result=result,
         rank=rank,
@@ -43,7 +41,7 @@ def make_outcome(
         diverged_on=diverged_on,
         shortage=shortage,
         checkpoint_step=checkpoint_step if result is Result.OUT_OF_MEMORY else None,
-        metrics={key: value for key, value in last.items() if math.isfinite(value)},
+        metrics={key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics},
         revisions=reached.revisions,
         account=reached.account,
     )
