@@ -3,9 +3,13 @@
 `ExternalCluster` stands in for ours when GRPO_TEST_KUBECONFIG names a running cluster.
 """
 
+import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .programs.build import component, toolchain
 from .programs.processes import ClusterError, until
@@ -38,6 +42,23 @@ class Access:
         """Run helm and return its output; raise CommandError when it fails."""
         return self._run([toolchain(("helm",)).program("helm")], arguments, input)
 
+    @contextmanager
+    def watching(self, kind: str, namespace: str, file: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+        """Watch the objects of a kind while the block runs; what is yielded reads all that was seen, oldest first.
+
+        The file takes kubectl's words: nobody reads a pipe meanwhile.
+        """
+        command = [*component("kubectl", _assets_with("kubectl")), "--namespace", namespace, "get", kind]
+        with file.open("w") as output:
+            watch = subprocess.Popen(
+                [*map(str, command), "--watch", "--output", "json"], stdout=output, env=self.environment
+            )
+        try:
+            yield lambda: list(_documents(file.read_text()))
+        finally:
+            watch.terminate()
+            watch.wait()
+
     def _run(self, program: list[object], arguments: tuple[str, ...], stdin: str | None) -> str:
         command = [*map(str, program), *arguments]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=self.environment)
@@ -48,6 +69,18 @@ class Access:
     def wait(self, what: str, *arguments: str, expect: str, seconds: float = 120) -> None:
         """Run `kubectl <arguments>` again and again until it prints exactly `expect`."""
         until(f"{what} to be {expect!r}", lambda: self.kubectl(*arguments).strip() == expect, seconds)
+
+
+def _documents(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON documents of a text one after the other, but for a last one that is not whole."""
+    decoder, text = json.JSONDecoder(), text.lstrip()
+    while text:
+        try:
+            found, end = decoder.raw_decode(text)
+        except json.JSONDecodeError:
+            return
+        yield found
+        text = text[end:].lstrip()
 
 
 def _assets_with(name: str) -> str:

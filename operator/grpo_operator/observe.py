@@ -61,6 +61,8 @@ class Observation:
     earlier_pods: tuple[PodRecord, ...] = NO_PODS
     """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run and its Job doesn't
     control them."""
+    departed: tuple[PodRecord, ...] = NO_PODS
+    """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
     """Whether pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
     pull: Pull | None = None

@@ -146,9 +146,9 @@ class Reconciler:
             return None
         children, pods, at = self._caches.jobs.of(key), self._caches.pods.of(key), self._monotonic()
         seen = observe(job, children, pods, now=self._clock(), at=at, sightings=self._sightings)
+        seen = replace(seen, departed=self._caches.departed.of(key, job.uid))
         if not job.active:
-            wanted = job.resume_job
-            source = self._caches.grpojobs.get(ObjectKey(key.namespace, wanted)) if wanted else None
+            source = self._caches.grpojobs.get(ObjectKey(key.namespace, job.resume_job)) if job.resume_job else None
             return replace(seen, source=source) if source else seen
         pull, silence = self._rank0.pull(key), self._rank0.silence(key)
         current = pull if pull and pull.progress.attempt == job.status.attempt else None

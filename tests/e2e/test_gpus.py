@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from harness.jobs import Jobs, Object, attempt, condition, is_true
 
 NAMESPACE = "gpus"
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
+ATTEMPT_SECONDS = 2.0
+"""By how much an attempt's time may be off, beside 1 %: times of the API server have whole seconds."""
+GPUS_PER_POD = 4
 ON_ONE_NODE: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
 SMALL: Object = {
     "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"},
@@ -96,6 +100,46 @@ def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
     job = gangs.wait("eight", "running", running)
     assert {pod["node"] for pod in job["status"]["pods"]} == {"node-0", "node-1"}
     assert finish(gangs, "eight")["status"]["attempt"] == 1
+
+
+def test_gpu_seconds_are_those_from_bound_to_end_though_a_pod_is_deleted(gangs: Jobs, tmp_path: Path) -> None:
+    """The witness is a watch of the pods: of the first attempt nothing is left when the second one ends."""
+    with gangs.access.watching("pods", gangs.namespace, tmp_path / "pods") as seen:
+        want(gangs, "held", 8, nodes=2)
+        first = gangs.wait("held", "running", running)
+        gangs.kubectl("delete", "pod", first["status"]["pods"][0]["name"], "--wait=false")
+        gangs.wait("held", "on in its second attempt", lambda job: attempt(job) == 2 and running(job))
+        finish(gangs, "held")
+        usage = gangs.wait("held", "counted", lambda job: not holding(job))["status"]["usage"]
+        pods = {pod["metadata"]["name"]: held_times(pod) for pod in seen() if ended(pod)}
+    assert [one["attempt"] for one in usage["attempts"]] == [1, 2]
+    assert len(pods) == 4
+    for one in usage["attempts"]:
+        told = one.get("goneSeconds", 0.0) + sum(pod["seconds"] for pod in one["pods"])
+        truth = sum(end - bound for name, (bound, end) in pods.items() if name.startswith(f"held-{one['attempt']}-"))
+        assert told == pytest.approx(truth, rel=0.01, abs=one["nodes"] * ATTEMPT_SECONDS)
+    whole = GPUS_PER_POD * sum(end - bound for bound, end in pods.values())
+    assert usage["heldGpuSeconds"] == pytest.approx(whole, rel=0.01, abs=2 * 2 * GPUS_PER_POD * ATTEMPT_SECONDS)
+    assert sum(usage["gpuSeconds"].values()) == pytest.approx(usage["heldGpuSeconds"])
+
+
+def holding(job: Object) -> bool:
+    """Whether a pod of the job holds GPUs as far as the status says."""
+    return any("seconds" not in pod for one in job["status"]["usage"]["attempts"] for pod in one.get("pods", []))
+
+
+def ended(pod: Object) -> bool:
+    """Whether the pod's container has ended."""
+    return any("terminated" in one["state"] for one in pod["status"].get("containerStatuses", []))
+
+
+def held_times(pod: Object) -> tuple[float, float]:
+    """Unix times at which a pod was bound and its container ended, in whole seconds as the API server has them."""
+    (bound,) = (one for one in pod["status"]["conditions"] if one["type"] == "PodScheduled")
+    (container,) = pod["status"]["containerStatuses"]
+    times = (bound["lastTransitionTime"], container["state"]["terminated"]["finishedAt"])
+    begin, end = (datetime.fromisoformat(text).timestamp() for text in times)
+    return begin, end
 
 
 STRANGER: Object = {

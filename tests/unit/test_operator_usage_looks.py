@@ -8,13 +8,16 @@ import pytest
 from grpo_api.status import GRPOJobStatus
 from grpo_api.timing import Account, Clock
 from grpo_api.usage import AttemptUsage, Usage
+from grpo_operator.cluster.departed import REMEMBERED, Departed
 from grpo_operator.decisions import Action, Decision
 from grpo_operator.observe import Observation
 from grpo_operator.records import JobRecord, PodRecord
 from grpo_operator.status import to_json
 from tests.unit.operator_world import (
     GPU_PLAN,
+    KEY,
     NOW,
+    UID,
     active_status,
     after,
     at,
@@ -68,6 +71,32 @@ def test_a_node_whose_clock_is_set_meanwhile_can_not_leave_what_the_operator_saw
     ended = [make_pod(index, state=terminated(1, clock=700.0 + jump), arrived=0.0) for index in (0, 1)]
     usage = told(after(seen(status, make_child(), *ended, later=1000.0), WAIT))
     assert [pod.seconds for pod in usage.attempts[0].pods] == [seconds, seconds]
+
+
+def test_a_pod_that_ends_and_is_deleted_between_two_looks_is_timed_by_its_own_end() -> None:
+    """The account went on a few seconds longer, until its kubelet told."""
+    counted = make_pull(ago=0, step=1)
+    status = to_json(after(seen(to_json(running()), *GANG, later=405.0, pull=counted), WAIT))
+    ended = [make_pod(index, state=terminated(1, clock=400.0), arrived=0.0) for index in (0, 1)]
+    gone = replace(seen(status, make_child(), later=500.0), departed=tuple(ended))
+    usage = told(after(gone, WAIT))
+    assert [pod.seconds for pod in usage.attempts[0].pods] == [400.0, 400.0]
+    forgotten = told(after(seen(to_json(after(gone, WAIT)), make_child(), later=900.0), WAIT))
+    assert forgotten.held_gpu_seconds == usage.held_gpu_seconds == 8 * 400.0
+
+
+def test_only_the_last_pods_that_told_of_their_end_are_remembered() -> None:
+    departed = Departed()
+    departed.keep(make_pod(0))
+    assert not departed.of(KEY, UID)
+    pods = [replace(make_pod(0, state=terminated(1)), uid=f"pod-{number}") for number in range(REMEMBERED + 2)]
+    for pod in pods:
+        departed.keep(pod)
+    assert [pod.uid for pod in departed.of(KEY, UID)] == [pod.uid for pod in pods[2:]]
+    assert not departed.of(KEY, "another of its name")
+    for _ in range(REMEMBERED):
+        departed.keep(replace(pods[0], job_key=KEY._replace(name="other")))
+    assert not departed.of(KEY, UID)
 
 
 def test_an_attempt_that_kueue_takes_back_and_admits_again_is_counted_twice_and_waits_between() -> None:

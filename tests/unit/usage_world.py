@@ -48,6 +48,7 @@ class World:
     admitted_from: float = 0.0
     away: float = 0.0
     """Seconds without an operator."""
+    up_since: float = 0.0
     restarts: int = 0
     """How often the operator was away."""
 
@@ -59,7 +60,7 @@ class World:
                 self.restarts += 1
                 before, self.sightings = self.now, Sightings()
                 self._pass(self.chance.uniform(5.0, 400.0))
-                self.away += self.now - before
+                self.up_since, self.away = self.now, self.away + self.now - before
             yield self._look()
             if end == NEVER and any(one["type"] == "Succeeded" and one["status"] == "True" for one in self._conditions):
                 end = self.now
@@ -92,6 +93,9 @@ class World:
         pods = [self._pod(pod) for gang in self.gangs for pod in gang.pods if self._visible(gang, pod)]
         now, moment = NOW + self.now, Observed(self.now)
         seen = observe(job, children, pods, now=now, at=moment, sightings=self.sightings)
+        seen = replace(
+            seen, departed=tuple(self._pod(pod) for gang in self.gangs for pod in gang.pods if self._left(pod))
+        )
         if job.active:
             seen = replace(seen, pull=self._pull(job.status.attempt))
         decision = decide(seen, Limits())
@@ -108,6 +112,10 @@ class World:
     def _visible(self, gang: Gang, pod: Pod) -> bool:
         """A pod that has ended goes with its Job."""
         return self.now < min(pod.gone, max(pod.ended, gang.job_gone) + 1.0)
+
+    def _left(self, pod: Pod) -> bool:
+        """Whether this operator saw a pod end that has been deleted since."""
+        return self.up_since <= max(pod.started, pod.ended) <= pod.gone <= self.now
 
     def _answer(self, asked: Decision) -> Decision:
         """What the queue says: that others are first, for a while, then that the attempt may start."""
@@ -145,7 +153,7 @@ class World:
             said = Outcome(result=result, rank=pod.index, attempt=gang.attempt, account=gang.run.account(when))
             pod.code, pod.message = (0 if result is Result.SUCCEEDED else 1), said.model_dump_json()
         if pod.deleted < NEVER:
-            pod.gone = when + 1.0
+            pod.gone = when + self.chance.uniform(0.0, 1.0)
 
     def _start(self, attempt: int) -> None:
         """Creates the gang, and with it its fate."""

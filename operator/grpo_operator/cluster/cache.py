@@ -14,6 +14,7 @@ from ..names import ObjectKey
 from ..parsing import grpojob_record, job_record, pod_record, reserving_record, service_record
 from ..untyped import Part, Unreadable
 from .api import GRPOJOBS, JOBS, PODS, SERVICES, Resource
+from .departed import Departed
 from .unreadable import Unreadables, identity
 
 
@@ -49,6 +50,8 @@ class Cache(Generic[R]):
     ) -> None:
         """`parse` makes a record of an API object; those for which it can't are set aside in `unreadables`, with what
         `salvage` makes of them."""
+        self.deleted: Callable[[R], None] = lambda _: None
+        """Is told of each object that is deleted what it was last known to be."""
         self.resource = resource
         self._parse = parse
         self._salvage = salvage
@@ -119,6 +122,7 @@ class Cache(Generic[R]):
         if known is None or known.uid != uid:
             return None
         self._remove(known)
+        self.deleted(known)
         return known
 
     @contextmanager
@@ -259,7 +263,9 @@ class Caches:
         self.unreadables = Unreadables()
         self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.unreadables, reserving_record)
         self.jobs = Cache(JOBS, job_record, self.unreadables)
+        self.departed = Departed()
         self.pods = Cache(PODS, pod_record, self.unreadables)
+        self.pods.deleted = self.departed.keep
         self.services = Cache(SERVICES, service_record, self.unreadables)
 
     def quiet(self, key: ObjectKey) -> bool:

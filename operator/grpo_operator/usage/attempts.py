@@ -14,6 +14,9 @@ from ..records import ENDED_PHASES, PodRecord
 from ..times import Reported, seconds, timestamp
 from .division import pod_seconds
 
+LATE_SECONDS = 10.0
+"""How long after a container's end its kubelet may tell of it; until then the pod is thought to hold its GPUs."""
+
 
 def begun(seen: Observation, records: Sequence[AttemptUsage]) -> list[AttemptUsage]:
     """The records, with a new one if Kueue, having taken the current attempt's GPUs, has given it some again."""
@@ -52,7 +55,7 @@ def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[Pod
     latest = {record.attempt: index for index, record in enumerate(records)}
     own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in seen.pods}
     found: list[list[PodRecord]] = [[] for _ in records]
-    for pod in (*seen.pods, *seen.earlier_pods):
+    for pod in (*seen.pods, *seen.earlier_pods, *seen.departed):
         known = pod.name in by_name or pod.controller_uid in own
         index = by_name.get(pod.name, latest.get(pod.attempt))
         if pod.node and known and index is not None and len(found[index]) < MAX_PODS:
@@ -81,7 +84,9 @@ def _pod_time(seen: Observation, record: AttemptUsage, pod: PodRecord, known: Po
     if told is None:
         return _closed(seen, record, found, as_of if known else found.bound_time)
     least = pod_seconds(known, as_of) if known else 0.0
-    return _lasted(found, _within(told, least, max(least, seen.now - start)))
+    if told < least - LATE_SECONDS:
+        told = least
+    return _lasted(found, min(told, max(least, seen.now - start)))
 
 
 def _closed(seen: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
