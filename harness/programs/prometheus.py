@@ -3,10 +3,19 @@
 Only Prometheus knows whether it can read what we write.
 """
 
+import json
 import subprocess
 import tempfile
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from ..controlplane import free_port
 from .cache import cache_root, cached
 from .prerequisites import apt_alone
 from .processes import ClusterError
@@ -21,6 +30,32 @@ def program(name: str) -> Path:
         ClusterError: the package can't be downloaded; this works on Debian and its derivatives.
     """
     return cached(cache_root() / f"{PACKAGE}-debian", _unpack) / "usr" / "bin" / name
+
+
+@contextmanager
+def serving(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+    """A Prometheus with these settings, which keeps what it scrapes in the folder; yields its address."""
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    address = f"127.0.0.1:{free_port()}"
+    command = [str(program("prometheus")), f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, f"--storage.tsdb.path={folder}/data"], stdout=log, stderr=log)
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def query(address: str, expression: str) -> list[dict[str, Any]]:
+    """Series of an instant query; empty while Prometheus starts or has no sample."""
+    url = f"http://{address}/api/v1/query?query={urllib.parse.quote(expression)}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+    except OSError:
+        return []
+    return found
 
 
 def _unpack(folder: Path) -> None:

@@ -1,17 +1,15 @@
 """The real Prometheus reads what operator and trainer export, and its own tool agrees with names and units."""
 
-import json
 import re
 import subprocess
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api import training_metrics
 from grpo_api.metrics import TIMES_TO
@@ -20,8 +18,8 @@ from grpo_trainer.telemetry.collector import ProgressCollector
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
-from harness.programs.prometheus import program
-from tests.integration.operator_bench import Bench, OperatorThread, operating
+from harness.programs.prometheus import program, query, serving
+from tests.integration.operator_bench import GRPOJOBS, Bench, OperatorThread, operating
 
 SECONDS = 60.0
 
@@ -73,32 +71,15 @@ def checked(text: str) -> str:
     return done.stdout + done.stderr
 
 
-@contextmanager
-def prometheus(folder: Path, targets: dict[str, str]) -> Iterator[str]:
-    """A Prometheus that scrapes the targets every second; yields its address."""
+def scraping(targets: dict[str, str]) -> dict[str, Any]:
+    """The settings of a Prometheus that scrapes the targets every second."""
     scrapes = [{"job_name": name, "static_configs": [{"targets": [target]}]} for name, target in targets.items()]
-    settings = {"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
-    address = f"127.0.0.1:{free_port()}"
-    command = [str(program("prometheus")), f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*command, f"--storage.tsdb.path={folder}/data"], stdout=log, stderr=log)
-    try:
-        yield address
-    finally:
-        process.terminate()
-        process.wait(SECONDS)
+    return {"global": {"scrape_interval": "1s"}, "scrape_configs": scrapes}
 
 
-def query(address: str, expression: str) -> list[float]:
-    """Values of an instant query; empty while Prometheus starts or has no sample."""
-    url = f"http://{address}/api/v1/query?query={urllib.parse.quote(expression)}"
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            result = json.load(answer)["data"]["result"]
-    except OSError:
-        return []
-    return [float(one["value"][1]) for one in result]
+def values(address: str, expression: str) -> list[float]:
+    """Values of an instant query."""
+    return [float(one["value"][1]) for one in query(address, expression)]
 
 
 def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zero: str, tmp_path: Path) -> None:
@@ -110,12 +91,39 @@ def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zer
         targets = {"operator": f"127.0.0.1:{port}", "trainer": rank_zero}
         assert checked(page(targets["operator"])) == checked(page(rank_zero)) == ""
         running = f'grpo_job_phase{{namespace="{bench.namespace}",grpojob="run",phase="Running"}}'
-        with prometheus(tmp_path, targets) as address:
-            until("the job's phase", lambda: query(address, running) == [1.0], SECONDS)
-            until("the trainer's KL", lambda: query(address, "grpo_training_kl") == [0.0132], SECONDS)
-            assert query(address, "grpo_training_reward_by_function") == [0.5]
-            assert query(address, 'grpo_training_memory_bytes{step_phase="generate"}') == [1e9]
-            assert query(address, "min(up)") == [1.0]
+        with serving(tmp_path, scraping(targets)) as address:
+            until("the job's phase", lambda: values(address, running) == [1.0], SECONDS)
+            until("the trainer's KL", lambda: values(address, "grpo_training_kl") == [0.0132], SECONDS)
+            assert values(address, "grpo_training_reward_by_function") == [0.5]
+            assert values(address, 'grpo_training_memory_bytes{step_phase="generate"}') == [1e9]
+            assert values(address, "min(up)") == [1.0]
+
+
+def series(page: str) -> set[tuple[str, ...]]:
+    """Name and labels of all samples."""
+    families = text_string_to_metric_families(page)
+    return {(one.name, *map(str, sorted(one.labels.items()))) for family in families for one in family.samples}
+
+
+@pytest.mark.soak
+def test_a_thousand_jobs_that_come_and_go_leave_no_series(grpo_cluster: Cluster) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+
+        def come_and_go(jobs: int) -> set[tuple[str, ...]]:
+            for number in range(jobs):
+                bench.submit(f"run-{number}", suspend=True)
+            suspended = f'grpo_jobs{{namespace="{bench.namespace}",phase="Suspended"}} {jobs}\n'
+            bench.wait("all to be told", lambda: suspended in operator.page("metrics")[1], 10 * SECONDS)
+            told = operator.page("metrics")[1]
+            assert told.count("grpo_job_phase{") == jobs
+            bench.client.request("DELETE", GRPOJOBS.format(bench.namespace))
+            bench.wait("all to be gone", lambda: "grpo_jobs{" not in operator.page("metrics")[1], SECONDS)
+            return series(operator.page("metrics")[1])
+
+        one = come_and_go(1)
+        assert not [name for name, *_ in one if name.startswith("grpo_job_")]
+        assert come_and_go(1000) - one == set()
 
 
 def milestones(operator: OperatorThread) -> list[float]:

@@ -1,0 +1,69 @@
+"""A run whose learning rate is poison, on the real cluster: a real Prometheus with the chart's rules tells of it.
+
+The rules wait for nothing here: how long each does, and in which stories, is promtool's matter (test_alerts.py).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_api.contract import PROGRESS_PORT
+from grpo_cli.manifest import load_documents
+from harness import stack
+from harness.jobs import Jobs, Object
+from harness.programs.processes import until
+from harness.programs.prometheus import query, serving
+
+NAME = "poisoned"
+POISON = {"learningRate": 1.0, "maxSteps": 2000}
+EVALUATION_SECONDS = 2
+KL, ALERT, EVALUATED = "grpo_training_kl", "GRPOKLHigh", "evaluated"
+
+
+@pytest.fixture
+def target(jobs: Jobs) -> Iterator[str]:
+    """The address of the poisoned run's metrics; it trains no more when the block ends."""
+    jobs.create(NAME, POISON, placement={"accelerator": "CPU", "nodes": 1}, restarts={"limit": 0})
+    job = jobs.wait(NAME, "placed", lambda _: any(pod["status"].get("podIP") for pod in jobs.list("pods", NAME)))
+    (pod,) = jobs.list("pods", job["metadata"]["name"])
+    yield f"{pod['status']['podIP']}:{PROGRESS_PORT}"
+    jobs.kubectl("delete", "grpojob", NAME)
+
+
+def rules(jobs: Jobs) -> list[Object]:
+    """The chart's rules, after one that marks each evaluation."""
+    text = jobs.access.helm("template", str(stack.CHART), "--set", "monitoring.prometheusRule.enabled=true")
+    (found,) = [document for document in load_documents(text) if document["kind"] == "PrometheusRule"]
+    group = found["spec"]["groups"][0]
+    return [{"record": EVALUATED, "expr": "vector(1)"}, *({**rule, "for": "0s"} for rule in group["rules"])]
+
+
+def settings(jobs: Jobs, target: str, folder: Path) -> dict[str, Any]:
+    """A Prometheus that sees the run as the chart's PodMonitor has it, and evaluates the rules soon."""
+    (folder / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "grpo", "rules": rules(jobs)}]}))
+    labels = {"namespace": jobs.namespace, "grpojob": NAME, "attempt": "1"}
+    return {
+        "global": {"scrape_interval": "1s", "evaluation_interval": f"{EVALUATION_SECONDS}s"},
+        "rule_files": [str(folder / "rules.yml")],
+        "scrape_configs": [{"job_name": "training", "static_configs": [{"targets": [target], "labels": labels}]}],
+    }
+
+
+def samples(address: str, series: str) -> list[tuple[float, float]]:
+    """Time and value of what was kept of a series."""
+    return [(float(at), float(value)) for one in query(address, f"{series}[10m]") for at, value in one["values"]]
+
+
+def test_the_alert_fires_within_two_evaluations_of_the_first_bad_sample(
+    jobs: Jobs, target: str, tmp_path: Path
+) -> None:
+    limit = yaml.safe_load((stack.CHART / "values.yaml").read_text())["monitoring"]["prometheusRule"]["thresholds"]
+    firing = f'ALERTS{{alertname="{ALERT}",alertstate="firing",namespace="{jobs.namespace}",grpojob="{NAME}"}}'
+    with serving(tmp_path, settings(jobs, target, tmp_path)) as address:
+        told = until(f"{ALERT} to fire", lambda: samples(address, firing), 180)[0][0]
+        bad = next(at for at, value in samples(address, KL) if value > limit["maxKL"])
+        evaluations = [at for at, _ in samples(address, EVALUATED)]
+    assert 1 <= len([at for at in evaluations if bad <= at <= told]) <= 2
