@@ -35,14 +35,20 @@ class Metric:
 
 _JOB = ("namespace", "grpojob")
 JOB_INFO = Metric(
-    "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy", "gpus")
+    "grpo_job_info", "gauge", "1", "One per GRPOJob, with its plan as labels.", (*_JOB, "model", "strategy")
 )
-JOB_GPUS = Metric("grpo_job_gpus", "gauge", "1", "GPUs of the job's plan, by product; 0 on CPUs.", (*_JOB, "product"))
+JOB_GPUS = Metric(
+    "grpo_job_gpus",
+    "gauge",
+    "1",
+    "GPUs of the job's plan, by product; 0 on CPUs, absent after its end.",
+    (*_JOB, "product"),
+)
 JOB_CONDITION = Metric(
     "grpo_job_condition",
     "gauge",
     "1",
-    "1 while the condition is True, absent otherwise; without those that the phase tells.",
+    "1 while the condition is True, absent otherwise; without those that the phase or rank 0 tells.",
     (*_JOB, "type", "reason"),
 )
 JOB_PHASE = Metric("grpo_job_phase", "gauge", "1", "1 for the job's phase; the others are absent.", (*_JOB, "phase"))
@@ -63,33 +69,14 @@ JOB_PATIENCE = Metric(
     "How long the running job's stage may go without getting on before its own watchdog ends it as Hang.",
     (*_JOB, "stage"),
 )
-JOB_MEMORY_PREDICTED = Metric(
-    "grpo_job_memory_predicted_bytes",
-    "gauge",
-    "bytes",
-    "Highest peak of allocated memory of one GPU, as planned; rank 0 tells it by phase.",
-    _JOB,
-)
-JOB_MEMORY_MEASURED = Metric(
-    "grpo_job_memory_measured_bytes",
-    "gauge",
-    "bytes",
-    "Highest peak of allocated memory of any GPU, as measured; rank 0 tells it by phase.",
-    _JOB,
-)
-JOB_MEMORY_RATIO = Metric(
-    "grpo_job_memory_prediction_ratio", "gauge", "1", "Predicted over measured peak of allocated memory.", _JOB
-)
-JOB_MEMORY_USABLE = Metric(
-    "grpo_job_memory_usable_bytes", "gauge", "bytes", "What one GPU has for torch, as planned.", _JOB
-)
 JOB_RESTARTS = Metric("grpo_job_restarts_total", "counter", "1", "Restarts that count against the limit.", _JOB)
 
 JOB_GPU_SECONDS = Metric(
     "grpo_job_gpu_seconds",
     "gauge",
     "GPU-seconds",
-    "What the job's GPUs were held for so far, by state; a gauge, for what is lost is taken out of other states.",
+    "What the job's GPUs were held for so far, by state, to a second; a gauge, for what is lost is taken out of other "
+    "states.",
     (*_JOB, "state"),
 )
 JOB_QUEUED_SECONDS = Metric(
@@ -217,10 +204,6 @@ JOB = (
     JOB_STEP,
     JOB_ATTEMPTS,
     JOB_RESTARTS,
-    JOB_MEMORY_PREDICTED,
-    JOB_MEMORY_MEASURED,
-    JOB_MEMORY_RATIO,
-    JOB_MEMORY_USABLE,
     JOB_GPU_SECONDS,
     JOB_QUEUED_SECONDS,
     JOB_COST,

@@ -25,10 +25,6 @@ from grpo_api.metrics import (
     JOB_GPU_SECONDS,
     JOB_GPUS,
     JOB_INFO,
-    JOB_MEMORY_MEASURED,
-    JOB_MEMORY_PREDICTED,
-    JOB_MEMORY_RATIO,
-    JOB_MEMORY_USABLE,
     JOB_PATIENCE,
     JOB_PHASE,
     JOB_PROGRESS_TIME,
@@ -58,6 +54,8 @@ SAID_BY_PHASE = {
     ConditionType.SUSPENDED,
 }
 """Conditions without series: thousands of jobs would tell twice that they run."""
+TOLD_ELSEWHERE = SAID_BY_PHASE | {ConditionType.RECOVERABLE}
+"""That a job can resume, rank 0 tells by the steps between its checkpoints."""
 Sample = tuple[Metric, Sequence[str], float | str]
 Lines = dict[str, str]
 """Lines by family, each with its line break."""
@@ -175,11 +173,9 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
     status = typed_status(job.raw_status) if job.ended else job.status
     plan = status.plan
     model = plan.parameters if plan else ""
-    yield JOB_INFO, (model, plan.strategy if plan else "", str(plan.gpus) if plan else ""), 1
-    if plan:
-        yield JOB_GPUS, (plan.gpu_product,), plan.gpus
+    yield JOB_INFO, (model, plan.strategy if plan else ""), 1
     true = {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
-    for kind in sorted(true.keys() - SAID_BY_PHASE):
+    for kind in sorted(true.keys() - TOLD_ELSEWHERE):
         yield JOB_CONDITION, (kind, true[kind]), 1
     if status.phase:
         yield JOB_PHASE, (status.phase,), 1
@@ -195,20 +191,16 @@ def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
 def _of_usage(usage: Usage) -> Iterator[Sample]:
     for state, spent in usage.gpu_seconds:
         if spent:
-            yield JOB_GPU_SECONDS, (state,), spent
-    yield JOB_QUEUED_SECONDS, (), usage.queued_seconds
+            yield JOB_GPU_SECONDS, (state,), round(spent)
+    yield JOB_QUEUED_SECONDS, (), round(usage.queued_seconds)
     if usage.cost is not None:
         yield JOB_COST, (), usage.cost
 
 
 def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
     yield JOB_ATTEMPTS, (), status.attempt
-    if status.plan and status.plan.memory:
-        yield JOB_MEMORY_USABLE, (), status.plan.memory.usable_bytes
-        yield JOB_MEMORY_PREDICTED, (), status.plan.memory.peak_allocated_bytes
-    if status.memory:
-        yield JOB_MEMORY_RATIO, (), status.memory.ratio
-        yield JOB_MEMORY_MEASURED, (), status.memory.measured_bytes
+    if status.plan:
+        yield JOB_GPUS, (status.plan.gpu_product,), status.plan.gpus
 
 
 def _number(value: float | str) -> str:

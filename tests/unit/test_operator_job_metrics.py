@@ -51,7 +51,8 @@ def of(found: list[Sample], name: str, **labels: str) -> list[float]:
 
 
 def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
-    said = [condition("Admitted"), condition("Running"), condition("Degraded"), condition("Failed", "False")]
+    said = [condition("Admitted"), condition("Running"), condition("Degraded"), condition("Recoverable")]
+    said.append(condition("Failed", "False"))
     progress = {"step": 140, "totalSteps": 1868, "percent": 7}
     found = samples([live(conditions=said, progress=progress, memory=MEMORY, restarts=2)])
     assert {one.labels["phase"] for one in found if one.name == "grpo_job_phase"} == {"Running"}
@@ -60,10 +61,9 @@ def test_a_running_job_tells_its_phase_conditions_progress_and_memory() -> None:
     assert of(found, "grpo_job_step", namespace="team-a", grpojob="run") == [140]
     assert of(found, "grpo_job_restarts_total") == [2]
     assert of(found, "grpo_job_attempts_total") == [1]
-    assert of(found, "grpo_job_info", strategy="Clone", gpus="8") == [1]
+    assert of(found, "grpo_job_info", strategy="Clone") == [1]
     assert of(found, "grpo_job_gpus", product="NVIDIA-H100-80GB-HBM3") == [8]
-    assert of(found, "grpo_job_memory_measured_bytes") == [4]
-    assert of(found, "grpo_job_memory_prediction_ratio") == [1.25]
+    assert not [one.name for one in found if "memory" in one.name], "rank 0 tells it"
 
 
 def test_a_running_job_tells_since_when_it_has_not_got_on_and_how_long_its_stage_may() -> None:
@@ -94,7 +94,7 @@ def test_what_changes_while_the_job_does_not_is_read_at_every_scrape() -> None:
         since[0] += 5.0
 
 
-def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_and_a_half_megabytes() -> None:
+def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> None:
     """A thousand that run and have a number for everything, and many that have just ended and had."""
     peaks = MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=2**34, step=6)
     sizes = {"peak_allocated_bytes": 1, "device_bytes": 1, "usable_bytes": 1, "host_bytes_per_node": 1}
@@ -116,19 +116,19 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_and_a_half_megabyt
     pull = make_pull(ago=1)
     metrics = JobMetrics(lambda: jobs, lambda: NOW, lambda job: standing(job, pull, None, lambda at: NOW - at.at))
     text = asyncio.run(metrics.text())
-    assert text.count("grpo_job_memory_measured_bytes{") == 1000
+    assert text.count("grpo_job_gpu_seconds{") == 1300 * len(GPUSeconds.model_fields)
     assert text.count("grpo_job_patience_seconds{") == 1000
-    assert len(text) < 2.5e6
+    assert len(text) < 2e6
 
 
 def test_what_became_of_the_gpus_is_told_of_live_and_ended_jobs() -> None:
-    usage = {"asOf": at(-1), "gpuSeconds": {"training": 5400, "lost": 1800.5}, "queuedSeconds": 7, "cost": 5.25}
+    usage = {"asOf": at(-1), "gpuSeconds": {"training": 5400, "lost": 1800.6}, "queuedSeconds": 7, "cost": 5.25}
     ended = active_status(phase="Failed", conditions=[condition("Failed")], completionTime=at(-1), usage=usage)
     jobs = [live("runs", usage=usage), make_job(status=ended, name="over", uid="uid-over"), live("young")]
     found = samples(jobs)
     for name in ("runs", "over"):
         told = {one.labels["state"]: one.value for one in found if one.name == "grpo_job_gpu_seconds"}
-        assert told == {"training": 5400, "lost": 1800.5}
+        assert told == {"training": 5400, "lost": 1801}
         assert of(found, "grpo_job_cost", grpojob=name) == [5.25]
         assert of(found, "grpo_job_queued_seconds", grpojob=name) == [7]
     assert not of(found, "grpo_job_cost", grpojob="young")

@@ -6,9 +6,6 @@ What the operator knows stands in them wherever it does: it also knows of a rank
 from grpo_api.metrics import (
     JOB_ATTEMPTS,
     JOB_CONDITION,
-    JOB_MEMORY_MEASURED,
-    JOB_MEMORY_RATIO,
-    JOB_MEMORY_USABLE,
     JOB_PATIENCE,
     JOB_PHASE,
     JOB_PROGRESS_TIME,
@@ -16,14 +13,24 @@ from grpo_api.metrics import (
 )
 from grpo_api.report import Result
 from grpo_api.status import ConditionType, Phase
-from grpo_api.training_metrics import CHECKPOINT_STEP, CHECKPOINT_TIME, SAVE_EVERY, STEP, TRAINING
+from grpo_api.training_metrics import (
+    CHECKPOINT_STEP,
+    CHECKPOINT_TIME,
+    MEMORY,
+    PREDICTED_MEMORY,
+    SAVE_EVERY,
+    STEP,
+    TRAINING,
+    USABLE_MEMORY,
+)
 
 from .alert import JOB, PER_JOB, Alert
 
 _STRAGGLER = next(metric.name for metric in TRAINING if metric.key == "straggler_ratio")
 _STEP = f"{PER_JOB} ({STEP.name})"
 _SAVED = f"({PER_JOB} ({CHECKPOINT_STEP.name}) or 0 * {_STEP})"
-_RATIO = f"{PER_JOB} ({JOB_MEMORY_RATIO.name})"
+_PEAK = f"{PER_JOB} ({MEMORY.name})"
+_RATIO = f"{PER_JOB} ({PREDICTED_MEMORY.name}) / {_PEAK}"
 _WAITS = "|".join((Phase.PENDING, Phase.QUEUED, Phase.STARTING, Phase.RESTARTING))
 
 ALERTS = (
@@ -65,7 +72,7 @@ ALERTS = (
     ),
     Alert(
         name="GRPOMemoryTight",
-        expression=(f"{PER_JOB} ({JOB_MEMORY_MEASURED.name}) / {PER_JOB} ({JOB_MEMORY_USABLE.name}) > <memoryShare>"),
+        expression=f"{_PEAK} / {PER_JOB} ({USABLE_MEMORY.name}) > <memoryShare>",
         for_="5m",
         severity="warning",
         summary=f"{JOB} uses {{{{ $value | humanizePercentage }}}} of what its fullest GPU has for torch",

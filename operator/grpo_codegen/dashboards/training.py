@@ -156,7 +156,7 @@ def _memory(phase: str) -> Panel:
         queries=(
             Query(of_job(trainer.PREDICTED_MEMORY, of_phase), "planned"),
             Query(of_job(trainer.MEMORY, of_phase), "measured"),
-            Query(of_job(operator.JOB_MEMORY_USABLE), "limit", "limit"),
+            Query(of_job(trainer.USABLE_MEMORY), "limit", "limit"),
         ),
         height=7,
         empty=_CPU,

@@ -98,6 +98,7 @@ _PLAIN: dict[operator.Metric, Timeline] = {
     trainer.SAVE_EVERY: constant(EVERY),
     trainer.MAX_KL: constant(1.0),
     trainer.REFERENCE_EVERY: constant(120),
+    trainer.USABLE_MEMORY: constant(76 * GIB),
     trainer.MEMORY_BESIDE["reserved"]: constant(66 * GIB),
     trainer.MEMORY_BESIDE["device"]: constant(69 * GIB),
     trainer.MEMORY_BESIDE["host"]: unsteady(constant(21 * GIB), 0.01, 18),
@@ -133,12 +134,8 @@ SAVED, SAVED_AT = rank0("checkpoint_step"), rank0("checkpoint_timestamp_seconds"
 GOT_ON, ATTEMPTS = of_job(operator.JOB_PROGRESS_TIME), of_job(operator.JOB_ATTEMPTS)
 RESTARTS = of_job(operator.JOB_RESTARTS)
 PATIENCE = of_job(operator.JOB_PATIENCE, stage="Training")
-MEASURED = of_job(operator.JOB_MEMORY_MEASURED)
-RATIO, RUNNING = of_job(operator.JOB_MEMORY_RATIO), of_job(operator.JOB_PHASE, phase="Running")
+RUNNING = of_job(operator.JOB_PHASE, phase="Running")
 OF_GPUS: World = {
-    MEASURED: constant(60 * GIB),
-    of_job(operator.JOB_MEMORY_USABLE): constant(76 * GIB),
-    RATIO: constant(1.03),
     of_job(operator.JOB_GPUS, product="H100-80GB"): constant(GPUS),
     **spent((0, NEVER, 0)),
 }
@@ -147,6 +144,6 @@ JOB: World = {
     of_job(operator.JOB_STEP): float,
     **same(1800.0, PATIENCE),
     **same(0, RESTARTS),
-    **same(1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone", gpus=str(GPUS))),
+    **same(1, ATTEMPTS, RUNNING, of_job(operator.JOB_INFO, model="1.24B", strategy="Clone")),
     **OF_GPUS,
 }
