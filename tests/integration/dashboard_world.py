@@ -13,6 +13,7 @@ from grpo_api import training_metrics as trainer
 from grpo_api.metrics import CONTROLLER, Metric
 from grpo_api.plan import MemoryPhases
 from grpo_api.usage import GPUSeconds
+from grpo_codegen import recording
 
 START, MINUTES, RESTART = 1_700_000_000, 180, 60
 END = START + 60 * MINUTES
@@ -57,7 +58,8 @@ class World:
         for name in ("process_resident_memory_bytes", "process_cpu_seconds_total"):
             yield name, _OPERATOR, 0, MINUTES
         if self.gpus:
-            yield "DCGM_FI_DEV_GPU_UTIL", {"modelName": "H100", "gpu": "0"}, 0, MINUTES
+            whose = {"namespace": "team", "grpojob": "run", "modelName": "H100"}
+            yield from ((rule.name, whose, 0, MINUTES) for rule in recording.RULES)
 
     def _of(self, metric: Metric) -> Iterator[tuple[str, Labels]]:
         if metric in _special():
@@ -103,8 +105,6 @@ def _samples(name: str, labels: Labels, first: int, last: int) -> Iterator[str]:
 
 
 def _value(name: str, labels: Labels, minute: int) -> float:
-    if name == "DCGM_FI_DEV_GPU_UTIL":
-        return 1.0
     if "timestamp_seconds" in name:
         return START + 60.0 * minute
     slope = 1 + _BOUNDS.index(labels["le"]) if "le" in labels else 1

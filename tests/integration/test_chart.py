@@ -15,6 +15,7 @@ import yaml
 
 from grpo_api import metrics, training_metrics
 from grpo_cli.manifest import load_documents
+from grpo_codegen import recording
 from grpo_codegen.crd import definition
 from grpo_operator import names, settings
 from harness.programs.build import toolchain
@@ -64,9 +65,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def flags(values: tuple[str, ...]) -> list[str]:
-    """Prices are given as JSON: --set makes a text of what has a decimal point."""
-    kinds = ("--set-json" if value.startswith("gpuHourPrices") else "--set" for value in values)
-    return [part for kind, value in zip(kinds, values, strict=True) for part in (kind, value)]
+    return [part for value in values for part in ("--set", value)]
 
 
 def rendered(*values: str) -> list[dict[str, Any]]:
@@ -103,6 +102,7 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("metrics.port=80", "minimum"),
         ("logFormat=xml", "must be one of"),
         ("gpuHourPrices.H100=-1", "minimum"),
+        ("gpuHourPrices.H100=-2.5", "does not match pattern"),
         ("watchNamespaces={Bad_Name}", "does not match pattern"),
         ("crds.keep=maybe", "boolean"),
         ("tracing.endpoint=collector:4317", "does not match pattern"),
@@ -162,10 +162,24 @@ def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -
 
 
 def test_prices_become_flags_that_the_operator_reads() -> None:
+    """To --set, what has a decimal point is a text."""
     documents = rendered("gpuHourPrices.NVIDIA-H100-80GB-HBM3=2.49", "gpuHourPrices.A10=1")
     arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     given = [argument for argument in arguments if argument.startswith("--gpu-hour-price")]
     assert settings.parse(given).gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A10": 1.0}
+
+
+def test_no_monitor_scrapes_what_another_one_does() -> None:
+    on = ("monitoring.podMonitor.enabled=true", "monitoring.serviceMonitor.enabled=true")
+
+    def monitors(*values: str) -> list[str]:
+        found = [d for d in rendered(*values) if d["kind"].endswith("Monitor")]
+        return sorted(f"{d['kind']} {d['metadata']['name']}" for d in found)
+
+    own, training = f"{RELEASE}-grpo-operator", f"PodMonitor {RELEASE}-grpo-operator-training"
+    assert monitors(on[0]) == [f"PodMonitor {own}", training]
+    assert monitors(on[1]) == [f"ServiceMonitor {own}"]
+    assert monitors(*on) == [training, f"ServiceMonitor {own}"]
 
 
 def test_monitors_select_what_the_operator_labels() -> None:
@@ -183,7 +197,9 @@ def test_monitors_select_what_the_operator_labels() -> None:
 
 def test_alerts_name_only_metrics_that_exist() -> None:
     documents = rendered(*EVERYTHING)
-    alerts = [rule for group in only(documents, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    first, gpus = only(documents, "PrometheusRule")["spec"]["groups"]
+    alerts = first["rules"]
+    assert [rule["record"] for rule in gpus["rules"]] == [rule.name for rule in recording.RULES]
     known = {metric.name for metric in (*training_metrics.TRAINER, *metrics.OPERATOR)}
     for alert in alerts:
         assert set(re.findall(r"\bgrpo_\w+", alert["expr"])) <= known

@@ -63,6 +63,8 @@ EMPTY: dict[str, dict[str, set[str]]] = {
             "Effective training time",
             "What its GPUs did",
             "Cost so far",
+            "How busy its GPUs are",
+            "Memory of its GPUs",
         },
         "operator gone": {
             "Phase",
@@ -81,7 +83,8 @@ EMPTY: dict[str, dict[str, set[str]]] = {
         | {
             "GPUs held, by product",
             "GPUs held, by namespace",
-            "GPUs that do nothing, by product",
+            "GPUs free, by product",
+            "GPUs held and idle, by namespace",
             "Effective training time",
             "What the GPUs did",
             "Dearest jobs",

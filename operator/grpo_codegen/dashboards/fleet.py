@@ -4,6 +4,7 @@ from grpo_api import metrics as operator
 from grpo_api.metrics import Metric
 from grpo_api.status import ConditionType, Phase
 
+from .. import recording
 from . import usage
 from .panels import Dashboard, Panel, Query, Row, Variable
 from .promql import A_JOB, CLUSTER, JOB_LEGEND, NAMESPACES, known, of_jobs, select, trend
@@ -14,10 +15,7 @@ _WAITING = of_jobs(operator.JOB_PHASE, f'phase=~"{Phase.PENDING}|{Phase.QUEUED}"
 _HOLDING = of_jobs(operator.JOB_PHASE, f'phase=~"{Phase.STARTING}|{Phase.RUNNING}"')
 _FAILED = select(operator.JOB_CONDITION, f'{NAMESPACES},type="{ConditionType.FAILED}"')
 _RESTARTS = select(operator.RESTARTS, CLUSTER)
-_UTILISATION = f"DCGM_FI_DEV_GPU_UTIL{{{CLUSTER}}}"
-"""Percent, by NVIDIA's own exporter, whose label for the product is `modelName`."""
 _UNKNOWN = "No operator answers"
-_NO_DCGM = "Needs NVIDIA's DCGM exporter"
 _JOB_COLUMNS = {"namespace": "Namespace", "grpojob": "Job"}
 
 
@@ -112,6 +110,7 @@ _GPUS = (
         description="By gangs that start or run, as planned for them.",
         unit="none",
         queries=(Query(_gpus("product"), "{{product}}"),),
+        width=12,
         stacked=True,
         empty="No gang holds a GPU",
     ),
@@ -120,21 +119,27 @@ _GPUS = (
         description="By gangs that start or run; the twelve namespaces with most.",
         unit="none",
         queries=(Query(f"topk(12, {_gpus('namespace')})", "{{namespace}}"),),
+        width=12,
         stacked=True,
         empty="No gang holds a GPU",
     ),
     Panel(
-        title="GPUs that do nothing, by product",
-        description="Less than 5 % busy for ten minutes, free ones and held ones, whoever's they are.",
+        title="GPUs free, by product",
+        description="Held by no pod, whoever's they would be.",
         unit="none",
-        queries=(
-            Query(
-                f"count by (modelName) (avg_over_time({_UTILISATION}[10m]) < 5) "
-                f"or 0 * count by (modelName) ({_UTILISATION})",
-                "{{modelName}}",
-            ),
-        ),
-        empty=_NO_DCGM,
+        queries=(Query(f"sum by (modelName) ({recording.FREE.name}{{{CLUSTER}}})", "{{modelName}}"),),
+        width=12,
+        stacked=True,
+        empty=usage.NO_DCGM,
+    ),
+    Panel(
+        title="GPUs held and idle, by namespace",
+        description="Held by any pod, less than 5 % busy for ten minutes: the twelve largest groups.",
+        unit="none",
+        queries=(Query(f"topk(12, {recording.IDLE.name}{{{NAMESPACES}}})", "{{modelName}} {{namespace}}"),),
+        width=12,
+        stacked=True,
+        empty=usage.NO_DCGM,
     ),
 )
 _FAILURES = (

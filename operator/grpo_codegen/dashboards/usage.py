@@ -2,6 +2,7 @@
 
 from grpo_api import metrics as operator
 
+from .. import recording
 from .panels import Bounds, Color, Panel, Query
 from .promql import A_JOB, JOB, JOB_LEGEND, NAMESPACES, of_job, of_jobs, select
 
@@ -18,6 +19,7 @@ _COLORS: dict[str, Color] = {
 }
 _EFFECTIVE = "Share of held GPU-seconds that went into steps that count. Loading, losses and idle time lower it."
 _RATED: Bounds = ((0.5, "orange"), (0.8, "green"))
+NO_DCGM = "Needs NVIDIA's DCGM exporter"
 _UNPRICED = "No price: set gpuHourPrices"
 
 
@@ -31,6 +33,10 @@ def _spent(state: str = "") -> str:
 def _of_job(state: str = "") -> str:
     where = f"{JOB},{state}" if state else JOB
     return f"sum(max by (state) ({select(operator.JOB_GPU_SECONDS, where)}))"
+
+
+def _recorded(rule: recording.Recorded) -> str:
+    return f"max({rule.name}{{{JOB}}})"
 
 
 OF_JOB = (
@@ -63,6 +69,25 @@ OF_JOB = (
         queries=(Query(of_job(operator.JOB_COST), "cost"),),
         width=6,
         empty=_UNPRICED,
+    ),
+    Panel(
+        title="How busy its GPUs are",
+        description="Mean of all its GPUs, as DCGM tells: time in which any kernel ran, and that of tensor cores.",
+        unit="percentunit",
+        queries=(
+            Query(_recorded(recording.UTILISATION), "any kernel"),
+            Query(_recorded(recording.TENSOR_ACTIVE), "tensor cores"),
+        ),
+        width=12,
+        empty=NO_DCGM,
+    ),
+    Panel(
+        title="Memory of its GPUs",
+        description="Of the fullest, as DCGM tells: all that is in use there, whoever's it is.",
+        unit="bytes",
+        queries=(Query(_recorded(recording.MEMORY_USED), "fullest GPU"),),
+        width=12,
+        empty=NO_DCGM,
     ),
 )
 OF_ALL = (

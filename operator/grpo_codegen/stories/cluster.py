@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from grpo_api import metrics as operator
 from grpo_api.metrics import CONTROLLER
 
-from ..timelines import Timeline, clock, constant, counting, series, shown, unsteady
-from .run import learning, spent
+from .. import recording
+from ..timelines import Timeline, between, clock, constant, counting, series, shown, unsteady
+from .run import GIB, learning, spent
 from .world import NEVER, World, histogram, of_job, rank0, same
 
 H100, A100, L40S = "H100-80GB", "A100-80GB", "L40S"
@@ -78,12 +79,17 @@ _MILESTONES: World = {
 PREEMPTIONS = series(operator.RESTARTS.name, {"reason": "Preempted"})
 OUT_OF_MEMORY = series(operator.RESTARTS.name, {"reason": "OutOfMemory"})
 GPU_ACCOUNTS: World = {name: line for one in OTHERS for name, line in one.accounts().items()}
-_BUSY = (("NVIDIA H100", 85), ("NVIDIA H100", 90), ("NVIDIA H100", 0), ("NVIDIA L40S", 60))
+_RUN = {"namespace": "team", "grpojob": "run"}
 UTILISATION: World = {
-    series("DCGM_FI_DEV_GPU_UTIL", {"modelName": model, "gpu": str(gpu)}): unsteady(constant(busy), 0.1, gpu)
-    for gpu, (model, busy) in enumerate(_BUSY)
+    series(recording.UTILISATION.name, _RUN): unsteady(constant(0.82), 0.1),
+    series(recording.TENSOR_ACTIVE.name, _RUN): unsteady(constant(0.31), 0.1, 1),
+    series(recording.MEMORY_USED.name, _RUN): constant(69 * GIB),
+    series(recording.FREE.name, {"modelName": "NVIDIA H100"}): constant(4),
+    series(recording.FREE.name, {"modelName": "NVIDIA L40S"}): between(60, 120, 4, 6),
+    series(recording.IDLE.name, {"namespace": "math", "modelName": "NVIDIA H100"}): between(30, 80, 2, 0),
+    series(recording.IDLE.name, {"namespace": "code", "modelName": "NVIDIA L40S"}): constant(1),
 }
-"""By NVIDIA's own exporter."""
+"""What the chart records of NVIDIA's own exporter."""
 OTHER_RUNS: World = {name: line for seed, one in enumerate(OTHERS) for name, line in one.world(seed).items()}
 
 _OWN = {"controller": CONTROLLER}
