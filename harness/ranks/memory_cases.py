@@ -65,6 +65,7 @@ CASES = [
     case("gemma-3-1b", "gemma3_text", layers=6),
     case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
     case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, checkpointing=False, micro_batch=8),
+    case("gemma-3-1b", "gemma3_text", layers=6, lora_rank=16, micro_batch=8, prompt=512, completion=512),
     case("smollm3-3b", "smollm3", checkpointing=False),
     case("olmo-2-0425-1b", "olmo2", checkpointing=False),
     case("qwen2.5-1.5b", "qwen2", lora_rank=16, lora_targets=("q_proj", "v_proj"), checkpointing=False),

@@ -249,7 +249,8 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     if not gate_adapted(shape, setup):
         return 3 * wide * setup.tokens
     if setup.checkpointing:
-        return (3 * wide + (8 if setup.weight_bytes == 2 else 10) * shape.hidden) * setup.tokens
+        streams = 8 if setup.weight_bytes == 2 and not shape.wide_norms else 10
+        return (3 * wide + streams * shape.hidden) * setup.tokens
     return (2 * wide + 2 * shape.hidden) * setup.tokens
 
 
