@@ -92,7 +92,7 @@ _QUEUE = (
         queries=(Query(f"topk(20, 60 * count_over_time({_WAITING}[1d:1m]) and {_WAITING})", ""),),
         columns={**_JOB_COLUMNS, "Value": "Waited"},
         to_job=True,
-        empty="Nobody waits",
+        empty="Nobody is known to wait",
     ),
     Panel(
         kind="bargauge",
@@ -160,7 +160,7 @@ _FAILURES = (
         unit="none",
         queries=(Query(f"count by (reason) ({_FAILED})", "{{reason}}"),),
         base="orange",
-        empty="No job failed within an hour",
+        empty="No failure is known",
     ),
     Panel(
         kind="table",
@@ -170,7 +170,7 @@ _FAILURES = (
         queries=(Query(f"max by ({A_JOB}, reason) ({_FAILED})", ""),),
         columns={**_JOB_COLUMNS, "reason": "Reason"},
         to_job=True,
-        empty="No job failed within an hour",
+        empty="No failure is known",
     ),
 )
 _ODD_ONES = (

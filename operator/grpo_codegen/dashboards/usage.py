@@ -20,7 +20,7 @@ _COLORS: dict[str, Color] = {
 _EFFECTIVE = "Share of held GPU-seconds that went into steps that count. Loading, losses and idle time lower it."
 _RATED: Bounds = ((0.5, "orange"), (0.8, "green"))
 NO_DCGM = "Needs NVIDIA's DCGM exporter"
-_UNPRICED = "No price: set gpuHourPrices"
+_UNPRICED = "No price known: set gpuHourPrices"
 
 
 def _spent(state: str = "") -> str:
