@@ -107,9 +107,9 @@ class Gang:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
             return str(answer.read().decode())
 
-    def progress(self) -> Progress:
+    def progress(self, query: str = "") -> Progress:
         """Rank 0's /progress."""
-        return Progress.model_validate_json(self.get("/progress"))
+        return Progress.model_validate_json(self.get(f"/progress{query}"))
 
 
 def json_lines(log: str, key: str) -> dict[int, dict[str, Any]]:

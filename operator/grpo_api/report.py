@@ -18,8 +18,9 @@ MESSAGE_CHARACTERS = 3072
 """Longest message of an Outcome; the rest of a termination message is for its other fields."""
 MAX_PROBLEM = 512
 """Longest text of what is wrong with a run that goes on."""
-MAX_STEPS = 16
-"""Most steps, beside the attempt's first, of which a Progress tells when they were."""
+MAX_STEPS = 4
+"""Most steps, beside the attempt's first, of which a Progress tells when they were: of every Nth, more than pass
+between two questions. Reading one takes nearly half as long as reading the rest of a Progress."""
 MAX_METRICS = 16
 """Most metrics that an Outcome carries."""
 LOAD = "load"

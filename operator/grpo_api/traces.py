@@ -44,7 +44,7 @@ PROVEN = SpanName(
 FIRST_STEP = SpanName("first step", "attempt", "The attempt's first step, with parts as any other.")
 STEP = SpanName("step", "attempt", "Every Nth step, with the checkpoint that was written after it.")
 PARTS = tuple(
-    SpanName(name, "step", f"{what} The parts of a step are told as sums, so they are drawn one after the other.")
+    SpanName(name, "step", what)
     for name, what in (
         ("generating", "Generating completions."),
         ("scoring", "Waiting for their rewards."),

@@ -81,10 +81,13 @@ the operator's egress has to let it reach the collector.
 - The root of every attempt but the first has a link to the root before.
 - Times are the operator's: of the look at which it first saw what ended a span. What rank 0 tells are durations by its
   own clock, put on the operator's by when they were told. So a node whose clock is off doesn't bend a trace.
+- How the parts of a step took turns isn't told, but how long each took in all: they are drawn one after the other, and
+  what took no time is left out.
 - A trace has {MAX_STEPS:,} steps at most: in a longer run a multiple of `everyNthStep` counts. Rank 0 tells of the
   newest {MAX_TOLD} of these; where more pass between two questions (5 s), the older ones have no span. Nor have those
   after the last question before an attempt's end.
-- Spans wait for a collector that is slow or away, up to a bound; then new ones are dropped. What became of them is in
+- Spans wait for a collector that is slow or away, up to a bound; then new ones are dropped. An operator that ends sends
+  those that wait, for three seconds; one that is killed takes them with it. What became of them is in
   `grpo_operator_spans_total` ([metrics.md](metrics.md)).
 """
 

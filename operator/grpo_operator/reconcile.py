@@ -169,7 +169,7 @@ class Reconciler:
         self._writes.forget(key)
         self._sightings.forget(key)
         self._words.forget(key)
-        if self._traces:
+        if self._traces and key not in self._caches.grpojobs.aside:
             self._traces.gone(key, self._clock())
 
     def _again(self, seen: Observation) -> tuple[Observation, Decision]:

@@ -131,23 +131,30 @@ def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:
     """
     if not endpoint:
         return None
-    url = urlsplit(endpoint)
-    if (
-        url.scheme not in ("http", "https")
-        or not url.hostname
-        or url.query
-        or url.fragment
-        or not endpoint.isprintable()
-    ):
+    if not _is_receiver(endpoint):
         raise ValueError(f"--tracing-endpoint or {ENDPOINT_ENV}: {endpoint!r} is no URL such as http://collector:4318")
     return Tracing(endpoint=endpoint, headers=_headers(headers), every=every)
 
 
+def _is_receiver(endpoint: str) -> bool:
+    try:
+        url = urlsplit(endpoint)
+        known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
+    return known and endpoint.isprintable() and not (url.query or url.fragment)
+
+
 def _headers(text: str) -> dict[str, str]:
-    """The headers of OTEL_EXPORTER_OTLP_HEADERS, `name=value,name=value` with percent-encoded values."""
+    """The headers of OTEL_EXPORTER_OTLP_HEADERS, `name=value,name=value` with percent-encoded values.
+
+    Raises:
+        ValueError: they are something else; the text is not repeated, for it may be a secret.
+    """
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     found = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
-    if not all(re.fullmatch(_HEADER_NAME, name) and value.isprintable() for name, value in found.items()):
+    known = all(re.fullmatch(_HEADER_NAME, name) and value.isprintable() for name, value in found.items())
+    if not known or not all(separator for _, separator, _ in pairs):
         raise ValueError(f"{HEADERS_ENV} is not name=value,name=value; percent-encode what is special in a value")
     return found
 

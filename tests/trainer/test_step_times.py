@@ -61,10 +61,10 @@ def test_a_step_is_over_when_the_next_works_or_the_run_exports(now: list[float])
 
 
 def test_steps_touch_each_other_and_add_up_to_the_run(now: list[float]) -> None:
-    recorder = trained(now, first=41, steps=15, save=(45, 50))
+    recorder = trained(now, first=41, steps=1 + MAX_STEPS, save=(42, 44))
     recorder.phase("generate")
     steps = recorder.steps(1)
-    assert [one.step for one in steps] == list(range(41, 56))
+    assert [one.step for one in steps] == list(range(41, 42 + MAX_STEPS))
     assert [one.began for one in steps[1:]] == [one.ended for one in steps[:-1]]
     assert steps[-1].ended == recorder.clock()
 
@@ -73,7 +73,8 @@ def test_the_first_and_the_newest_of_every_nth_are_told(now: list[float]) -> Non
     recorder = trained(now, first=5, steps=KEPT + 100)
     assert [one.step for one in recorder.steps(1)][:2] == [5, KEPT + 103 - MAX_STEPS + 1]
     assert len(recorder.steps(1)) == MAX_STEPS + 1
-    assert [one.step for one in recorder.steps(100)] == [5, 200, 300, 400, 500, 600]
+    assert [one.step for one in recorder.steps(100)] == [5, 300, 400, 500, 600]
+    assert [one.step for one in recorder.steps(200)] == [5, 200, 400, 600]
     assert [one.step for one in recorder.steps(10_000)] == [5]
     assert Recorder(PLAN, Placement(0, 0, 1, 1), 0.0).steps(1) == []
 

@@ -7,14 +7,16 @@ attempts is compared, step by step and digit by digit, with a run that nothing d
 import json
 import signal
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
+from grpo_api.contract import TRACE_QUERY
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Progress, Result
+from grpo_api.report import MAX_STEPS, Outcome, Progress, Result
 from grpo_api.training_metrics import OUTCOME_KEYS
 from harness.ranks import demo_model
 from harness.ranks.pods import Gang, free_port
@@ -85,7 +87,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     outcomes, codes, resumed = {}, {}, {}
     with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm") as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
-        progress, metrics = gang.progress(), gang.get("/metrics")
+        progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
         codes["calm"], calm, outcomes["calm"] = gang.wait(), gang.steps(), [gang.outcome(0), gang.outcome(1)]
     saved = folder / "runs" / "attempt-1" / f"checkpoint-{SAVE}" / "manifest.json"
     with Gang(make_plan(folder / "runs", model), folder, folder / "pods-1") as gang:
@@ -170,6 +172,18 @@ def test_outcomes_carry_the_last_step_s_numbers_however_the_process_ended(story:
             last = {key: value for key, value in steps[outcome.step].items() if key in OUTCOME_KEYS}
             assert {"kl", "loss", "grad_norm"} <= last.keys()
             assert last.items() <= outcome.metrics.items()
+
+
+def test_steps_are_told_with_what_each_spent_its_time_on(story: Story) -> None:
+    told = story.progress.steps
+    assert [one.step for one in told] == [1, *range(told[-1].step - MAX_STEPS + 1, told[-1].step + 1)]
+    assert told[-1].step in (story.progress.step - 1, story.progress.step)
+    assert all(before.ended == after.began for before, after in pairwise(told[1:]))
+    for one in told:
+        assert one.ended.training > one.began.training
+        assert (one.ended.generating > one.began.generating) == (one.step % 2 == 1), "four batches for two steps"
+        assert (one.ended.saving > one.began.saving) == (one.step % SAVE == 0)
+        assert (one.began.loading, one.began.proving) == (one.ended.loading, one.ended.proving)
 
 
 def test_progress_shows_the_live_run(story: Story) -> None:

@@ -45,6 +45,41 @@ def test_without_flags_the_defaults_hold() -> None:
     assert settings.parse([]) == settings.Settings()
 
 
+def test_traces_go_where_a_flag_or_opentelemetry_s_own_variables_say() -> None:
+    given = "Authorization=Bearer%20x%3D,b = c%2Cd ,"
+    environment = {settings.ENDPOINT_ENV: "http://c:4318", settings.HEADERS_ENV: given}
+    headers = {"Authorization": "Bearer x=", "b": "c,d"}
+    assert settings.parse([], {}).tracing is None
+    assert settings.parse([], environment).tracing == settings.Tracing(endpoint="http://c:4318", headers=headers)
+    flags = ["--tracing-endpoint", "https://[::1]/otlp", "--trace-every-nth-step", "3"]
+    assert settings.parse(flags, environment).tracing == settings.Tracing(
+        endpoint="https://[::1]/otlp", headers=headers, every=3
+    )
+    assert settings.parse(["--tracing-endpoint="], environment).tracing is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "headers", "says"),
+    [
+        *((["--tracing-endpoint", url], "", "is no URL such as") for url in ("c:4317", "grpc://c", "http://", "http:")),
+        (["--tracing-endpoint", "http://c?x"], "", "is no URL such as"),
+        (["--tracing-endpoint", "http://c/\n"], "", "is no URL such as"),
+        (["--tracing-endpoint", "http://[c"], "", "no URL such as"),
+        (["--tracing-endpoint", "http://c:99999"], "", "no URL such as"),
+        (["--tracing-endpoint", "http://c"], "a=b%0Ac", "is not name=value"),
+        (["--tracing-endpoint", "http://c"], "secret", "is not name=value"),
+        (["--tracing-endpoint", "http://c"], "na me=x", "is not name=value"),
+        (["--trace-every-nth-step", "0"], "", "is not a number from 1"),
+    ],
+)
+def test_tracing_that_can_not_work_is_refused(
+    flags: list[str], headers: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(flags, {settings.HEADERS_ENV: headers})
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "H100", "H100=", "=2", "H100=-1", "H100=nan", "H100=inf", "H100=1e7"])
 def test_a_price_is_a_number_of_a_product(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report import Progress, StepTime
+from grpo_api.report import MAX_STEPS, Progress, StepTime
 from grpo_api.status import GRPOJobStatus
 from grpo_api.timing import LAST_TIME, Account, Clock
 from grpo_operator.observe import Pull
@@ -18,7 +18,7 @@ from tests.unit.operator_world import KEY, NOW, PLAN, at, make_child, make_job, 
 
 SECONDS = st.floats(0.0, LAST_TIME) | st.floats(0.0, 100.0)
 CLOCKS = st.builds(Clock, **dict.fromkeys(Clock.model_fields, SECONDS))
-STEPS = st.lists(st.builds(StepTime, step=st.integers(0, 40), began=CLOCKS, ended=CLOCKS), max_size=17)
+STEPS = st.lists(st.builds(StepTime, step=st.integers(0, 40), began=CLOCKS, ended=CLOCKS), max_size=MAX_STEPS + 1)
 PROGRESS = st.builds(
     Progress,
     attempt=st.integers(1, 3),
@@ -63,28 +63,28 @@ NEWS = st.tuples(
 @given(st.lists(NEWS, max_size=12))
 def test_whatever_comes_spans_are_once_in_order_and_in_their_attempt(news: list[Any]) -> None:
     spans: list[Span] = []
-    known, now = make_job(), NOW
+    known, now, uid = make_job(), NOW, "uid-0"
     following = AttemptTraces(spans.append, every=10, version="1")
-    for passed, status, progress, pods, what in news:
+    for number, (passed, status, progress, pods, what) in enumerate(news):
         now += passed
         if what == "gone":
             following.gone(KEY, now)
+            uid = f"uid-{number}"
+            known = make_job(uid=uid)
         elif what == "write":
             following.wrote(known, GRPOJobStatus.model_validate(status), now)
-            known = make_job(status=status)
+            known = make_job(status=status, uid=uid)
         else:
             n = known.status.attempt
-            things: list[JobRecord | PodRecord] = [make_child(n)] if n else []
-            things += [make_pod(index, n) for index in range(pods)] if n else []
+            things: list[JobRecord | PodRecord] = [make_child(n, uid)] if n else []
+            things += [make_pod(index, n, owner=uid) for index in range(pods)] if n else []
             pull = Pull(progress, Observed(NOW - 1), Observed(NOW - 1))
             following.looked(make_seen(known, *things, pull=pull, now=now))
     assert all(one.begin <= one.end for one in spans)
-    ended: dict[str, Span] = {}
-    for one in reversed(spans):
-        if not one.parent:
-            ended[one.trace.id] = one
-        elif root := ended.get(one.trace.id):
-            assert root.begin <= one.begin
-            assert one.end <= root.end
-    lives = [one for one in spans if not one.parent]
-    assert len({(one.id, one.end) for one in lives}) == len(lives)
+    told: dict[str, dict[str, Span]] = {}
+    for one in spans:
+        life = told.setdefault(one.trace.id, {})
+        assert one.id not in life
+        life[one.id] = one
+        if not one.parent:  # only a status that nobody writes lets an attempt that has ended go on
+            assert all(one.begin <= child.begin and child.end <= one.end for child in told.pop(one.trace.id).values())
