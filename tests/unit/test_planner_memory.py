@@ -14,6 +14,7 @@ from grpo_planner.hardware.products import usable_bytes
 from grpo_planner.memory import Precision, Setup, Strategy, predict, states
 from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes
 from grpo_planner.memory.generation import cache
+from grpo_planner.memory.tensors import persistent, trained_matrices
 from grpo_planner.model import catalogue
 from grpo_planner.model.shapes import Shape
 
@@ -126,9 +127,47 @@ def test_zero_3_gathers_ahead_unless_generation_gathers_nothing() -> None:
 
 def test_a_sharded_reference_keeps_embedding_and_head_gathered() -> None:
     setup = of_length("bfloat16", 64, world=8, zero=3, reference="Sharded")
-    assert states.reference_weights(BIG, setup) == 2 * BIG.parameters / 8 + 2 * 2 * BIG.head
+    assert states.reference_weights(BIG, setup) == 2 * BIG.parameters / 8 + 2 * (2 * BIG.head + persistent(BIG, 0))
     tied = catalogue.shapes()["qwen2.5-0.5b"]
-    assert states.reference_weights(tied, setup) == 2 * tied.parameters / 8 + 2 * tied.head
+    assert states.reference_weights(tied, setup) == 2 * tied.parameters / 8 + 2 * (tied.head + persistent(tied, 0))
+
+
+def test_zero_3_keeps_small_factors_of_an_adapter_whole() -> None:
+    """Factors of rank 8 up to 10 * hidden elements: all but those on the wide side of the feed-forward part."""
+    shape = Shape(hidden=512, layers=4, heads=4, kv_heads=2, head_dim=128, intermediate=1024, vocab=200, qkv_bias=True)
+    setup = of_length("float32", 1, world=4, zero=3, lora_rank=8)
+    attention, down_up_and_gate = 8 * (4 * 512 + 2 * (512 + 256)), 8 * 3 * 512
+    factors, vectors = 4 * (attention + down_up_and_gate), shape.layers * shape.layer_vectors + shape.hidden
+    assert states.persistent_parameters(shape, setup) == 4 * (factors + vectors) == 690_176, "measured on live ranks"
+    assert states.persistent_parameters(shape, replace(setup, lora_rank=0)) == 4 * vectors
+    assert states.persistent_parameters(shape, replace(setup, zero=2)) == 0
+
+
+def test_a_step_takes_its_buffers_or_gathers_anew_what_stays_whole() -> None:
+    shape = Shape(hidden=512, layers=4, heads=4, kv_heads=2, head_dim=128, intermediate=1024, vocab=200)
+    small, large = (of_length("float32", 1, world=4, zero=3, lora_rank=rank) for rank in (8, 512))
+    assert predict(shape, small).phases["step"] == predict(shape, small).static
+    kept = states.persistent_parameters(shape, large)
+    flat = 4 * states.trained_parameters(shape, large) / 4
+    assert predict(shape, large).phases["step"] == predict(shape, large).static - kept + flat
+
+
+def test_the_threshold_is_inclusive_and_for_all_parameters() -> None:
+    """Rank 10 on a square map is just small enough, 11 is not; 8 experts have a router that stays whole, 16 don't."""
+    square = Shape(hidden=64, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=64, vocab=1000)
+    assert [persistent(square, rank) - persistent(square, 0) for rank in (10, 11)] == [14 * 640, 0]
+    few, many = (replace(square, experts=experts, active_experts=2) for experts in (8, 16))
+    assert (persistent(few, 0), persistent(many, 0)) == (3 * 64 + 8 * 64, 3 * 64)
+
+
+def test_factors_of_fused_experts_are_one_tensor() -> None:
+    """As PEFT makes them: inner and outer, of gate and up with twice the rank, between four maps' and the router's."""
+    shape = Shape(
+        hidden=64, layers=1, heads=4, kv_heads=4, head_dim=16, intermediate=32, vocab=1000, experts=8, active_experts=2
+    )
+    gate_up, down = (2 * 8 * 64, 2 * 8 * 2 * 32), (8 * 32, 8 * 64)
+    assert trained_matrices(shape, 1) == (*8 * (64,), *gate_up, *down, 64, 8)
+    assert persistent(shape, 1) - persistent(shape, 0) == 8 * 64 + 64 + 8 + 8 * 32 + 8 * 64
 
 
 def test_no_reference_and_on_policy_has_no_scoring_pass() -> None:
@@ -149,7 +188,8 @@ def test_gathering_for_generation_costs_the_whole_model_beside_the_partition() -
     setup = of_length("bfloat16", 64, world=8, zero=3)
     gathered, kept = predict(BIG, setup), predict(BIG, replace(setup, gather=False))
     live = states.live_parameters(BIG, setup)
-    assert gathered.phases["generate"] - kept.phases["generate"] == pytest.approx(2 * BIG.parameters - live, abs=2)
+    missing = 2 * BIG.parameters - states.persistent_parameters(BIG, setup)
+    assert gathered.phases["generate"] - kept.phases["generate"] == pytest.approx(missing - live, abs=2)
 
 
 def test_usable_memory_is_what_torch_reports() -> None:

@@ -8,19 +8,20 @@ from ..model.shapes import Shape
 from . import attention, experts
 from .activations import cast_cache, feed_forward_held
 from .setup import Setup
-from .states import gathered_parameters, live_parameters
+from .states import gathered_parameters, live_parameters, persistent_parameters
 
 
 def gathered_policy(shape: Shape, setup: Setup) -> float:
     """What ZeRO-3 adds to its own partition to generate: the whole model, or without gather the live modules.
 
     Whole, not the other ranks' part of it: DeepSpeed gathers into new buffers and keeps its partition (`ds_tensor`).
+    But for what is whole already.
     """
     if setup.zero != 3:
         return 0
     if not setup.gather:
         return live_parameters(shape, setup)
-    return setup.weight_bytes * gathered_parameters(shape, setup)
+    return setup.weight_bytes * gathered_parameters(shape, setup) - persistent_parameters(shape, setup)
 
 
 def cached_positions(shape: Shape, tokens: int) -> int:

@@ -6,7 +6,7 @@ gloo ranks (tests/trainer/test_memory_ranks.py). All results are bytes on one GP
 
 from ..model.shapes import Shape
 from .setup import Setup
-from .tensors import fullest_rank, largest_in_layer, largest_trained, trained_matrices, trained_vectors
+from .tensors import fullest_rank, largest_in_layer, largest_trained, persistent, trained_matrices, trained_vectors
 
 MAX_LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters."""
@@ -78,11 +78,13 @@ def moments(elements: int) -> int:
 def reference_weights(shape: Shape, setup: Setup) -> float:
     """Clone: a whole copy in the policy's dtype. Sharded: its partition. Adapter, Offload and None: nothing stays.
 
-    An engine of ZeRO-3's that never trains keeps embedding and head gathered: what a forward pass reaches from outside
-    of its module is an external parameter to DeepSpeed, which only an optimizer's step partitions again.
+    An engine of ZeRO-3's that never trains keeps embedding and head gathered beside what it keeps whole anyway: what a
+    forward pass reaches from outside of its module is an external parameter to DeepSpeed, which only an optimizer's
+    step partitions again.
     """
     whole = shape.parameters * setup.weight_bytes
-    gathered = shape.head * (1 if shape.tied else 2) * setup.weight_bytes if setup.zero == 3 else 0
+    reached = shape.head * (1 if shape.tied else 2) + persistent(shape, 0)
+    gathered = reached * setup.weight_bytes if setup.zero == 3 else 0
     return {"Clone": whole, "Sharded": whole / setup.world + gathered, "Offload": gathered}.get(setup.reference, 0)
 
 
@@ -194,11 +196,11 @@ def gathering(shape: Shape, setup: Setup) -> float:
 
 
 def persistent_parameters(shape: Shape, setup: Setup) -> float:
-    """Norms and biases, which ZeRO-3 keeps whole on every rank (below its persistence threshold of 10 * hidden).
+    """What ZeRO-3 keeps whole on every rank between uses: norms, biases, an adapter's small factors.
 
-    Twice: after a step they are gathered anew.
+    A step lets go of them before its own buffers exist and gathers them anew after (_post_step), so once.
     """
-    return 2 * setup.weight_bytes * trained_vectors(shape, 0) if setup.zero == 3 else 0
+    return setup.weight_bytes * persistent(shape, setup.lora_rank, setup.lora_targets) if setup.zero == 3 else 0
 
 
 def gradient_norm(shape: Shape, setup: Setup) -> float:
@@ -217,7 +219,8 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     """What ZeRO's optimizer step holds: gradients averaged, flattened, and copied to float32 (measured).
 
     Under ZeRO-2 this rank's gradients, flat and in float32; under ZeRO-3, whose gradients are permanent, flat and in
-    float32 those of one sub-group. Before it one gradient's norm. Fused AdamW without ZeRO needs none.
+    float32 those of one sub-group, in place of what it otherwise keeps whole. Before it one gradient's norm. Fused
+    AdamW without ZeRO needs none.
     """
     if not setup.zero or setup.offload:
         return 0
@@ -225,7 +228,7 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     flat = setup.weight_bytes + (4 if setup.weight_bytes == 2 else 0)
     norm = gradient_norm(shape, setup)
     if setup.zero == 3:
-        return max(flat * min(own, SUB_GROUP), norm)
+        return max(0, max(flat * min(own, SUB_GROUP), norm) - persistent_parameters(shape, setup))
     return gradients(shape, setup) + max(flat * own, norm)
 
 

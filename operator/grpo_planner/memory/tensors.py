@@ -1,14 +1,19 @@
 """The trained tensors one by one, in the order in which a model registers them.
 
 Most terms need totals only. DeepSpeed's host buffers don't: groups and partitions end at tensors, and pinned buffers
-are rounded up one by one. Source: transformers 5.23's decoders and Trainer (weight decay makes two parameter groups),
-PEFT 0.19's LoRA layers.
+are rounded up one by one. Nor does what ZeRO-3 keeps whole. Source: transformers 5.23's decoders and Trainer (weight
+decay makes two parameter groups), PEFT 0.19's LoRA layers.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
-from ..model.shapes import ALL_LINEAR, Shape
+from ..model.shapes import ALL_LINEAR, Linear, Shape
+
+PERSISTENCE = 10
+"""ZeRO-3 keeps a parameter whole up to so many times the hidden size (transformers' `auto` for
+stage3_param_persistence_threshold)."""
 
 
 @lru_cache(maxsize=32)
@@ -18,12 +23,23 @@ def trained_matrices(shape: Shape, lora_rank: int, targets: tuple[str, ...] = AL
     What a declared size has beyond the shape's own tensors counts as one matrix more per layer.
     """
     if lora_rank:
-        maps = [linear for layer in shape.adapted_by_layer(targets) for linear in layer]
-        pairs = [(linear.copies, width) for linear in maps for width in (linear.inputs, linear.outputs)]
-        return tuple(lora_rank * width for copies, width in pairs for _ in range(copies))
+        layers = shape.adapted_by_layer(targets)
+        return tuple(lora_rank * width for layer in layers for width in _factor_widths(layer))
     beyond = (shape.parameters - shape.counted) // shape.layers
     layer = _layer(shape) + ((beyond,) if beyond > 0 else ())
     return (shape.head, *layer * shape.layers) + (() if shape.tied else (shape.head,))
+
+
+def _factor_widths(layer: tuple[Linear, ...]) -> list[int]:
+    """Elements per rank of each factor of a layer's adapters, the inner one first.
+
+    All experts are one tensor, gate and up together, and so are their factors (PEFT's ParamWrapper).
+    """
+    copies: Counter[tuple[str, int, int]] = Counter()
+    for linear in layer:
+        module = "experts" if ".experts." in linear.name else linear.name
+        copies[module, linear.inputs, linear.outputs] += linear.copies
+    return [count * width for (_, *widths), count in copies.items() for width in widths]
 
 
 def _layer(shape: Shape) -> tuple[int, ...]:
@@ -38,6 +54,20 @@ def _layer(shape: Shape) -> tuple[int, ...]:
 def trained_vectors(shape: Shape, lora_rank: int) -> int:
     """Elements of all norms and biases together: the parameter group without weight decay. An adapter has none."""
     return 0 if lora_rank else shape.layers * shape.layer_vectors + shape.hidden
+
+
+@lru_cache(maxsize=64)
+def persistent(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
+    """Elements of all parameters, trained or not, that ZeRO-3 keeps whole between uses.
+
+    Each of at most PERSISTENCE * hidden; for all together DeepSpeed has a limit that is never reached
+    (mark_persistent_parameters, stage3_model_persistence_threshold). Norms, most biases, the router of few experts, and
+    an adapter's smaller factors.
+    """
+    matrices = trained_matrices(shape, 0) + (trained_matrices(shape, lora_rank, targets) if lora_rank else ())
+    small = (shape.layers * shape.sinks, shape.heads), (shape.layers * shape.expert_bias, shape.experts)
+    tensors = [*shape.vectors, *small, *((1, elements) for elements in matrices)]
+    return sum(count * elements for count, elements in tensors if elements <= PERSISTENCE * shape.hidden)
 
 
 def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
