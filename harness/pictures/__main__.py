@@ -13,7 +13,7 @@ from grpo_codegen.stories import STORIES, Story
 
 from .browser import HEIGHT, Browser, browser
 from .bundle import page
-from .drawing import draw, told
+from .drawing import View, draw, told
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -39,14 +39,14 @@ def _draw_documents(one: Browser) -> None:
     stories = {story.name: story for story in STORIES}
     for board, name in PICTURED.items():
         with tempfile.TemporaryDirectory() as temporary, told(stories[name], Path(temporary)) as server:
-            draw(one, server, board, stories[name])
+            draw(one, server, board, View.of(stories[name]))
             (DOCUMENTS / f"{board}.png").write_bytes(one.picture(HEIGHT))
 
 
 def _draw_all(one: Browser, story: Story, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary, told(story, Path(temporary)) as server:
         for name in DASHBOARDS:
-            drawing = draw(one, server, name, story)
+            drawing = draw(one, server, name, View.of(story))
             path = folder / f"{story.name}-{name}.png".replace(" ", "-").lower()
             path.write_bytes(one.picture(drawing.height))
             print(path, *drawing.errors, *(fault for panel in drawing.panels for fault in panel["faults"]), sep="\n  ")

@@ -19,9 +19,28 @@ from .browser import Browser
 
 JSON = dict[str, Any]
 STEP = 60
-"""Seconds between two points of a line, and between two samples."""
-VARIABLES = {"$__rate_interval": "5m", "$cluster": ".*", "$job": "run"}
+"""Seconds between two samples of a story."""
 EVERY_NAMESPACE = "fleet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a reader has chosen: whose dashboard, until when, and how finely."""
+
+    title: str
+    end: int
+    """Unix seconds."""
+    seconds: int | None = None
+    """How much of the past before it is shown; None: as much as the dashboard wants, or there is."""
+    namespace: str = "team"
+    job: str = "run"
+    step: int = STEP
+    """Seconds between two points of a line, and between two scrapes."""
+
+    @classmethod
+    def of(cls, story: Story) -> "View":
+        """That of a story, at the minute in which it says most."""
+        return cls(title=story.name, end=story.drawn_at * 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,12 @@ class Drawing:
     height: int
     """Of the whole page, in pixels at the width of the smallest screen."""
 
+    @property
+    def empty(self) -> set[str]:
+        """Titles of panels whose queries have found nothing."""
+        answered = zip(self.panels, self.answers.values(), strict=True)
+        return {panel["title"] for panel, answers in answered if not any(answers)}
+
 
 @contextmanager
 def told(story: Story, folder: Path) -> Iterator[Prometheus]:
@@ -48,14 +73,14 @@ def told(story: Story, folder: Path) -> Iterator[Prometheus]:
         yield server
 
 
-def draw(browser: Browser, server: Prometheus, name: str, story: Story) -> Drawing:
-    """The dashboard of this name as it is at the story's minute, with all of the time before or what fits of it."""
+def draw(browser: Browser, server: Prometheus, name: str, view: View) -> Drawing:
+    """The dashboard of this name as it is at the view's end, with all of the time before or what fits of it."""
     page = json.loads(grafana.render(DASHBOARDS[name]))
-    asker = _Asker(server, name, story.drawn_at * 60, _seconds(page["time"]["from"]))
+    asker = _Asker(server, name, view, view.seconds or _seconds(page["time"]["from"]))
     answers = {panel["id"]: [asker.ask(one) for one in panel["targets"]] for panel in page["panels"] if _shown(panel)}
     marks = [mark for one in page["annotations"]["list"] for mark in asker.marks(one)]
-    times = {"from": asker.start * 1000, "to": asker.end * 1000, "step": STEP * 1000}
-    given = {"dashboard": page, "answers": answers, "annotations": marks, "range": times, "chosen": story.name}
+    times = {"from": asker.start * 1000, "to": asker.end * 1000, "step": view.step * 1000}
+    given = {"dashboard": page, "answers": answers, "annotations": marks, "range": times, "chosen": view.title}
     seen = browser.evaluate(f"draw({json.dumps(given)})")
     return Drawing(seen["panels"], seen["errors"], answers, marks, seen["height"])
 
@@ -69,13 +94,18 @@ def _seconds(since: str) -> int:
 
 
 class _Asker:
-    """Asks as Grafana does, for a time that ends at the second `end`."""
+    """Asks as Grafana does, for a time that ends with the view."""
 
-    def __init__(self, server: Prometheus, name: str, end: int, seconds: int) -> None:
-        self.server, self.end = server, end
-        self.start = max(0, end - seconds)
-        namespace = ".*" if name == EVERY_NAMESPACE else "team"
-        self.variables = {**VARIABLES, "$__range": f"{end - self.start}s", "$namespace": namespace}
+    def __init__(self, server: Prometheus, name: str, view: View, seconds: int) -> None:
+        self.server, self.end, self.step = server, view.end, view.step
+        self.start = max(0, view.end - seconds)
+        self.variables = {
+            "$__range": f"{view.end - self.start}s",
+            "$__rate_interval": f"{5 * view.step}s",
+            "$namespace": ".*" if name == EVERY_NAMESPACE else view.namespace,
+            "$cluster": ".*",
+            "$job": view.job,
+        }
 
     def ask(self, target: JSON) -> list[JSON]:
         """The series of a panel's query."""
@@ -84,11 +114,11 @@ class _Asker:
     def marks(self, annotation: JSON) -> list[JSON]:
         """A mark wherever the annotation's expression has a value, one for values in a row."""
         times = sorted({time for one in self._over_time(annotation["expr"]) for time, _ in one["values"]})
-        first = [time for time in times if time - STEP not in times]
+        first = [time for time in times if time - self.step not in times]
         return [{"title": annotation["name"], "color": annotation["iconColor"], "time": time * 1000} for time in first]
 
     def _over_time(self, expression: str) -> list[JSON]:
-        times = {"start": self.start, "end": self.end, "step": STEP}
+        times = {"start": self.start, "end": self.end, "step": self.step}
         found: list[JSON] = self.server.ask("query_range", query=self._put_in(expression), **times)["result"]
         return found
 

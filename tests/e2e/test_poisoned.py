@@ -1,8 +1,11 @@
-"""A run whose learning rate is poison, on the real cluster: a real Prometheus with the chart's rules tells of it.
+"""A run whose learning rate is poison, on the real cluster: a real Prometheus with the chart's rules tells of it, and
+the dashboard shows it.
 
 The rules wait for nothing here: how long each does, and in which stories, is promtool's matter (test_alerts.py).
 """
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,31 @@ import yaml
 from grpo_api.contract import PROGRESS_PORT
 from grpo_cli.manifest import load_documents
 from harness import stack
+from harness.backfill import Prometheus
 from harness.jobs import Jobs, Object
+from harness.pictures.browser import browser
+from harness.pictures.bundle import page
+from harness.pictures.drawing import View, draw
 from harness.programs.processes import until
 from harness.programs.prometheus import query, serving
 
 NAME = "poisoned"
 POISON = {"learningRate": 1.0, "maxSteps": 2000}
+METRICS_PORT = 8081
+"""Of the operator, as the chart has it."""
 EVALUATION_SECONDS = 2
+UNTOLD = {
+    "KL, of what the guard allows",
+    "Reward's trend",
+    *(f"Memory: {phase}" for phase in ("load", "generate", "reference", "forward", "backward", "step")),
+    "Memory beside tensors",
+    "Effective training time",
+    "What its GPUs did",
+    "Cost so far",
+    "How busy its GPUs are",
+    "Memory of its GPUs",
+}
+"""Panels of the dashboard that a short run on CPUs leaves empty."""
 KL, ALERT, EVALUATED = "grpo_training_kl", "GRPOKLHigh", "evaluated"
 
 
@@ -41,14 +62,24 @@ def rules(jobs: Jobs) -> list[Object]:
     return [{"record": EVALUATED, "expr": "vector(1)"}, *({**rule, "for": "0s"} for rule in group["rules"])]
 
 
+def operator(jobs: Jobs) -> str:
+    """The address of the operator's metrics."""
+    where = ("--namespace", stack.SYSTEM_NAMESPACE, "get", "pods", "--selector", "app.kubernetes.io/name=grpo-operator")
+    (pod,) = json.loads(jobs.access.kubectl(*where, "--output", "json"))["items"]
+    return f"{pod['status']['podIP']}:{METRICS_PORT}"
+
+
 def settings(jobs: Jobs, target: str, folder: Path) -> dict[str, Any]:
-    """A Prometheus that sees the run as the chart's PodMonitor has it, and evaluates the rules soon."""
+    """A Prometheus that sees run and operator as the chart's monitors have it, and evaluates the rules soon."""
     (folder / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "grpo", "rules": rules(jobs)}]}))
     labels = {"namespace": jobs.namespace, "grpojob": NAME, "attempt": "1"}
     return {
         "global": {"scrape_interval": "1s", "evaluation_interval": f"{EVALUATION_SECONDS}s"},
         "rule_files": [str(folder / "rules.yml")],
-        "scrape_configs": [{"job_name": "training", "static_configs": [{"targets": [target], "labels": labels}]}],
+        "scrape_configs": [
+            {"job_name": "training", "static_configs": [{"targets": [target], "labels": labels}]},
+            {"job_name": "operator", "honor_labels": True, "static_configs": [{"targets": [operator(jobs)]}]},
+        ],
     }
 
 
@@ -66,4 +97,11 @@ def test_the_alert_fires_within_two_evaluations_of_the_first_bad_sample(
         told = until(f"{ALERT} to fire", lambda: samples(address, firing), 180)[0][0]
         bad = next(at for at, value in samples(address, KL) if value > limit["maxKL"])
         evaluations = [at for at, _ in samples(address, EVALUATED)]
+        until("a checkpoint", lambda: query(address, "grpo_training_checkpoint_timestamp_seconds"), 60)
+        shown = View(title=NAME, end=int(time.time()), seconds=30, namespace=jobs.namespace, job=NAME, step=1)
+        with browser(page()) as chromium:
+            drawing = draw(chromium, Prometheus(address), "training-health", shown)
+            (tmp_path / "poisoned.png").write_bytes(chromium.picture(drawing.height))
     assert 1 <= len([at for at in evaluations if bad <= at <= told]) <= 2
+    assert (drawing.errors, [panel for panel in drawing.panels if panel["faults"]]) == ([], [])
+    assert drawing.empty == UNTOLD

@@ -15,7 +15,7 @@ from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.stories import STORIES, Story
 from harness.pictures.browser import HEIGHT, Browser, browser
 from harness.pictures.bundle import page
-from harness.pictures.drawing import Drawing, draw, told
+from harness.pictures.drawing import Drawing, View, draw, told
 
 STORY = {story.name: story for story in STORIES}
 TRAINING, FLEET, OPERATOR = DASHBOARDS
@@ -128,28 +128,22 @@ def chromium() -> Iterator[Browser]:
 @pytest.mark.parametrize(("story", "board"), CELLS)
 def test_a_reader_finds_everything_legible(story: Story, board: str, chromium: Browser, tmp_path: Path) -> None:
     with told(story, tmp_path) as server:
-        drawing = draw(chromium, server, board, story)
+        drawing = draw(chromium, server, board, View.of(story))
     assert drawing.errors == []
     assert {panel["title"]: panel["faults"] for panel in drawing.panels if panel["faults"]} == {}
     assert [panel["title"] for panel in drawing.panels if panel["title"] not in panel["words"]] == []
     assert [panel["title"] for panel in drawing.panels if panel["title"] in NAMES] == []
     assert [panel["title"] for panel in drawing.panels if len(panel["legend"]) > MOST] == []
-    assert empty(drawing) == EMPTY[board].get(story.name, QUIET[board])
+    assert drawing.empty == EMPTY[board].get(story.name, QUIET[board])
     assert unsaid(drawing, board) == []
     if board == TRAINING and story.name in MARKS:
         assert Counter(mark["title"] for mark in drawing.marks) == MARKS[story.name]
 
 
-def empty(drawing: Drawing) -> set[str]:
-    """Titles of panels whose queries have found nothing."""
-    answered = zip(drawing.panels, drawing.answers.values(), strict=True)
-    return {panel["title"] for panel, answers in answered if not any(answers)}
-
-
 def unsaid(drawing: Drawing, board: str) -> list[str]:
     """Titles of empty panels that don't say why; a gauge's words are painted and can't be read here."""
     why = {panel.title: panel.empty for row in DASHBOARDS[board].rows for panel in row.panels}
-    found = [panel for panel in drawing.panels if panel["title"] in empty(drawing) and panel["type"] != "gauge"]
+    found = [panel for panel in drawing.panels if panel["title"] in drawing.empty and panel["type"] != "gauge"]
     return [panel["title"] for panel in found if why[panel["title"]] not in panel["words"]]
 
 
@@ -161,7 +155,7 @@ def test_every_panel_has_something_to_show_in_some_story() -> None:
 
 def test_the_first_screen_has_the_verdicts(chromium: Browser, tmp_path: Path) -> None:
     with told(STORY["diverging slowly"], tmp_path) as server:
-        draw(chromium, server, TRAINING, STORY["diverging slowly"])
+        draw(chromium, server, TRAINING, View.of(STORY["diverging slowly"]))
     places = "[...document.querySelectorAll('[data-type=stat]')].map(one => one.getBoundingClientRect().bottom)"
     assert max(chromium.evaluate(places)[:10]) < HEIGHT / 2
     assert chromium.picture(HEIGHT).startswith(b"\x89PNG")
