@@ -112,13 +112,15 @@ def test_exceptions_become_results(error: BaseException, result: Result) -> None
     assert classify(error)[0] is result
 
 
-def test_an_outcome_carries_the_last_numbers_that_are_numbers() -> None:
+def test_an_outcome_carries_the_last_numbers_also_those_that_are_none() -> None:
     reached = Progress(attempt=2, step=5, total_steps=9).model_copy(
         update={"metrics": {"kl": 0.25, "reward": math.nan, "loss": math.inf, "reward_by_function/tall": 1.0}}
     )
     outcome = make_outcome(3, Result.ERROR, "gone", reached)
-    assert outcome == Outcome(
-        result=Result.ERROR, rank=3, step=5, total_steps=9, attempt=2, metrics={"kl": 0.25}, message="gone"
+    told = {"kl": 0.25, "reward": "NaN", "loss": "Infinity"}
+    assert json.loads(outcome.model_dump_json())["metrics"] == told
+    assert outcome.model_copy(update={"metrics": {}}) == Outcome(
+        result=Result.ERROR, rank=3, step=5, total_steps=9, attempt=2, message="gone"
     )
 
 
