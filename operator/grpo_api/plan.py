@@ -14,12 +14,13 @@ from .contract import RENDEZVOUS_PORT
 from .dataset import DatasetSpec
 from .model import ModelSpec
 from .names import Labels
-from .report import Generations, Revisions
+from .report import MAX_COUNT, Count, Generations, Revisions
 from .rewards import RewardSpec
 from .running import CheckpointSpec, GuardSpec
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
 Bytes = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Text = Annotated[str, Field(max_length=1024)]
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -82,13 +83,13 @@ class ExecutionPlan(Model):
     """Where optimizer state and gradients are kept under ZeRO."""
     accelerator: Literal["GPU", "CPU"] = "GPU"
     """What the processes run on."""
-    gpus: Annotated[int, Field(ge=0)] = 0
+    gpus: Count = 0
     """GPUs of the whole gang."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Positive = 1
     """Pods of the gang, one per node."""
-    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    gpus_per_node: Count = 0
     """GPUs of one pod."""
-    processes_per_node: Annotated[int, Field(ge=1)] = 1
+    processes_per_node: Positive = 1
     """Training processes of one pod."""
     gpu_product: Annotated[str, Field(max_length=128)] = ""
     """GPU product of every node, as its label says; empty for CPU."""
@@ -98,13 +99,13 @@ class ExecutionPlan(Model):
     """Extended resource that the pods request."""
     node_selector: Labels = Field(default_factory=dict)
     """Labels that tie the pods to that product."""
-    micro_batch: Annotated[int, Field(ge=1)]
+    micro_batch: Positive
     """Completions per process and micro-batch (per_device_train_batch_size)."""
-    gradient_accumulation: Annotated[int, Field(ge=1)]
+    gradient_accumulation: Positive
     """Micro-batches per optimizer step."""
-    steps_per_generation: Annotated[int, Field(ge=1)]
+    steps_per_generation: Positive
     """Micro-batches generated at a time."""
-    generation_sub_batch: Annotated[int, Field(ge=0)] = 0
+    generation_sub_batch: Count = 0
     """Completions per call of generate on one process; 0: all at once."""
     gradient_checkpointing: bool = False
     """Whether activations are recomputed."""
@@ -130,7 +131,7 @@ class ExecutionPlan(Model):
     """Memory request of one pod."""
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
-    save_every_steps: Annotated[int, Field(ge=1)]
+    save_every_steps: Positive
     """Steps between checkpoints."""
     reason: Text = ""
     """Why this plan, in a sentence."""

@@ -46,7 +46,7 @@ def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
     else:
         pods, bare = 1, round(run.prediction.phases[where] / run.learned.factor(where))
         needed, there = max(said, _unfit(run, where), 0), run.usable
-    lacked = LearnedMemory(predicted_bytes=bare, needed_bytes=min(needed, MAX_COUNT))
+    lacked = LearnedMemory(predicted_bytes=min(bare, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT))
     known = run.learned.memory.get(where, lacked)
     shortfall = {
         "attempt": attempt,

@@ -251,6 +251,8 @@ def test_an_event_that_no_condition_said_is_blamed() -> None:
         {"involvedObject": about, "reason": reason, "message": "m"} for reason in ("Admitted", "Hang")
     ]
     assert list(events_tell_what_was(history, events)) == ["event Hang on job: no condition ever said so: m"]
+    history.listed("grpojobs", set(), 9.0)
+    assert list(events_tell_what_was(history, events)) == [], "it went unseen, and what was written last with it"
 
 
 def test_an_end_for_which_nothing_was_done_is_blamed() -> None:

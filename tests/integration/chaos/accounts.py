@@ -166,10 +166,7 @@ def events_tell_what_was(history: History, events: list[dict[str, object]]) -> I
     for event in events:
         about = event["involvedObject"]
         assert isinstance(about, dict)
-        gaps = (
-            any(version.gap for version in history.jobs[about["uid"]].versions)
-            if about["uid"] in history.jobs
-            else True
-        )
+        job = history.jobs.get(about["uid"])
+        gaps = job is None or job.vanished or any(version.gap for version in job.versions)
         if not gaps and (about["uid"], event["reason"]) not in said:
             yield f"event {event['reason']} on {about['name']}: no condition ever said so: {event['message']}"

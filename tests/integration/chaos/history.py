@@ -80,6 +80,8 @@ class Job:
     told_at: float | None = None
     """When its deletion was asked for."""
     gone_at: float | None = None
+    vanished: bool = False
+    """Whether it went between two watches, so that its last versions may have been missed."""
     lost: set[str] = field(default_factory=set)
     """Attempts with a pod that the node controller held for lost, as it also does with nodes that nobody struck."""
 
@@ -150,7 +152,7 @@ class History:
         if plural == "grpojobs":
             for uid, job in self.jobs.items():
                 if uid not in uids and job.gone_at is None:
-                    job.gone_at = at
+                    job.gone_at, job.vanished = at, True
         if plural == "pods":
             self.pods = {uid: pod for uid, pod in self.pods.items() if uid in uids}
 
