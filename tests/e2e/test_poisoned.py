@@ -98,7 +98,8 @@ def test_the_alert_fires_within_two_evaluations_of_the_first_bad_sample(
         bad = next(at for at, value in samples(address, KL) if value > limit["maxKL"])
         evaluations = [at for at, _ in samples(address, EVALUATED)]
         until("a checkpoint", lambda: query(address, "grpo_training_checkpoint_timestamp_seconds"), 60)
-        shown = View(title=NAME, end=int(time.time()), seconds=30, namespace=jobs.namespace, job=NAME, step=1)
+        # the second that has begun: what was just seen may be younger than the one before
+        shown = View(title=NAME, end=int(time.time()) + 1, seconds=30, namespace=jobs.namespace, job=NAME, step=1)
         with browser(page()) as chromium:
             drawing = draw(chromium, Prometheus(address), "training-health", shown)
             (tmp_path / "poisoned.png").write_bytes(chromium.picture(drawing.height))
