@@ -1,7 +1,6 @@
 """A real Prometheus that has a past: filled from text, then asked by HTTP, as Grafana asks it."""
 
 import json
-import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,14 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .controlplane import free_port
 from .programs.processes import ClusterError, run, until
-from .programs.prometheus import program
+from .programs.prometheus import program, serving
 
 SECONDS = 60.0
 OPTIONS = (
-    "--config.file=prometheus.yml",
-    "--storage.tsdb.path=data",
     "--storage.tsdb.retention.time=100y",
     "--query.lookback-delta=1m",  # text can't say that a series has ended, as scrapes do
 )
@@ -53,15 +49,7 @@ def filled(folder: Path, text: str) -> Iterator[Prometheus]:
     (folder / "world.txt").write_text(text)
     world, data = folder / "world.txt", folder / "data"
     run(program("promtool"), "tsdb", "create-blocks-from", "openmetrics", world, data)
-    (folder / "prometheus.yml").write_text("{}")
-    address = f"127.0.0.1:{free_port()}"
-    command = [str(program("prometheus")), *OPTIONS, f"--web.listen-address={address}"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    try:
+    with serving(folder, {}, *OPTIONS) as address:
         server = Prometheus(address)
         until("Prometheus", server.ready, SECONDS)
         yield server
-    finally:
-        process.terminate()
-        process.wait(SECONDS)

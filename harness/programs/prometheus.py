@@ -33,13 +33,14 @@ def program(name: str) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """A Prometheus with these settings, which keeps what it scrapes in the folder; yields its address."""
+def serving(folder: Path, settings: dict[str, Any], *options: str) -> Iterator[str]:
+    """A Prometheus with these settings, which keeps what it scrapes in the folder's `data`; yields its address."""
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     address = f"127.0.0.1:{free_port()}"
-    command = [str(program("prometheus")), f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}"]
+    own = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    command = [str(program("prometheus")), *own, *options, f"--web.listen-address={address}"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([*command, f"--storage.tsdb.path={folder}/data"], stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         yield address
     finally:
