@@ -20,13 +20,20 @@ SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 30
 FAULTS ?= 100
 ONLY ?=
+# `make demo` on a cluster of one's own: the trainer's image, and the operator's where it doesn't lie beside it
+IMAGE ?=
+OPERATOR_IMAGE ?=
 # `make pictures`
 TO ?= pictures-output
 STORY ?=
+# `make release`: where the images will be, where the files; some of the images
+REGISTRY ?=
+DOWNLOADS ?=
+IMAGES ?=
 # `make gpu-kit`: the other machine's Python
 KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen pictures cluster cluster-down images bench tools gpu gpu-kit
+.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen pictures cluster cluster-down images bench tools gpu gpu-kit release
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -41,8 +48,14 @@ venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test
 	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
 	@touch $@
 
-demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernetes (CONTEXT=… for your own cluster)
-	@$(BIN)/python -m examples.demo $(if $(CONTEXT),--context $(CONTEXT))
+ifdef CONTEXT
+# with nothing but python3, kubectl and helm
+demo:
+	@$(PYTHON) examples/demo/anywhere.py --context "$(CONTEXT)" --image "$(IMAGE)" --operator-image "$(OPERATOR_IMAGE)" $(if $(NAMESPACE),--namespace "$(NAMESPACE)")
+else
+demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernetes (CONTEXT=… IMAGE=… for your own cluster)
+	@$(BIN)/python -m examples.demo
+endif
 
 test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs: lint, types, layers, and all tests with coverage
 	$(BIN)/pytest tests/trainer tests/integration $(HARNESS) tests/unit -n 2 --dist loadfile --no-loadscope-reorder \
@@ -102,6 +115,11 @@ gpu: venv ## the acceptance run on this machine's GPUs; the result goes into doc
 
 gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels with an install script (KIT_PYTHON=3.12)
 	@$(BIN)/python -m harness.gpu kit --output gpu-kit --python $(KIT_PYTHON)
+
+release: TO = release-output
+release: venv ## build and check what a release publishes, in a folder; pushes nothing (REGISTRY=… DOWNLOADS=https://…)
+	@$(BIN)/python -m harness.release --to "$(TO)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
+	  $(if $(DOWNLOADS),--downloads "$(DOWNLOADS)") $(if $(IMAGES),--images $(IMAGES))
 
 bench: venv ## the benchmarks (minutes; prints tables of ratios)
 	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done

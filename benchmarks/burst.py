@@ -75,6 +75,7 @@ def ours(name: str, pods: int, mark: str) -> Object:
         "dataset": {"name": "openai/gsm8k", "config": "main"},
         "rewards": [{"format": {"pattern": "<answer>.*</answer>"}}, {"accuracy": {"score": 2.0}}],
         "placement": {"accelerator": "CPU", "nodes": pods},
+        "export": {"to": "None"},
         "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}},
         "podTemplate": {"metadata": {"labels": {ROUND: mark}}},
     }

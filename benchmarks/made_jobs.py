@@ -25,6 +25,7 @@ SPEC: dict[str, Any] = {
     ],
     "training": {"beta": 0.04, "numGenerations": 4, "maxCompletionLength": 786},
     "placement": {"gpus": {"min": 1, "max": 8}},
+    "export": {"to": "None"},
 }
 GANG = 2
 SAID: tuple[tuple[ConditionType, bool, str, str], ...] = (

@@ -54,6 +54,7 @@ def job(name: str, gpus: int, number: int = 0, **placement: Any) -> Object:
         "rewards": [{"accuracy": {}}],
         "training": {"promptsPerStep": 8, "numGenerations": 8, "learningRate": 1e-6 * (1 + number)},
         "placement": {"gpus": {"min": gpus, "max": gpus}, "nodes": 1, **placement},
+        "export": {"to": "None"},
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 

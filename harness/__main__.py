@@ -101,11 +101,11 @@ def _up(arguments: argparse.Namespace) -> None:
             lambda text: print(f"# {time.monotonic() - began:5.1f} s  {text}", flush=True),
         )
         cluster.keep()
-    print(f"export PATH={_commands()}:$PATH")
+    print(f"export PATH={user_commands()}:$PATH")
     print(f"export KUBECONFIG={cluster.kubeconfig}")
 
 
-def _commands() -> Path:
+def user_commands() -> Path:
     """Return a folder with `kubectl` and `helm` for users, made on first use."""
     tools = toolchain(("kube", "helm"))
     return cached(cache_root() / "bin" / f"user-{content_key(tools.path)}", lambda folder: _link(tools, folder))

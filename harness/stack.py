@@ -59,15 +59,12 @@ def volume_claim(namespace: str, claim: str, size: str, shape: dict[str, Any]) -
     }
 
 
-def install_operator(access: Access, operator: Image | None, trainer: Image | None, *settings: str) -> None:
-    """Installs or upgrades the chart and waits until the operator is ready; `settings` are further `--set` pairs.
-
-    Without images the chart's own are used, which the nodes must be able to pull.
-    """
+def install_operator(access: Access, operator: Image, trainer: Image, *settings: str) -> None:
+    """Installs or upgrades the chart and waits until the operator is ready; `settings` are further `--set` pairs."""
     create_namespace(access, SYSTEM_NAMESPACE)
     values = list(settings)
     for key, image in (("image", operator), ("trainerImage", trainer)):
-        values += [f"{key}.repository={image.repository}", f"{key}.tag={image.tag}"] if image else []
+        values += [f"{key}.repository={image.repository}", f"{key}.tag={image.tag}"]
     arguments = [part for value in values for part in ("--set", value)]
     access.helm(
         *("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM_NAMESPACE),

@@ -1,4 +1,4 @@
-"""What users may and may not say about where a job runs and how it is started again.
+"""What users may and may not say about where a job runs, where it puts its results and how it is started again.
 
 Part of tests/samples.py, in its notation: changes of its SPEC, and for each bad one the path and what is said.
 """
@@ -7,7 +7,22 @@ from typing import Any
 
 Changes = dict[str, Any]
 
+HUB: Changes = {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key": "token"}}
+"""A repository that the model may be pushed to."""
+
 GOOD_RUNNING: dict[str, Changes] = {
+    "model-on-the-hub": {"export": {"to": "Hub", "hub": HUB | {"private": False}}},
+    "object-store": {
+        "checkpoint": {
+            "store": {
+                "url": "s3://models/runs",
+                "endpoint": "https://s3.example.com",
+                "region": "eu-1",
+                "credentialsSecretRef": {"name": "store"},
+            }
+        }
+    },
+    "azure-store": {"checkpoint": {"store": {"url": "az://account/container/runs"}}},
     "create-pods": {
         "placement": {
             "provisioning": "CreatePods",
@@ -34,6 +49,52 @@ GOOD_RUNNING: dict[str, Changes] = {
 """Changes that must be accepted."""
 
 BAD_RUNNING: tuple[tuple[str, Changes, str, str], ...] = (
+    ("export-to-no-repository", {"export.to": "Hub"}, "spec.export", "export.to Hub needs export.hub"),
+    ("export-to-none-and-hub", {"export.hub": HUB}, "spec.export", "belongs to export.to Hub"),
+    (
+        "repository-without-namespace",
+        {"export": {"to": "Hub", "hub": HUB | {"repository": "out"}}},
+        "spec.export.hub.repository",
+        "match",
+    ),
+    (
+        "repository-that-the-hub-refuses",
+        {"export": {"to": "Hub", "hub": HUB | {"repository": "team/a--b"}}},
+        "spec.export.hub",
+        "takes no repository",
+    ),
+    (
+        "export-over-the-base",
+        {"model.name": "team/out", "export": {"to": "Hub", "hub": HUB}},
+        "spec",
+        "whose weights would be replaced",
+    ),
+    (
+        "store-and-volume",
+        {"checkpoint": {"volume": {"claimName": "c"}, "store": {"url": "s3://bucket"}}},
+        "spec.checkpoint",
+        "at most one of volume, volumeClaimTemplate, store",
+    ),
+    ("store-upwards", {"checkpoint.store": {"url": "s3://b/../c"}}, "spec.checkpoint.store.url", "match"),
+    ("store-by-http", {"checkpoint.store": {"url": "https://b/c"}}, "spec.checkpoint.store.url", "match"),
+    (
+        "endpoint-of-google",
+        {"checkpoint.store": {"url": "gs://bucket", "endpoint": "https://s3.example.com"}},
+        "spec.checkpoint.store",
+        "endpoint and region belong to s3",
+    ),
+    (
+        "azure-without-container",
+        {"checkpoint.store": {"url": "az://account"}},
+        "spec.checkpoint.store",
+        "names account and container",
+    ),
+    (
+        "path-on-a-store",
+        {"checkpoint": {"store": {"url": "s3://bucket"}}, "resumeFrom": {"path": "demo-1"}},
+        "spec",
+        "set checkpoint.volume",
+    ),
     ("negative-restarts", {"restarts.limit": -1}, "spec.restarts.limit", "greater than or equal to 0"),
     (
         "rule-about-nothing",

@@ -20,6 +20,7 @@ SPEC: dict[str, Any] = {
     "model": {"name": "meta-llama/Llama-3.2-1B-Instruct", "parameters": "1.24B"},
     "dataset": {"name": "openai/gsm8k", "config": "main"},
     "rewards": [{"format": {"pattern": "<answer>.*</answer>"}}, {"accuracy": {"score": 2.0}}],
+    "export": {"to": "None"},
 }
 """The smallest useful spec."""
 
@@ -107,8 +108,13 @@ GOOD: dict[str, dict[str, Any]] = {
     "managed-by-another": {"managedBy": "example.com/dispatcher"},
     "retried": {"retry": 3},
     "hub-cache": {"model.cache": {"claimName": "hub", "subPath": "team/a"}},
+    "model-from-image": {"model.image": {"reference": "registry.example/models/tiny:1", "pullPolicy": "Always"}},
     "from-a-job": {"resumeFrom": {"grpoJob": "earlier"}},
     "from-a-folder": {"resumeFrom": {"path": "run-1/attempt-2"}, "checkpoint.volume": {"claimName": "c"}},
+    "model-beside-checkpoints": {"export": REMOVE, "checkpoint.volume": {"claimName": "c"}},
+    "model-on-the-volume": {"export.to": "Volume", "checkpoint.volumeClaimTemplate": {"size": "1Gi"}},
+    "model-on-the-store": {"export.to": "ObjectStore", "checkpoint.store": {"url": "s3://bucket/runs"}},
+    "model-thrown-away": {"export.to": "None", "checkpoint.volume": {"claimName": "c"}},
     "suspended": {"suspend": True, "activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 0},
     **GOOD_CONTAINERS,
     **GOOD_PODS,
@@ -141,6 +147,19 @@ BAD: tuple[Bad, ...] = (
         {"model.cache": {"claimName": "hub", "subPath": "../x"}},
         "spec.model.cache",
         "inside the volume",
+    ),
+    Bad(
+        "model-from-two-places",
+        {"model.volume": {"claimName": "c"}, "model.image": {"reference": "models:1"}},
+        "spec.model",
+        "set at most one of volume, image",
+    ),
+    Bad("model-from-no-image", {"model.image": {"reference": ""}}, "spec.model.image.reference", "at least 1"),
+    Bad(
+        "model-from-a-place-with-blanks",
+        {"model.image": {"reference": "a b"}},
+        "spec.model.image.reference",
+        "should match",
     ),
     Bad("from-nothing", {"resumeFrom": {}}, "spec.resumeFrom", "exactly one of grpoJob and path"),
     Bad(
@@ -233,7 +252,7 @@ BAD: tuple[Bad, ...] = (
         "two-checkpoint-volumes",
         {"checkpoint": {"volume": {"claimName": "c"}, "volumeClaimTemplate": {"size": "1Gi"}}},
         "spec.checkpoint",
-        "at most one of volume, volumeClaimTemplate",
+        "at most one of volume, volumeClaimTemplate, store",
     ),
     Bad(
         "claim-of-one-node",
@@ -247,6 +266,11 @@ BAD: tuple[Bad, ...] = (
     Bad(
         "claim-without-size", {"checkpoint.volumeClaimTemplate": {}}, "spec.checkpoint.volumeClaimTemplate", "Required"
     ),
+    Bad("lost-model", {"export": REMOVE}, "spec", "the trained model would be lost .* export.to None"),
+    Bad("export-to-no-volume", {"export.to": "Volume"}, "spec", "set checkpoint.volume"),
+    Bad("export-to-no-store", {"export.to": "ObjectStore"}, "spec", "set checkpoint.store"),
+    Bad("export-to-the-moon", {"export.to": "Moon"}, "spec.export.to", "Volume"),
+    Bad("export-to-nothing", {"export": {}}, "spec.export.to", "Required"),
     Bad(
         "bad-claim-name",
         {"checkpoint.volume": {"claimName": "My_Claim"}},

@@ -1,14 +1,11 @@
 """`make demo`: from nothing to a GRPOJob that has Succeeded, on a real Kubernetes, with real training.
 
-Starts the cluster of harness (or takes the kubectl context that is named), builds and loads the images, installs
-the chart, applies examples/01-first-job.yaml, follows it and draws what happened. Leaves the cluster up.
+Starts the cluster of harness, builds and loads the images, installs the chart, applies examples/01-first-job.yaml,
+follows it and draws what happened. Leaves the cluster up. On a cluster of one's own it is anywhere.py.
 """
 
-import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,28 +56,9 @@ def own_cluster(demo: Demo) -> Cluster:
     return cluster
 
 
-def foreign_cluster(context: str) -> Access:
-    """The cluster of a kubectl context, by a kubeconfig that holds nothing else."""
-    command = ["kubectl", "config", "view", "--minify", "--flatten", "--context", context]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    file = Path(tempfile.mkdtemp(prefix="grpo-demo-")) / "kubeconfig"
-    file.write_text(text)
-    file.chmod(0o600)
-    return Access(file)
-
-
-def install(demo: Demo, context: str | None, trainer_image: str) -> tuple[Access, str]:
+def install(demo: Demo) -> tuple[Access, str]:
     """A cluster with the operator and the job's volume on it, and the image that its pods train with."""
-    job = read_example()
-    claim = job["spec"]["checkpoint"]["volume"]["claimName"]
-    if context:
-        access = foreign_cluster(context)
-        stack.create_namespace(access, NAMESPACE)
-        shape = {"accessModes": ["ReadWriteMany"]}
-        stack.apply(access, stack.volume_claim(NAMESPACE, claim, "1Gi", shape))
-        demo.say("helm install grpo-operator")
-        stack.install_operator(access, None, None)
-        return access, trainer_image
+    claim = read_example()["spec"]["checkpoint"]["volume"]["claimName"]
     cluster = own_cluster(demo)
     demo.say("building the images, where they are not in the cache")
     operator, trainer = images.operator_image(), images.light_trainer_image()
@@ -129,16 +107,14 @@ def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
     demo.console.print(f"time: {time.monotonic() - demo.began:.0f} s in all; the picture is {picture}")
 
 
-def explain(demo: Demo, context: str | None) -> None:
+def explain(demo: Demo) -> None:
     """How to look around and how to remove everything."""
-    environment = f"kubectl config use-context {context}" if context else 'eval "$(make -s cluster)"'
-    removal = f"helm uninstall {stack.RELEASE} -n {stack.SYSTEM_NAMESPACE}" if context else "make cluster-down"
     demo.console.print(
-        f"\nLook around:  {environment}\n"
+        f'\nLook around:  eval "$(make -s cluster)"\n'
         f"              kubectl -n {NAMESPACE} get grpojob,jobs,pods\n"
         f"              kubectl -n {NAMESPACE} describe grpojob\n"
         f"              kubectl -n {NAMESPACE} logs job/{read_example()['metadata']['name']}-1\n"
-        f"Remove it:    {removal}",
+        f"Remove it:    make cluster-down",
         highlight=False,
         markup=False,
     )
@@ -146,13 +122,9 @@ def explain(demo: Demo, context: str | None) -> None:
 
 def main() -> int:
     """Runs the demo; the exit code is 0 only for a job that Succeeded."""
-    parser = argparse.ArgumentParser(description="One GRPOJob from kubectl apply to Succeeded.")
-    parser.add_argument("--context", help="kubectl context of a cluster that can pull the images")
-    parser.add_argument("--trainer-image", default="grpo-trainer:0.1.0", help="training image on that cluster")
-    arguments = parser.parse_args()
     demo = Demo()
     OUTPUT.mkdir(exist_ok=True)
-    access, image = install(demo, arguments.context, arguments.trainer_image)
+    access, image = install(demo)
     demo.say("preparing the model and the problems on the job's volume")
     prepare(access, NAMESPACE, image, read_example()["spec"]["checkpoint"]["volume"]["claimName"])
     name = apply_example(demo, access)
@@ -162,7 +134,7 @@ def main() -> int:
         demo.console.print(access.kubectl("describe", "grpojob", name, "--namespace", NAMESPACE))
         return 1
     summarise(demo, job, history)
-    explain(demo, arguments.context)
+    explain(demo)
     return 0
 
 

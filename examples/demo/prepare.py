@@ -1,23 +1,24 @@
-"""Puts the demo's model and problems on the job's volume, by a Job in the cluster that runs content.py.
+"""Puts the demo's model and problems on the job's volume, by a Job in the cluster that runs grpo_trainer.quickstart.
 
 The volume is the cluster's: only a pod can write to it everywhere.
 """
 
-from pathlib import Path
 from typing import Any
 
 from harness.access import Access
 from harness.stack import apply
 
 NAME = "prepare-first-job"
-CONTENT = Path(__file__).with_name("content.py")
+PROBLEMS = 2048
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
 def pod(image: str, claim: str) -> dict[str, Any]:
     """The pod that writes to the claim, as a user without privileges."""
-    mounts = {"/script": {"configMap": {"name": NAME}}, "/out": {"persistentVolumeClaim": {"claimName": claim}}}
-    mounts["/tmp"] = {"emptyDir": {}}
+    mounts: dict[str, dict[str, Any]] = {
+        "/out": {"persistentVolumeClaim": {"claimName": claim}},
+        "/tmp": {"emptyDir": {}},
+    }
     names = {path: path.strip("/") for path in mounts}
     return {
         "restartPolicy": "Never",
@@ -28,7 +29,7 @@ def pod(image: str, claim: str) -> dict[str, Any]:
                 "name": "prepare",
                 "image": image,
                 "imagePullPolicy": "IfNotPresent",
-                "command": ["python3", "/script/content.py", "/out"],
+                "command": ["python", "-m", "grpo_trainer.quickstart", "/out", "--problems", str(PROBLEMS)],
                 "env": [{"name": "HOME", "value": "/tmp"}],
                 "securityContext": RESTRICTED,
                 "volumeMounts": [{"name": name, "mountPath": path} for path, name in names.items()],
@@ -48,7 +49,6 @@ def prepare(access: Access, namespace: str, image: str, claim: str) -> None:
     access.kubectl("delete", "job", NAME, "--namespace", namespace, "--ignore-not-found")
     apply(
         access,
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": {"content.py": CONTENT.read_text()}},
         {
             "apiVersion": "batch/v1",
             "kind": "Job",

@@ -17,9 +17,9 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..guard import REPOSITORY
 from ..images.wheels import CONSTRAINTS
 from ..programs.processes import ClusterError, run
+from ..release.python_package import copied
 
 LACKED = (
     "annotated-types", "antlr4-python3-runtime", "bitsandbytes", "datasets", "dill", "hjson", "latex2sympy2-extended",
@@ -34,8 +34,6 @@ LIMIT_BYTES = 40_000_000
 """A kit must fit where little may be carried."""
 PLATFORMS = [f"manylinux_{name}_x86_64" for name in ("2_28", "2_27", "2_24", "2_17")]
 """Of 64-bit Intel and AMD machines; pip takes each by its exact name."""
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "operator", "trainer_image")
-"""What our own wheel is built from."""
 INSTALL = """\
 #!/bin/sh
 # Installs the kit into a folder of its own, for PYTHONPATH; what the machine has stays as it is.
@@ -56,7 +54,7 @@ def pack(folder: Path, python: str) -> int:
         wheels = Path(temporary)
         _pip("download", "-d", wheels, *_target(python), *(f"{name}=={versions[name]}" for name in LACKED))
         run("env", "DS_BUILD_OPS=0", *_command("wheel", "-w", wheels, f"{BUILT}=={versions[BUILT]}"))
-        _pip("wheel", "-w", wheels, _copied(wheels / "sources"))
+        _pip("wheel", "-w", wheels, copied(wheels / "sources"))
         (large,) = wheels.glob("bitsandbytes-*.whl")
         slim(large)
         require_small(wheels.glob("*.whl"))
@@ -69,18 +67,6 @@ def pack(folder: Path, python: str) -> int:
     script.write_text(INSTALL)
     script.chmod(0o755)
     return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _copied(folder: Path) -> Path:
-    """Our sources elsewhere: a build in the repository would leave its own folders there, and find old ones."""
-    folder.mkdir()
-    for name in SOURCES:
-        source = REPOSITORY / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        else:
-            shutil.copy(source, folder)
-    return folder
 
 
 def pinned() -> dict[str, str]:

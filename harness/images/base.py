@@ -13,13 +13,15 @@ from ..programs.progress import progress
 
 RELEASE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv")
-# of no use in a container: package lists and caches, documentation, translations
-UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/locale", "usr/share/man")
+# of no use in a container: package lists and caches, translations, manuals
+UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/locale", "usr/share/man")
+DOCUMENTATION, LICENSES = "usr/share/doc", "copyright"
+"""Of each package's documentation its licenses stay: whoever passes an image on must pass them on."""
 
 
 def base_tar() -> Path:
     """Return a tar of the base's root folder, made on first use (about a minute)."""
-    key = content_key(RELEASE, *PACKAGES, *UNWANTED)
+    key = content_key(RELEASE, *PACKAGES, *UNWANTED, DOCUMENTATION, LICENSES)
     return cached(cache_root() / f"base-{RELEASE}-{key}.tar", _bootstrap)
 
 
@@ -36,4 +38,15 @@ def _bootstrap(archive: Path) -> None:
         for folder in UNWANTED:
             remove(root / folder)
             (root / folder).mkdir(parents=True)
+        keep_licenses(root / DOCUMENTATION)
         subprocess.run(["tar", "--create", "--file", archive, "--directory", root, "--numeric-owner", "."], check=True)
+
+
+def keep_licenses(folder: Path) -> None:
+    """Delete all below the folder but files called LICENSES, and links, by which packages share a folder."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.name != LICENSES and not path.is_symlink():
+            path.unlink()

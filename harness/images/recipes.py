@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 MAX_STORED_IMAGES = 60  # with those of intermediate steps; beyond, the builder's storage starts anew
+BUILD_ENVIRONMENT = (f"SSL_CERT_FILE={CA_BUNDLE}", f"PIP_CERT={CA_BUNDLE}")
+"""Variables that only a build needs, where the host's CA bundle is mounted over the base's."""
 CONTAINER_WHEELS = "/opt/wheels"
 CONTAINER_SITE_PACKAGES = "/opt/dependencies/site-packages"
 SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "operator", "trainer_image")
@@ -50,8 +52,8 @@ class _Recipe:
     """How to build one image.
 
     sources: what its content depends on. mounts: host folder → folder that the build's commands see. environment: baked
-    into the base, so the image has it. layers: keep every step for the next build; not for images of gigabytes, whose
-    steps cost more than they save.
+    into the base, so the image has it. arguments: of the build, as NAME=value. layers: keep every step for the next
+    build; not for images of gigabytes, whose steps cost more than they save.
     """
 
     name: str
@@ -59,8 +61,26 @@ class _Recipe:
     mounts: tuple[tuple[Path, str], ...] = ()
     _: KW_ONLY
     environment: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     layers: bool = True
     sources: tuple[str, ...] = SOURCES
+
+
+SHIPPED = {
+    "grpo-operator": _Recipe("grpo-operator", "operator/Dockerfile"),
+    "grpo-trainer": _Recipe("grpo-trainer", "trainer_image/Dockerfile", layers=False),
+}
+"""What clusters run, by the images' names."""
+
+
+def build_shipped(name: str, epoch: int, archive: Path) -> None:
+    """Build one of SHIPPED anew, for a release, as a docker archive in which bytecode depends on no file's time.
+
+    epoch: seconds since 1970 of the commit.
+    """
+    prerequisites.require(nodes=False, images=True)
+    recipe = replace(SHIPPED[name], arguments=(f"SOURCE_DATE_EPOCH={epoch}",), layers=False)
+    _build(recipe, f"localhost/{name}:release", archive)
 
 
 def python_image() -> Image:
@@ -72,12 +92,12 @@ def python_image() -> Image:
 
 def operator_image() -> Image:
     """Return the operator's image from the shipped Dockerfile."""
-    return _image(_Recipe("grpo-operator", "operator/Dockerfile"))
+    return _image(SHIPPED["grpo-operator"])
 
 
 def trainer_image() -> Image:
     """Return the trainer's image from the shipped Dockerfile, as GPU clusters run it (6 GB)."""
-    return _image(_Recipe("grpo-trainer", "trainer_image/Dockerfile", layers=False))
+    return _image(SHIPPED["grpo-trainer"])
 
 
 def slim_trainer_image() -> Image:
@@ -134,6 +154,8 @@ def _build(recipe: _Recipe, image: str, archive: Path) -> None:
         _tidy()
         command: list[object] = ["build", "--quiet", "--isolation", "chroot", "--network", "host"]
         command += ["--build-arg", f"BASE_IMAGE={_base(recipe.environment)}", "--file", REPOSITORY / recipe.dockerfile]
+        for argument in recipe.arguments:
+            command += ["--build-arg", argument]
         for source, target in (*recipe.mounts, *_host_settings(Path(temporary))):
             command += ["--volume", f"{source}:{target}:ro"]
         destination = f"docker-archive:{archive}:{image}"
@@ -154,7 +176,7 @@ def _tidy() -> None:
 
 def _base(environment: tuple[str, ...]) -> str:
     """Return the name of the Debian base with these variables, made when the storage lacks it."""
-    environment = (f"SSL_CERT_FILE={CA_BUNDLE}", f"PIP_CERT={CA_BUNDLE}", *environment)
+    environment = (*BUILD_ENVIRONMENT, *environment)
     archive = base_tar()
     name = f"localhost/grpo-base:{content_key(archive.name, repr(environment))}"
     if name in _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():

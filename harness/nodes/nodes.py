@@ -14,11 +14,11 @@ from typing import Any
 from ..client import STRATEGIC_MERGE, ApiClient
 from ..controlplane import ControlPlane
 from ..guard import REPOSITORY
-from ..images.pause import write_pause_image
+from ..images.archives import write_pause_image
 from ..programs.build import Toolchain
 from ..programs.processes import ClusterError, Processes, run, until
 from ..settings import ClusterSettings
-from . import network
+from . import network, storage
 from .files import PAUSE, write_node_files
 
 NAMESPACES = ("--pid", "--mount", "--net", "--uts", "--ipc")
@@ -44,7 +44,7 @@ def node_folder(directory: Path, index: int) -> Path:
 def start(
     directory: Path, settings: ClusterSettings, processes: Processes, tools: Toolchain, plane: ControlPlane
 ) -> None:
-    """Start DNS and all nodes, and wait until they are Ready with their GPUs."""
+    """Start DNS, all nodes and the default storage class, and wait until the nodes are Ready with their GPUs."""
     starter = _Starter(directory, settings, processes, tools, plane=plane)
     (directory / "resolv.conf").write_text("")  # pods see only the cluster's DNS
     plane.component_kubeconfig("kube-proxy")
@@ -52,10 +52,11 @@ def start(
     for index in range(settings.nodes):
         _start_node(starter, index)
     archive = directory / "pause.tar"
-    write_pause_image(tools.program("pause"), PAUSE, archive)
+    write_pause_image([tools.program("pause"), tools.program(storage.HELPER)], PAUSE, archive)
     load(directory, tools, archive)
     with ThreadPoolExecutor(settings.nodes) as pool:
         list(pool.map(lambda index: _wait_ready(starter, index), range(settings.nodes)))
+    storage.start(processes, tools, plane)
 
 
 def _start_dns(starter: _Starter) -> None:

@@ -51,10 +51,20 @@ PROGRAMS = {
     "runc": Program("tools", ("github.com/opencontainers/runc",), ("runc",), tags="seccomp", cgo=True),
     "coredns": Program("tools", ("./coredns",), ("coredns",), "coredns"),
     "pause": Program("tools", ("./pause",), ("pause",), "pause"),
+    "folder": Program("tools", ("./folder",), ("folder",), "folder"),
+    "local-path-provisioner": Program(
+        "storage", ("github.com/rancher/local-path-provisioner",), ("local-path-provisioner",)
+    ),
     "kwok": Program("kwok", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
+    "versitygw": Program("versitygw", ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",)),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
+    "krew": Program(
+        "krew",
+        ("sigs.k8s.io/krew/cmd/krew", "sigs.k8s.io/krew/cmd/validate-krew-manifest"),
+        ("krew", "validate-krew-manifest"),
+    ),
 }
-NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause")
+NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause", "folder", "local-path-provisioner")
 
 
 class Toolchain:

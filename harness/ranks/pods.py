@@ -35,18 +35,30 @@ class Gang:
         fresh: bool = False,
         traced: bool = False,
         environment: Mapping[str, str] = MappingProxyType({}),
+        own_disks: bool = False,
     ) -> None:
-        """`fresh` and `traced` as in launch.py; `environment` is every pod's."""
+        """`fresh` and `traced` as in launch.py; `environment` is every pod's. `own_disks`: the checkpoint directory is
+        a folder of each pod's own, `disk-N`, as if every pod had its own node."""
         folder.mkdir(parents=True)
         self.folder = folder
         self.port = free_port()
-        (folder / "plan.json").write_text(plan.model_dump_json())
-        own = {PLAN_ENV: str(folder / "plan.json"), DATA_MOUNT_ENV: str(data)}
-        own[PROGRESS_BIND_ENV] = f"127.0.0.1:{self.port}"
-        self.pods = [self._start({**own, **environment}, index, fresh, traced) for index in range(plan.execution.nodes)]
+        own = {DATA_MOUNT_ENV: str(data), PROGRESS_BIND_ENV: f"127.0.0.1:{self.port}", **environment}
+        plans = [self._of_pod(plan, index, own_disks) for index in range(plan.execution.nodes)]
+        self.pods = [self._start(own, index, one, fresh, traced) for index, one in enumerate(plans)]
 
-    def _start(self, environment: dict[str, str], index: int, fresh: bool, traced: bool) -> Launched:
+    def _of_pod(self, plan: TrainingPlan, index: int, own_disks: bool) -> TrainingPlan:
+        if not own_disks or plan.checkpoint_directory is None:
+            return plan
+        disk = self.folder / f"disk-{index}" / Path(plan.checkpoint_directory).name
+        return plan.model_copy(update={"checkpoint_directory": str(disk)})
+
+    def _start(
+        self, environment: dict[str, str], index: int, plan: TrainingPlan, fresh: bool, traced: bool
+    ) -> Launched:
+        path = self.folder / f"plan-{index}.json"
+        path.write_text(plan.model_dump_json())
         own = {INDEX_ENV: str(index), TERMINATION_LOG_ENV: str(self.folder / f"termination-{index}")}
+        own[PLAN_ENV] = str(path)
         log = self.folder / f"pod-{index}.log"
         return launch("grpo_trainer", [], environment | own, log, fresh=fresh, traced=traced)
 

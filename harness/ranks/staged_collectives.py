@@ -31,6 +31,13 @@ def stage_collectives() -> None:
     """For this process, before DeepSpeed looks for the collectives that it calls."""
     for name in COLLECTIVES:
         setattr(distributed, name, staged(getattr(distributed, name)))
+    distributed._broadcast_coalesced = one_by_one  # type: ignore[assignment, attr-defined]
+
+
+def one_by_one(group: Any, tensors: list[torch.Tensor], _buffer_bytes: int, source: int) -> None:
+    """What DDP tells the other ranks as it begins; its own way joins all tensors to one that gloo holds."""
+    for tensor in tensors:
+        distributed.broadcast(tensor, source, group=group)
 
 
 def staged(collective: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from .docstrings import describe
+
+CREATING = "creating"
+"""As the context of a validation: the object is new, and rules `at_creation` are judged, too."""
 
 
 class Rule(NamedTuple):
@@ -27,18 +30,27 @@ class Rule(NamedTuple):
     """The field that the API server blames, such as `.spec.model`. Empty: the model."""
     message_cel: str = ""
     """CEL that says the message with what it depends on; `message` stands in for it where it fails."""
+    at_creation: bool = False
+    """Whether only new objects are judged, so that those which are stored already stay valid."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The rule as an item of x-kubernetes-validations."""
+        rule: dict[str, Any] = {"rule": self.cel, "message": self.message}
+        if self.at_creation:
+            rule |= {"rule": f"oldSelf.hasValue() || ({self.cel})", "optionalOldSelf": True}
+        if self.message_cel:
+            rule["messageExpression"] = self.message_cel
+        if self.field_path:
+            rule["fieldPath"] = self.field_path
+        return rule
 
 
 def _complete(schema: dict[str, Any], model: type["Model"]) -> None:
     """Put a model's sentences and rules into its JSON schema, where they become the CRD's."""
     describe(schema, model)
     if model.RULES:
-        schema["x-kubernetes-validations"] = [
-            {"rule": rule.cel, "message": rule.message}
-            | ({"messageExpression": rule.message_cel} if rule.message_cel else {})
-            | ({"fieldPath": rule.field_path} if rule.field_path else {})
-            for rule in model.RULES
-        ]
+        schema["x-kubernetes-validations"] = [rule.schema for rule in model.RULES]
 
 
 class Model(BaseModel):
@@ -80,11 +92,12 @@ class Model(BaseModel):
         }
 
     @model_validator(mode="after")
-    def _check_rules(self) -> Self:
+    def _check_rules(self, info: ValidationInfo) -> Self:
         """Reject a record that breaks a rule, with the messages of all rules that it breaks."""
         if not self.RULES:
             return self
-        broken = [rule.message for rule in self.RULES if rule.satisfied and not rule.satisfied(self)]
+        rules = [rule for rule in self.RULES if info.context is CREATING or not rule.at_creation]
+        broken = [rule.message for rule in rules if rule.satisfied and not rule.satisfied(self)]
         if broken:
             raise PydanticCustomError("rule", "{messages}", {"messages": "; ".join(broken)})
         return self

@@ -30,6 +30,7 @@ WHILE_STOPPED = (
     "podTemplate",
     "placement",
     "guard",
+    "export",
     "rewards",
 )
 """Fields of the spec that may change while no gang runs. Of placement not the accelerator: CPUs and GPUs compute

@@ -66,6 +66,9 @@ ATTEMPT_PREFIX = "attempt-"
 CHECKPOINT_PREFIX = "checkpoint-"
 """Folder of a checkpoint below its attempt's; its step follows. The name is transformers' (PREFIX_CHECKPOINT_DIR)."""
 
+EXPORT_FOLDER = "export"
+"""Folder of the finished model or adapter below the job's checkpoint directory, published whole."""
+
 PROGRESS_PORT = 8080
 """Rank 0 serves /progress, /metrics and /healthz here."""
 
@@ -86,9 +89,20 @@ CACHE_MOUNT = "/hub-cache"
 """What was fetched of the hub, read-write."""
 RESUME_MOUNT = "/resume"
 """Another job's checkpoints, read-only."""
+SIGNING_MOUNT = "/etc/grpo-signing"
+SIGNING_KEY = f"{SIGNING_MOUNT}/key.pem"
+"""The private key of spec.export.signingKeySecretRef, mounted as this file alone."""
+SIGNING_KEY_ENV = "GRPO_SIGNING_KEY"
+"""Overrides SIGNING_KEY outside a pod."""
 DATA_MOUNT_ENV = "GRPO_DATA"
 """Overrides DATA_MOUNT outside a pod."""
 SCRATCH = "/tmp"
+
+CHECKPOINT_SCRATCH = f"{SCRATCH}/checkpoints"
+"""Where a pod keeps its part of a checkpoint while it is on its way to or from spec.checkpoint.store."""
+
+CHECKPOINT_STORE_ENV = f"{ENV_PREFIX}CHECKPOINT_STORE_"
+"""Environment variables that begin so are the client's settings for spec.checkpoint.store, of its secret."""
 
 RESERVED_MOUNTS = (
     MODEL_MOUNT,
@@ -97,6 +111,7 @@ RESERVED_MOUNTS = (
     REWARD_MOUNT,
     RESUME_MOUNT,
     CACHE_MOUNT,
+    SIGNING_MOUNT,
     SCRATCH,
     str(PurePath(PLAN_PATH).parent),
     "/dev",
@@ -116,6 +131,7 @@ DATA_VOLUME = "data"
 CHECKPOINT_VOLUME = "checkpoints"
 RESUME_VOLUME = "resume"
 CACHE_VOLUME = "hub-cache"
+SIGNING_VOLUME = "signing-key"
 REWARD_VOLUME_PREFIX = "reward-"
 RESERVED_VOLUMES = (
     PLAN_VOLUME,
@@ -126,6 +142,7 @@ RESERVED_VOLUMES = (
     CHECKPOINT_VOLUME,
     RESUME_VOLUME,
     CACHE_VOLUME,
+    SIGNING_VOLUME,
 )
 """Names of the pods' own volumes, beside those of rewards."""
 
@@ -143,6 +160,13 @@ controller find their pods by."""
 
 DATASET_TOKEN_ENV = "GRPO_DATASET_TOKEN"
 """Hub token of spec.dataset.tokenSecretRef; unset: anonymous."""
+
+EXPORT_TOKEN_ENV = "GRPO_EXPORT_TOKEN"
+"""Hub token of spec.export.hub.tokenSecretRef."""
+
+
+IMAGE_ENV = "GRPO_IMAGE"
+"""The training image as the pod's template names it: a container can't see what it was started from."""
 
 
 def reward_mount(position: int) -> str:

@@ -9,24 +9,32 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from .base import ATOMIC_LIST, Model, Rule, map_list, unique
+from .base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique
 from .changes import STARTED, immutability
+from .checkpoint import CheckpointSpec
 from .contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME
 from .dataset import DatasetSpec
+from .exporting import ExportSpec
 from .model import ModelSpec
-from .pods.containers import Arguments, Environment, EnvironmentSources, Image, PullPolicy
+from .names import Image, PullPolicy
+from .plan import ExecutionPlan
+from .pods.containers import Arguments, Environment, EnvironmentSources
 from .pods.mounts import TrainerMount
-from .pods.resources import ResourceRequirements
+from .pods.resources import EPHEMERAL_STORAGE, ResourceRequirements
 from .pods.template import PodTemplate
 from .problems import sentence
 from .quantity import ByteQuantity
 from .rewards import MAX_REWARDS, RewardSpec
-from .running import CheckpointSpec, GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
+from .running import GuardSpec, PlacementSpec, RestartsSpec, ResumeFromSpec
 from .schema import Schema, structural
 from .status import GRPOJobStatus
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
 _DOMAIN_PREFIXED = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[-A-Za-z0-9/._~%!$&'()*+,;=:]+$"
+
+
+_ON_VOLUME = "has(self.checkpoint.volume) || has(self.checkpoint.volumeClaimTemplate)"
+"""CEL for CheckpointSpec.on_volume."""
 
 
 class GRPOJobSpec(Model):
@@ -78,10 +86,31 @@ class GRPOJobSpec(Model):
             lambda spec: (spec.placement.nodes or 1) == 1 or not spec.checkpoint.on_one_node,
         ),
         Rule(
-            "!has(self.resumeFrom) || !has(self.resumeFrom.path) || has(self.checkpoint.volume) || "
-            "has(self.checkpoint.volumeClaimTemplate)",
+            f"!has(self.resumeFrom) || !has(self.resumeFrom.path) || {_ON_VOLUME}",
             "resumeFrom.path is a folder on the job's own checkpoint volume: set checkpoint.volume",
-            lambda spec: not (spec.resume_from and spec.resume_from.path) or spec.checkpoint.lasting,
+            lambda spec: not (spec.resume_from and spec.resume_from.path) or spec.checkpoint.on_volume,
+        ),
+        Rule(
+            f"has(self.export) || {_ON_VOLUME} || has(self.checkpoint.store)",
+            "the trained model would be lost with its pods: set checkpoint.volume, volumeClaimTemplate or store, where "
+            "it is kept beside the checkpoints; if it isn't wanted, say so by export.to None",
+            lambda spec: spec.export is not None or spec.checkpoint.lasting,
+            at_creation=True,
+        ),
+        Rule(
+            f"!has(self.export) || self.export.to != 'Volume' || {_ON_VOLUME}",
+            "export.to Volume is a folder on the checkpoint volume: set checkpoint.volume or volumeClaimTemplate",
+            lambda spec: spec.export is None or spec.export.to != "Volume" or spec.checkpoint.on_volume,
+        ),
+        Rule(
+            "!has(self.export) || self.export.to != 'ObjectStore' || has(self.checkpoint.store)",
+            "export.to ObjectStore is a folder beside the checkpoints: set checkpoint.store",
+            lambda spec: spec.export is None or spec.export.to != "ObjectStore" or spec.checkpoint.store is not None,
+        ),
+        Rule(
+            "!has(self.export) || !has(self.export.hub) || self.export.hub.repository != self.model.name",
+            "export.hub.repository is the model that is trained, whose weights would be replaced: name another one",
+            lambda spec: not (spec.export and spec.export.hub) or spec.export.hub.repository != spec.model.name,
         ),
         Rule(
             "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, volume.name == mount.name))",
@@ -111,6 +140,8 @@ class GRPOJobSpec(Model):
     """Where the job may run. Unset: any GPUs."""
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """Checkpoints. Unset: none that outlive a pod."""
+    export: ExportSpec | None = None
+    """Where the trained model is put. Unset: where the checkpoints are; a new job that keeps none is refused."""
     resume_from: ResumeFromSpec | None = None
     """Another run whose newest checkpoint this one begins with, exactly as that would have gone on. Unset: step 0."""
     guard: GuardSpec = Field(default_factory=GuardSpec)
@@ -140,7 +171,8 @@ class GRPOJobSpec(Model):
     """Secrets and ConfigMaps whose keys become variables of the training container. Unset: none."""
     resources: ResourceRequirements = Field(default_factory=ResourceRequirements)
     """Requests and limits of the training container on each node, GPUs left out. Unset: requests of a quarter core per
-    GPU (accelerator CPU: a core per process) and of the host memory that the plan predicts, and no limits."""
+    GPU (accelerator CPU: a core per process), of the host memory that the plan predicts and of the ephemeral storage
+    that /tmp will take, and no limits."""
     volume_mounts: Annotated[
         list[TrainerMount], Field(max_length=32, json_schema_extra=map_list("mountPath")), unique("mount_path")
     ] = []
@@ -160,6 +192,11 @@ class GRPOJobSpec(Model):
         return self.placement.nodes or (1 if self.checkpoint.on_one_node else None)
 
     @property
+    def keeps_model(self) -> bool:
+        """Whether the trained model outlives the pods."""
+        return self.export.keeps if self.export else self.checkpoint.lasting
+
+    @property
     def expandable_segments(self) -> bool:
         """Whether torch's allocator on GPUs has expandable segments: unless `env` gives it other settings."""
         own = (variable.value or "" for variable in self.env if variable.name in ALLOCATOR_ENV)
@@ -170,16 +207,14 @@ class GRPOJobSpec(Model):
         """Whether the user asked for LoRA: by adapter.use, or by its reference, the base without its adapter."""
         return self.adapter.use == "Always" or self.reference.strategy == "Adapter"
 
-    def container_resources(self, processes: int, host_memory: int) -> dict[str, dict[str, str]]:
+    def container_resources(self, plan: ExecutionPlan) -> dict[str, dict[str, str]]:
         """Requests and limits of the training container of one pod, as resource.Quantities and without GPUs.
 
-        Args:
-            processes: processes of the pod.
-            host_memory: bytes of host memory that the plan sets aside for it, 0 where it says nothing.
+        What the plan only predicts is a request without a limit: it may be low.
         """
-        defaults = {"cpu": self.placement.default_cpu(processes)}
-        if host_memory:
-            defaults["memory"] = str(host_memory)
+        defaults = {"cpu": self.placement.default_cpu(plan.processes_per_node)}
+        predicted = {"memory": plan.host_memory_bytes, EPHEMERAL_STORAGE: plan.ephemeral_storage_bytes}
+        defaults |= {name: str(amount) for name, amount in predicted.items() if amount}
         return self.resources.manifest(defaults)
 
 
@@ -229,14 +264,19 @@ class SpecInvalid(ValueError):
         self.problems = problems
 
 
-def parse_spec(spec: dict[str, Any]) -> GRPOJobSpec:
+def parse_spec(spec: dict[str, Any], *, creating: bool = False) -> GRPOJobSpec:
     """The typed spec of a GRPOJob object. As strict as the API server: `"4"` is not an integer.
+
+    Args:
+        spec: the spec as it came from JSON or YAML.
+        creating: whether the object is new, and so has to keep the rules that stored ones may break.
 
     Raises:
         SpecInvalid: with every wrong field at once, by its path.
     """
     try:
-        return GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False)
+        context = CREATING if creating else None
+        return GRPOJobSpec.model_validate(spec, strict=True, by_alias=True, by_name=False, context=context)
     except ValidationError as error:
         raise SpecInvalid([sentence(problem, _spec_schema()) for problem in error.errors()]) from error
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from .base import ATOMIC_LIST, Model
 from .model import Architecture
-from .report import MAX_COUNT, Count
+from .quantity import MAX_COUNT, Count
 
 MAX_REPLANS = 3
 """Plans that are made anew for want of memory: after so many more than the plan is wrong."""

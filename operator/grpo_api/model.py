@@ -7,7 +7,7 @@ from pydantic import Field
 from .base import Model
 from .names import Repository, Revision
 from .quantity import ParameterCount
-from .references import SecretKeySelector, VolumeClaim
+from .references import ONE_VOLUME, ImageVolume, SecretKeySelector, VolumeClaim
 
 
 class Architecture(Model):
@@ -52,9 +52,11 @@ class Architecture(Model):
 class ModelSpec(Model):
     """The model that is trained; its first weights are also the reference."""
 
+    RULES = (ONE_VOLUME,)
+
     name: Repository
     """A Hugging Face hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the absolute path of a folder in the pods, such as
-    one of `volume` (mounted at /models)."""
+    one of `volume` or `image` (mounted at /models)."""
     revision: Revision | None = None
     """Commit, tag or branch on the hub. Unset: the hub's default branch. Ignored for a folder."""
     parameters: ParameterCount | None = None
@@ -67,6 +69,8 @@ class ModelSpec(Model):
     """Hub token for gated models. Unset: anonymous."""
     volume: VolumeClaim | None = None
     """Volume with the model, mounted read-only at /models in every pod. Unset: no volume."""
+    image: ImageVolume | None = None
+    """Image with the model, mounted read-only at /models in every pod. Unset: no image."""
     cache: VolumeClaim | None = None
     """Volume in which pods, attempts and jobs share what they fetch of the hub, each once: this model, reward
     models and the dataset; mounted read-write at /hub-cache. Unset: every pod fetches for itself, in each attempt."""

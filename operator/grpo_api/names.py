@@ -5,7 +5,7 @@ are ASCII in one and Unicode in the other) the characters are written out.
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.alias_generators import to_snake
@@ -31,6 +31,11 @@ Repository = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x0
 
 Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")]
 """A commit, tag or branch on the hub."""
+
+Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+"""A container image by its name, with a tag or a digest."""
+
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00-\x1f\x7f:]*$")]
 """An absolute path inside the pods."""

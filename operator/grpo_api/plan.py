@@ -10,13 +10,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .base import ATOMIC_LIST, Model
+from .checkpoint import CheckpointSpec
 from .contract import RENDEZVOUS_PORT
 from .dataset import DatasetSpec
+from .exporting import ExportSpec
 from .model import ModelSpec
 from .names import Labels
-from .report import MAX_COUNT, Count, Generations, Revisions
+from .quantity import MAX_COUNT, Count
+from .report import Generations, Revisions
 from .rewards import RewardSpec
-from .running import CheckpointSpec, GuardSpec
+from .running import GuardSpec
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -129,8 +132,12 @@ class ExecutionPlan(Model):
     """Predicted memory; absent for CPU."""
     host_memory_bytes: Bytes = 0
     """Memory request of one pod."""
+    ephemeral_storage_bytes: Bytes = 0
+    """What one pod requests of its node's disk; 0 for no request, as where no node says how much it has."""
     estimated_step_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one step."""
+    export_bytes: Bytes = 0
+    """Predicted size of the weights that are exported."""
     save_every_steps: Positive
     """Steps between checkpoints."""
     reason: Text = ""
@@ -193,6 +200,8 @@ class TrainingPlan(Model):
     """spec.checkpoint."""
     guard: GuardSpec
     """spec.guard."""
+    export: ExportSpec | None = None
+    """spec.export."""
     checkpoint_directory: str | None = None
     """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
     resume_from: str | None = None

@@ -14,6 +14,11 @@ from pydantic import BeforeValidator, Field
 MIB, GIB = 2**20, 2**30
 """Bytes of one MiB and of one GiB."""
 
+MAX_COUNT = 2**53 - 1
+"""Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC 8259, section 6)."""
+
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
 _SCALES = {suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)}
 _SCALES |= {f"{letter}i": Fraction(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
 _EXPONENT = r"[eE][+-]?[0-9]{1,2}"
@@ -97,6 +102,14 @@ def parameter_count(text: str) -> int:
     if not match:
         raise ValueError(f"{text!r} is not a parameter count; write it as 494M or 1.24B")
     return round(float(match[1]) * _PARAMETER_UNITS[match[2]])
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes for people, with three digits, such as `1.24 GiB`."""
+    for unit, size in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
+    return f"{count} B"
 
 
 def format_parameters(count: int) -> str:

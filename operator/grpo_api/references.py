@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Model
-from .names import SUB_PATH_RULE, Name, SubPath
+from .base import Model, Rule
+from .names import SUB_PATH_RULE, Image, Name, PullPolicy, SubPath
 from .quantity import Quantity
 
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
@@ -24,6 +24,25 @@ class VolumeClaim(Model):
     """Name of the claim. Pods stay Pending while it doesn't exist."""
     sub_path: SubPath | None = None
     """Folder inside the volume to mount. Unset: the volume's root."""
+
+
+class ImageVolume(Model):
+    """Files of a container image, or of another OCI artifact, as core/v1's volume source `image`."""
+
+    reference: Image
+    """Name of the image, with a tag or a digest. The cluster needs Kubernetes 1.35, or 1.33 with the feature gate
+    ImageVolume."""
+    pull_policy: PullPolicy | None = None
+    """When a node pulls it; with podTemplate.spec.imagePullSecrets. Unset: Always for the tag latest or none, else
+    IfNotPresent."""
+
+
+ONE_VOLUME = Rule(
+    "!(has(self.volume) && has(self.image))",
+    "set at most one of volume, image: both would be mounted on the same folder",
+    lambda model: model.volume is None or model.image is None,
+)
+"""For every model that has its files from a claim or from an image."""
 
 
 class ConfigMapFiles(Model):

@@ -9,9 +9,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from .artifacts import Checkpoint, Export
 from .base import ATOMIC_LIST, Model
 from .contract import TERMINATION_BYTES
 from .model import Architecture
+from .quantity import MAX_COUNT, Count
 from .timing import Account, Clock, Seconds
 
 MESSAGE_CHARACTERS = 3072
@@ -32,10 +34,6 @@ STEP_PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
 Stage = Literal["Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"]
 """What an attempt does, in the order in which it does it; patience.py says for how long."""
 
-MAX_COUNT = 2**53 - 1
-"""Largest number of steps or bytes that is believed: every reader of JSON keeps it exactly (RFC 8259, section 6)."""
-
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 MetricValue = Annotated[float, Field(allow_inf_nan=True)]
 """What was logged: NaN and infinity are values, too."""
@@ -166,6 +164,10 @@ class Outcome(Model):
     """For OutOfMemory: step of the newest complete checkpoint of the run, 0 for none; absent where it is not known."""
     account: Account | None = None
     """What the process did with its time."""
+    export: Export | None = None
+    """The exported model; absent where none was kept. In the status it is status.export."""
+    checkpoint: Checkpoint | None = None
+    """The run's newest complete checkpoint, where it is known. In the status it is status.checkpoint."""
 
 
 _ELLIPSIS = " […] "
@@ -245,6 +247,8 @@ class Progress(Model):
     """The shape of the model, once it is loaded; absent where it is no decoder of the usual kind."""
     resumed_from_step: Count = 0
     """Step of the checkpoint that the attempt began at; 0 for a fresh start."""
+    checkpoint: Checkpoint | None = None
+    """The run's newest complete checkpoint; absent for none, and until the attempt knows."""
     checkpoint_problem: Annotated[str, Field(max_length=MAX_PROBLEM)] = ""
     """Why the last checkpoint could not be written; empty once one could."""
     last_step_time: Seconds | None = None

@@ -9,7 +9,7 @@ from .base import Model, exactly_one
 from .dataset import Column
 from .names import Repository, Revision
 from .quantity import ParameterCount
-from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
+from .references import ONE_VOLUME, ConfigMapFiles, ImageVolume, SecretKeySelector, VolumeClaim
 
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 BatchTimeout = Annotated[int, Field(ge=1, le=86400)]
@@ -101,6 +101,8 @@ class HTTPReward(Model):
 class ModelReward(Model):
     """A frozen sequence-classification model with one label."""
 
+    RULES = (ONE_VOLUME,)
+
     name: Repository
     """Hub id, or absolute path of a folder in the pods."""
     revision: Revision | None = None
@@ -113,6 +115,8 @@ class ModelReward(Model):
     """Size, for planning memory. Unset: the catalogue's by name; an unknown model is rejected."""
     volume: VolumeClaim | None = None
     """Volume with the model, mounted read-only at /rewards/<position in the list>. Unset: none."""
+    image: ImageVolume | None = None
+    """Image with the model, mounted there. Unset: none."""
 
 
 class RewardSpec(Model):

@@ -1,4 +1,4 @@
-"""`spec.placement`, `checkpoint`, `guard` and `restarts`: where a job runs, what it saves, and when it is given up."""
+"""`spec.placement`, `guard` and `restarts`: where a job runs, and when it is given up."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,6 @@ from .base import ATOMIC_LIST, Model, Rule, exactly_one
 from .contract import MAX_JOB_NAME
 from .names import LabelKey, Labels, LabelValue, Name, SubPath, inside_rule
 from .quantity import ByteQuantity
-from .references import VolumeClaim
 
 FailedResult = Literal[
     "OutOfMemory",
@@ -160,52 +159,6 @@ class PlacementSpec(Model):
     def default_cpu(self, processes: int) -> str:
         """CPU request, as a resource.Quantity, of a pod with so many processes where the spec names none."""
         return str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
-
-
-class VolumeClaimTemplate(Model):
-    """A claim that the operator creates for the job."""
-
-    storage_class_name: Name | None = None
-    """StorageClass. Unset: the cluster's default."""
-    size: ByteQuantity
-    """Requested size such as `100Gi`."""
-    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany for gangs of several nodes; ReadWriteOnce keeps the gang on one. Unset: ReadWriteMany."""
-    retain: bool = True
-    """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
-
-
-class CheckpointSpec(Model):
-    """Where and how often the run saves its state."""
-
-    RULES = (
-        Rule(
-            "!(has(self.volume) && has(self.volumeClaimTemplate))",
-            "set at most one of volume, volumeClaimTemplate",
-            lambda checkpoint: not (checkpoint.volume and checkpoint.volume_claim_template),
-        ),
-    )
-
-    volume: VolumeClaim | None = None
-    """Volume shared by all nodes of the gang, mounted at /checkpoints. Unset: see volumeClaimTemplate."""
-    volume_claim_template: VolumeClaimTemplate | None = None
-    """A claim of the job's own, created with it. Unset and no `volume`: the run can't be recovered after a failure, and
-    condition Recoverable=False says so."""
-    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
-    """Steps between checkpoints; resume is exact at any step. Unset: 100."""
-    keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    """Newest complete checkpoints that are kept. Unset: 2."""
-
-    @property
-    def lasting(self) -> bool:
-        """Whether checkpoints outlive the pods."""
-        return bool(self.volume or self.volume_claim_template)
-
-    @property
-    def on_one_node(self) -> bool:
-        """Whether only one node can mount the job's own claim, so that the gang must be there."""
-        template = self.volume_claim_template
-        return template is not None and template.access_mode == "ReadWriteOnce"
 
 
 GRPOJobName = Annotated[str, Field(min_length=1, max_length=MAX_JOB_NAME, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]

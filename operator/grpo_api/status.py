@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from .artifacts import Export, Where
 from .base import ATOMIC_LIST, Model, map_list
 from .learned import Learned
 from .plan import ExecutionPlan
+from .quantity import Count
 from .report import Generations, Outcome, Revisions
 from .timing import Time
 from .usage import Usage
@@ -99,6 +101,19 @@ class MetricsStatus(Model):
     """Norm of the gradient before clipping."""
     completion_length: Annotated[str, Field(max_length=32)] | None = None
     """Mean tokens per completion."""
+
+
+class CheckpointStatus(Model):
+    """The newest complete checkpoint, as the trainer told it: what a further attempt continues from."""
+
+    step: Count
+    """Finished optimizer steps."""
+    time: Time
+    """When it was sealed, by the trainer's or the volume's clock."""
+    bytes: Count
+    """Size of all its files."""
+    where: Where
+    """Where it is; on a volume `pvc://CLAIM/FOLDER`."""
 
 
 class PodStatus(Model):
@@ -248,6 +263,10 @@ class GRPOJobStatus(Model):
     """The last metrics."""
     memory: MemoryMeasurement | None = None
     """Predicted against measured memory."""
+    checkpoint: CheckpointStatus | None = None
+    """The newest complete checkpoint."""
+    export: Export | None = None
+    """The trained model, once it is exported."""
     outcome: Outcome | None = None
     """How the last attempt ended."""
     usage: Usage | None = None

@@ -16,9 +16,12 @@ COMMANDS = {
     "plan": "plan a job and say why: strategy, GPUs, memory, time",
     "gpus": "list the GPU products that the planner knows, and their short names",
     "render": "print the objects that the operator would create",
+    "prefetch": "fill a job's cache of the hub before the job runs",
     "status": "show one job on one screen",
     "usage": "tell what became of the GPUs' time, and what it cost",
     "logs": "print the log of a rank",
+    "export": "bring a job's trained model to this machine",
+    "verify": "check an exported model against its provenance, and say what it was made of",
 }
 INTERRUPTED = 130
 """Exit code that shells give a program which SIGINT has ended."""

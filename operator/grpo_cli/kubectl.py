@@ -4,12 +4,15 @@ The base install needs no Kubernetes client that way: contexts, credentials and 
 environment variable KUBECTL names another program, or one with flags.
 """
 
+import io
 import json
 import os
 import shlex
 import subprocess
+import tempfile
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from collections.abc import Iterator
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -18,6 +21,9 @@ from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJob
 
 from .errors import KubectlError
+
+STREAM_BYTES = 2**20
+"""Most bytes of a stream that are taken at a time."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -46,13 +52,73 @@ def get(options: Namespace, *arguments: str) -> dict[str, Any]:
         KubectlError: kubectl is missing, fails, or prints what is no object.
     """
     line = command(options, "get", *arguments, "--output=json")
+    return _object(line[0], _run(line))
+
+
+def create(options: Namespace, manifest: dict[str, Any]) -> str:
+    """The name of an object that is created of this.
+
+    Raises:
+        KubectlError: it is refused.
+    """
+    line = command(options, "create", "--filename=-", "--output=json")
+    name: str = _object(line[0], _run(line, json.dumps(manifest)))["metadata"]["name"]
+    return name
+
+
+def call(options: Namespace, *arguments: str) -> str:
+    """What kubectl prints.
+
+    Raises:
+        KubectlError: kubectl is missing or fails.
+    """
+    return _run(command(options, *arguments))
+
+
+def stream(options: Namespace, *arguments: str) -> Iterator[bytes]:
+    """What kubectl prints, as it comes.
+
+    Raises:
+        KubectlError: kubectl is missing, or ends with an error; what had come until then was printed.
+    """
+    line = command(options, *arguments)
+    with tempfile.TemporaryFile() as errors:
+        with _started(line, errors) as process:
+            try:
+                while chunk := _output(process).read1(STREAM_BYTES):
+                    yield chunk
+            except BaseException:  # GeneratorExit, too: who asked wants no more
+                process.kill()
+                raise
+        if process.returncode:
+            errors.seek(0)
+            raise KubectlError(errors.read().decode(errors="replace").strip() or f"{line[0]}: {process.returncode}")
+
+
+def _output(process: "subprocess.Popen[bytes]") -> io.BufferedReader:
+    assert isinstance(process.stdout, io.BufferedReader), "it was started with a pipe"
+    return process.stdout
+
+
+def _started(line: list[str], errors: IO[bytes]) -> "subprocess.Popen[bytes]":
     try:
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
     except OSError as error:
-        raise KubectlError(f"{line[0]}: {error.strerror}; install kubectl or set KUBECTL to it") from error
+        raise _missing(line[0], error) from error
+
+
+def _run(line: list[str], stdin: str | None = None) -> str:
+    try:
+        done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise _missing(line[0], error) from error
     if done.returncode:
         raise KubectlError(done.stderr.strip())
-    return _object(line[0], done.stdout)
+    return done.stdout
+
+
+def _missing(program: str, error: OSError) -> KubectlError:
+    return KubectlError(f"{program}: {error.strerror}; install kubectl or set KUBECTL to it")
 
 
 def _object(program: str, text: str) -> dict[str, Any]:

@@ -53,12 +53,17 @@ def load_specs(source: str) -> list[Job]:
     read, problems = [], []
     for job in load_jobs(source):
         try:
-            read.append(Job(job["metadata"], parse_spec(job["spec"])))
+            read.append(Job(job["metadata"], parse_spec(job["spec"], creating=_is_new(job))))
         except SpecInvalid as error:
             problems += [f"{source}: {job['metadata']['name']}: {problem}" for problem in error.problems]
     if problems:
         raise ManifestError(*problems)
     return read
+
+
+def _is_new(job: dict[str, Any]) -> bool:
+    """Whether the object was written by a user, not read from an API server, which gives each a uid."""
+    return "uid" not in job["metadata"]
 
 
 def load_jobs(source: str) -> list[dict[str, Any]]:

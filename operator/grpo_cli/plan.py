@@ -61,6 +61,8 @@ def _one(options: Namespace, job: wanted.Wanted) -> int:
         print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
     else:
         plan_table.show(console(), name, result, everything=options.all)
+        if result.chosen and not options.model:
+            plan_table.show_export(console(), name, spec, result.chosen)
         plan_table.show_learned(console(), learned)
     if options.sizes:
         _sizes(options, spec, learned, result)

@@ -10,8 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from grpo_api.checkpoint import CheckpointSpec
+from grpo_api.contract import EXPORT_FOLDER
+from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
+from grpo_operator.names import checkpoint_volume, run_folder
 from grpo_planner import Candidate, PlanResult
 from grpo_planner.why import why
 from grpo_planner.words import sharding
@@ -116,15 +120,49 @@ def _stacked(candidate: Candidate) -> tuple[Text, ...]:
 def _phases(out: Console, plan: ExecutionPlan) -> None:
     """The chosen plan's memory by phase and its host memory."""
     if plan.memory is None:
-        out.print(f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; no GPUs")
+        out.print(f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs")
         return
     phases = "  ".join(f"{name} {gib(count):.1f}" for name, count in plan.memory.phases.model_dump().items())
     out.print(f"GiB allocated on one GPU: {phases}")
     out.print(
         f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}; "
-        f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; "
+        f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; "
         f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
     )
+
+
+def _disk(plan: ExecutionPlan) -> str:
+    """What a pod requests of its node's disk."""
+    if not plan.ephemeral_storage_bytes:
+        return "no ephemeral storage requested"
+    return f"ephemeral storage per pod {gib(plan.ephemeral_storage_bytes):.1f} GiB"
+
+
+def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan) -> None:
+    """Prints where the trained model will be, and how big."""
+    kind = "adapter" if plan.method == "LoRA" and not spec.adapter.merge_on_export else "model"
+    size = f"{gib(plan.export_bytes):.2f} GiB"
+    where = f", {size}, will be {escape(' and '.join(_places(name, spec)))}" if spec.keeps_model else " is not kept"
+    out.print(f"the trained {kind}{where}")
+
+
+def _places(name: str, spec: GRPOJobSpec) -> list[str]:
+    """Where a model that is kept will be, in the order in which it comes there."""
+    hub = spec.export.hub if spec.export else None
+    places = [_place(name, spec.checkpoint)] if spec.checkpoint.lasting else []
+    return places + (
+        [f"on the hub, {'private' if hub.private else 'public'} repository {hub.repository}"] if hub else []
+    )
+
+
+def _place(name: str, checkpoint: CheckpointSpec) -> str:
+    """Where the model of a job is beside its checkpoints, before the job has a uid."""
+    folder = f"{run_folder(name, '<uid>')}/{EXPORT_FOLDER}"
+    if checkpoint.store:
+        return f"at {checkpoint.store.url}/{folder}"
+    claim = checkpoint_volume(name, checkpoint)
+    assert claim is not None, "a model is kept only where checkpoints are"
+    return f"on claim {claim.claim_name}, folder {claim.sub_path + '/' if claim.sub_path else ''}{folder}"
 
 
 def difference(out: Console, change: str, before: PlanResult, after: PlanResult) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
 from grpo_api.status import ResumeSource
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
-from grpo_operator.names import ObjectKey, checkpoint_claim, inherited, run_folder
+from grpo_operator.names import checkpoint_claim, run_folder
 
 from . import kubectl, sources
+from .attempts import attempt
 from .errors import NotYet
 from .manifest import load_specs
 
@@ -36,7 +36,7 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
-    objects = [item for attempt in attempts for item in _objects(attempt, options.trainer_image)]
+    objects = [item for one in attempts for item in _objects(one, options.trainer_image)]
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 
@@ -53,7 +53,7 @@ def _planned(options: Namespace) -> list[Attempt]:
             "namespace": options.namespace or metadata.get("namespace") or "default",
             "uid": metadata.get("uid") or UNKNOWN_UID,
         }
-        attempts.append(_attempt(named, spec, result.chosen, 1, _unresolved(spec)))
+        attempts.append(attempt(named, spec, result.chosen, 1, _unresolved(spec)))
     return attempts
 
 
@@ -64,7 +64,7 @@ def _committed(options: Namespace) -> Attempt:
         said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
         raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
-    return _attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
+    return attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
 
 
 def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
@@ -76,24 +76,8 @@ def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
     return ResumeSource(grpo_job=name, uid=UNKNOWN_UID, claim_name=checkpoint_claim(name), folder=folder)
 
 
-def _attempt(
-    metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int, source: ResumeSource | None
-) -> Attempt:
-    """The attempt of a GRPOJob with this metadata."""
-    return Attempt(
-        key=ObjectKey(metadata["namespace"], metadata["name"]),
-        uid=metadata["uid"],
-        spec=spec,
-        plan=plan,
-        number=number,
-        labels=inherited(metadata.get("labels")),
-        annotations=inherited(metadata.get("annotations")),
-        source=source,
-    )
-
-
-def _objects(attempt: Attempt, image: str) -> list[dict[str, Any]]:
-    claim = checkpoint_volume_claim(attempt.key, attempt.uid, attempt.spec)
-    service = rendezvous_service(attempt.key.namespace)
-    job = indexed_job(attempt, attempt.spec.image or image)
+def _objects(one: Attempt, image: str) -> list[dict[str, Any]]:
+    claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
+    service = rendezvous_service(one.key.namespace)
+    job = indexed_job(one, one.spec.image or image)
     return [item for item in (service, claim, job) if item is not None]

@@ -87,7 +87,7 @@ def inventory(options: Namespace, spec: GRPOJobSpec) -> Inventory:
     if options.context:
         return cluster_inventory(options, spec)
     if spec.placement.accelerator == "CPU":
-        return Inventory()
+        return Inventory(reports_disk=True)
     raise InventoryError("which GPUs? Give --gpus 8xH100, --inventory FILE or --context NAME")
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
+from grpo_api.quantity import format_bytes
 from grpo_api.status import Condition, PodStatus
 from grpo_planner.words import sharding
 
@@ -62,6 +63,11 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
     if status.memory:
         predicted, measured = (gib(size) for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
+    if status.checkpoint:
+        kept = status.checkpoint
+        yield "checkpoint", f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}"
+    if status.export:
+        yield "exported", f"{status.export.words}, weights {status.export.weights_hash}"
     yield "attempts", _attempts(job)
     if status.usage and status.usage.effective:
         yield "GPU time", status.usage.words

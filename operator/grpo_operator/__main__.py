@@ -131,7 +131,7 @@ class Operator:
 
     def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken a status: events, metrics and traces follow."""
-        self._recorder.record(job, job.status.conditions, new.conditions, now, new.usage)
+        self._recorder.record(job, job.status.conditions, new.conditions, now, new)
         self._metrics.wrote(job, new, now)
         if self._traces:
             self._traces.wrote(job, new, now)

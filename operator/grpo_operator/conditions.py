@@ -6,7 +6,7 @@ doesn't speak of.
 
 from collections.abc import Callable, Iterator
 
-from grpo_api.report import MAX_COUNT
+from grpo_api.quantity import MAX_COUNT
 from grpo_api.status import Condition, ConditionType
 from grpo_api.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 
@@ -125,11 +125,11 @@ def _replanned(decision: Decision) -> str:
 
 def _recovery(seen: Observation) -> Iterator[Statement]:
     spec = seen.job.spec
-    if spec and (spec.checkpoint.volume or spec.checkpoint.volume_claim_template):
+    if spec and spec.checkpoint.lasting:
         text = f"a restart resumes from the newest checkpoint, at most {spec.checkpoint.every_steps} steps back"
-        yield C.RECOVERABLE, True, Reason.SHARED_VOLUME, text
+        yield C.RECOVERABLE, True, Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME, text
     else:
-        text = "without spec.checkpoint.volume or volumeClaimTemplate a restart begins at step 0"
+        text = "without spec.checkpoint.volume, volumeClaimTemplate or store a restart begins at step 0"
         yield C.RECOVERABLE, False, Reason.NO_CHECKPOINT_VOLUME, text
 
 

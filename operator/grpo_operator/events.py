@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
-from grpo_api.status import Condition, ConditionType
-from grpo_api.usage import Usage
+from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
 from .names import MANAGER
 from .reasons import Reason
@@ -35,6 +34,8 @@ _WARN_WHEN_TRUE = (
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
 MAX_MESSAGE = 1024
 """Characters of the longest message that the API server takes."""
+MIN_REASON = 128
+"""Characters of it that are left for why it ended, however long the rest is."""
 
 
 def telling_change(old: list[Condition], new: list[Condition]) -> Condition | None:
@@ -48,14 +49,16 @@ def telling_change(old: list[Condition], new: list[Condition]) -> Condition | No
     return next(iter(news), None)
 
 
-def event(job: GRPOJobRecord, condition: Condition, now: float, usage: Usage | None = None) -> dict[str, Any]:
-    """A core/v1 Event that tells of a condition; of the job's end, with what became of its GPUs."""
+def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobStatus | None = None) -> dict[str, Any]:
+    """A core/v1 Event that tells of a condition; of the end, with where the model is and what became of the GPUs."""
     rejected = condition.type == ConditionType.ADMITTED and condition.status == "False"
     warns = rejected or (condition.type in _WARN_WHEN_TRUE and condition.status == "True")
     about = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"
-    if usage and condition.type in _ENDS and condition.status == "True":
-        message = f"{cut(message, MAX_MESSAGE - len(usage.words) - 2)}; {usage.words}"
+    if status and condition.type in _ENDS and condition.status == "True":
+        sums = [one.words for one in (status.export, status.usage) if one]
+        words = cut("".join(f"; {one}" for one in sums), MAX_MESSAGE - MIN_REASON)
+        message = cut(message, MAX_MESSAGE - len(words)) + words
     return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, KIND, PLAN_ANNOTATION, RESUME_MOUNT
+from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, CHECKPOINT_SCRATCH, KIND, PLAN_ANNOTATION, RESUME_MOUNT
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
 from grpo_api.report import Generations
@@ -37,6 +37,7 @@ from .podspec import pod_spec
 from .records import GRPOJobRecord
 
 Manifest = dict[str, Any]
+IMAGES_NEED = "; image volumes need Kubernetes 1.35, or 1.33 with the feature gate ImageVolume on servers and nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +95,23 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         adapter=spec.adapter,
         checkpoint=spec.checkpoint,
         guard=spec.guard,
-        checkpoint_directory=(
-            f"{CHECKPOINT_MOUNT}/{run_folder(key.name, attempt.uid)}" if spec.checkpoint.lasting else None
-        ),
+        export=spec.export,
+        checkpoint_directory=_checkpoint_directory(attempt),
         resume_from=_resume_folder(attempt),
         revisions=dict(attempt.revisions),
         skipped=list(attempt.skipped),
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )
+
+
+def _checkpoint_directory(attempt: Attempt) -> str | None:
+    """The run's folder in the pods: on the volume that they share, or on each one's own disk before an object store."""
+    checkpoint = attempt.spec.checkpoint
+    if not checkpoint.lasting:
+        return None
+    parent = CHECKPOINT_SCRATCH if checkpoint.store else CHECKPOINT_MOUNT
+    return f"{parent}/{run_folder(attempt.key.name, attempt.uid)}"
 
 
 def _resume_folder(attempt: Attempt) -> str | None:
@@ -183,6 +192,13 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
             },
         },
     }
+
+
+def images_need(spec: GRPOJobSpec) -> str:
+    """What to know of image volumes where the spec has one: a server that doesn't know them says only that a volume is
+    without a type."""
+    images = [spec.model.image, *(reward.model.image for reward in spec.rewards if reward.model)]
+    return IMAGES_NEED if any(images) else ""
 
 
 def rendezvous_service(namespace: str) -> Manifest:

@@ -7,7 +7,9 @@ alone.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from grpo_api.checkpoint import CheckpointSpec
 from grpo_api.contract import GROUP
+from grpo_api.references import VolumeClaim
 
 MANAGER = "grpo-operator"
 """Name of this controller in labels, events and the User-Agent."""
@@ -86,6 +88,13 @@ def rank0_address(namespace: str, name: str, attempt: int) -> str:
 def checkpoint_claim(name: str) -> str:
     """Name of the claim that is made from spec.checkpoint.volumeClaimTemplate."""
     return f"{name}-checkpoints"
+
+
+def checkpoint_volume(name: str, checkpoint: CheckpointSpec) -> VolumeClaim | None:
+    """The claim of a job's checkpoints, its own or one that the spec names; None where they don't outlive the pods."""
+    if checkpoint.volume_claim_template:
+        return VolumeClaim(claim_name=checkpoint_claim(name))
+    return checkpoint.volume
 
 
 def run_folder(name: str, uid: str) -> str:

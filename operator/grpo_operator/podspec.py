@@ -1,39 +1,26 @@
-"""The pod of a gang: one restricted container, the plan as a file, the spec's volumes, and a node of its own.
+"""The pod of a gang: one restricted container with the plan as a file, and a node of its own.
 
 Apart from the Job around it because the pod is most of what there is to say. Pure: the same spec, the same pod.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel
 
 from grpo_api.contract import (
     ALLOCATOR_ENV,
     CACHE_MOUNT,
-    CACHE_VOLUME,
-    CHECKPOINT_MOUNT,
-    CHECKPOINT_VOLUME,
+    CHECKPOINT_STORE_ENV,
     CONTAINER,
-    DATA_MOUNT,
-    DATA_VOLUME,
     DATASET_TOKEN_ENV,
     EXPANDABLE_SEGMENTS,
-    MODEL_MOUNT,
-    MODEL_VOLUME,
-    PLAN_ANNOTATION,
+    EXPORT_TOKEN_ENV,
+    IMAGE_ENV,
     PLAN_ENV,
     PLAN_PATH,
-    PLAN_VOLUME,
     PROGRESS_PORT,
-    RESUME_MOUNT,
-    RESUME_VOLUME,
-    REWARD_VOLUME_PREFIX,
     SCRATCH,
-    SCRATCH_VOLUME,
-    SHARED_MEMORY_VOLUME,
     THREADS_ENV,
-    reward_mount,
     reward_token_env,
 )
 from grpo_api.job import GRPOJobSpec
@@ -41,12 +28,12 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.containers import InitContainer
 from grpo_api.quantity import parse_quantity
-from grpo_api.references import ConfigMapFiles, SecretKeySelector, VolumeClaim
+from grpo_api.references import SecretKeySelector
 from grpo_api.status import ResumeSource
 
-from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE, checkpoint_claim
+from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE
+from .pod_volumes import Manifest, pod_volumes
 
-Manifest = dict[str, Any]
 USER = 1000
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded start keeps more than
@@ -54,7 +41,6 @@ the whole model in host memory."""
 HUB_SECONDS = "30"
 """Longest wait for the next bytes of the hub; the clients' own 10 s are short for a busy proxy."""
 GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
-_FOLDER, _, _FILE = PLAN_PATH.rpartition("/")
 
 
 def pod_spec(
@@ -68,7 +54,7 @@ def pod_spec(
     avoided_nodes: Sequence[str] = (),
 ) -> Manifest:
     """The pod template's spec; it passes the `restricted` pod security standard."""
-    volumes, mounts = _volumes(name, spec, source)
+    volumes, mounts = pod_volumes(name, spec, source)
     settings = spec.pod_template.spec
     pod: Manifest = {
         "restartPolicy": "Never",
@@ -82,7 +68,7 @@ def pod_spec(
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
     optional: Manifest = {
-        "initContainers": [init_container(one) for one in settings.init_containers],
+        "initContainers": [init_container(one, image) for one in settings.init_containers],
         "affinity": _affinity(settings.affinity, own if plan.nodes > 1 else {}, avoided_nodes),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
@@ -114,12 +100,9 @@ def _pod_security() -> Manifest:
 
 
 def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:
-    """The user's affinity, that the gang's pods keep apart where there are several, and nodes that they keep away from.
-
-    A topology spread would allow two on a node when nodes are few.
-    """
+    """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away from."""
     affinity = _given(given)
-    if own:
+    if own:  # a topology spread would allow two on a node when nodes are few
         selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT)}}
         apart = affinity.setdefault("podAntiAffinity", {})
         apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
@@ -163,7 +146,7 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": spec.command or ["python", "-m", "grpo_trainer"],
-        "env": _environment(spec, plan),
+        "env": _environment(spec, plan, image),
         "ports": [{"name": "progress", "containerPort": PROGRESS_PORT}],
         "resources": _resources(spec, plan),
         "securityContext": _container_security(),
@@ -171,42 +154,44 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
     }
-    if spec.env_from:
-        container["envFrom"] = [_given(source) for source in spec.env_from]
+    if sources := _store_settings(spec) + [_given(source) for source in spec.env_from]:
+        container["envFrom"] = sources
     return container
 
 
-def init_container(one: InitContainer) -> Manifest:
-    """A user's init container; the rights that it doesn't name are the training container's."""
+def init_container(one: InitContainer, image: str) -> Manifest:
+    """A user's init container; the image and the rights that it doesn't name are the training container's."""
     rights = _given(one.security_context)
     security = _container_security() | rights
     security["capabilities"] = {"drop": ["ALL"]} | rights.get("capabilities", {})
-    container = _given(one) | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
+    container = {"image": image} | _given(one) | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
     if resources := one.resources.manifest({}):
         container["resources"] = resources
     return container
 
 
 def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
-    """Requests and limits of one pod. A predicted memory is a request without a limit: it may be low."""
-    resources = spec.container_resources(plan.processes_per_node, plan.host_memory_bytes)
+    """Requests and limits of one pod, GPUs included."""
+    resources = spec.container_resources(plan)
     if plan.gpus_per_node:
         for kind in ("requests", "limits"):
             resources[kind] = {**resources.get(kind, {}), plan.gpu_resource: str(plan.gpus_per_node)}
     return resources
 
 
-def _environment(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
+def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Manifest]:
     """The user's variables come last, so that they win."""
     given = [_given(variable) for variable in spec.env]
     taken = {variable["name"] for variable in given}
     env: list[Manifest] = [
-        *({"name": name, "value": value} for name, value in RETURN_FREED_MEMORY.items()),
-        {"name": PLAN_ENV, "value": PLAN_PATH},
+        *({"name": name, "value": value} for name, value in {**RETURN_FREED_MEMORY, PLAN_ENV: PLAN_PATH}.items()),
+        {"name": IMAGE_ENV, "value": image},
         {"name": "HOME", "value": SCRATCH},
         {"name": "USER", "value": "grpo"},
         {"name": "HF_HOME", "value": f"{SCRATCH}/huggingface"},
         {"name": "HF_HUB_DISABLE_TELEMETRY", "value": "1"},
+        # what the cache of hf_xet holds would be on the disk twice
+        {"name": "HF_XET_CHUNK_CACHE_SIZE_BYTES", "value": "0"},
         {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": HUB_SECONDS},
         {"name": "HF_HUB_ETAG_TIMEOUT", "value": HUB_SECONDS},
         {"name": "TORCHINDUCTOR_CACHE_DIR", "value": f"{SCRATCH}/torchinductor"},
@@ -219,6 +204,8 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
         env += [{"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"} for kind in ("HUB", "DATASETS")]
     env += _secret("HF_TOKEN", spec.model.token_secret_ref)
     env += _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret_ref)
+    if spec.export and (hub := spec.export.hub):
+        env += _secret(EXPORT_TOKEN_ENV, hub.token_secret_ref)
     for position, reward in enumerate(spec.rewards):
         if reward.http:
             env += _secret(reward_token_env(position), reward.http.token_secret_ref)
@@ -230,66 +217,11 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
     return [variable for variable in env if variable["name"] not in taken] + given
 
 
+def _store_settings(spec: GRPOJobSpec) -> list[Manifest]:
+    """The keys of the store's secret, under names that no other client in the container reads."""
+    secret = spec.checkpoint.store and spec.checkpoint.store.credentials_secret_ref
+    return [{"prefix": CHECKPOINT_STORE_ENV, "secretRef": _given(secret)}] if secret else []
+
+
 def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:
     return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}] if secret else []
-
-
-def _volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> tuple[list[Manifest], list[Manifest]]:
-    """The pod's volumes and the container's mounts of them."""
-    shared: Manifest = {"medium": "Memory"}
-    if spec.shared_memory:
-        shared["sizeLimit"] = spec.shared_memory
-    plan = {"items": [{"path": _FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{PLAN_ANNOTATION}']"}}]}
-    volumes: list[Manifest] = [
-        {"name": PLAN_VOLUME, "downwardAPI": plan},
-        {"name": SCRATCH_VOLUME, "emptyDir": {}},
-        {"name": SHARED_MEMORY_VOLUME, "emptyDir": shared},
-    ]
-    mounts: list[Manifest] = [
-        {"name": PLAN_VOLUME, "mountPath": _FOLDER, "readOnly": True},
-        {"name": SCRATCH_VOLUME, "mountPath": SCRATCH},
-        {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
-    ]
-    for volume, mount in _spec_volumes(name, spec, source):
-        volumes.append(volume)
-        mounts.append(mount)
-    return volumes, mounts
-
-
-def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> list[tuple[Manifest, Manifest]]:
-    found = [_claim(MODEL_VOLUME, spec.model.volume, MODEL_MOUNT)]
-    found += [_claim(CACHE_VOLUME, spec.model.cache, CACHE_MOUNT, read_only=False)]
-    if spec.dataset.files:
-        found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
-        found += [_files(DATA_VOLUME, spec.dataset.files.config_map, DATA_MOUNT)]
-    checkpoints = spec.checkpoint.volume
-    if spec.checkpoint.volume_claim_template:
-        checkpoints = VolumeClaim(claim_name=checkpoint_claim(name))
-    found += [_claim(CHECKPOINT_VOLUME, checkpoints, CHECKPOINT_MOUNT, read_only=False)]
-    if source:
-        # also where it is the job's own claim: nothing may be written into another's folder
-        theirs = VolumeClaim(claim_name=source.claim_name, sub_path=source.sub_path)
-        found += [_claim(RESUME_VOLUME, theirs, RESUME_MOUNT)]
-    for position, reward in enumerate(spec.rewards):
-        volume, path = f"{REWARD_VOLUME_PREFIX}{position}", reward_mount(position)
-        found += [_claim(volume, reward.model.volume if reward.model else None, path)]
-        found += [_files(volume, reward.python.config_map if reward.python else None, path)]
-    return [pair for pair in found if pair]
-
-
-def _claim(name: str, claim: VolumeClaim | None, path: str, read_only: bool = True) -> tuple[Manifest, Manifest] | None:
-    """A claim and its mount. The volume itself stays writable: a claim mounted twice must agree on that."""
-    if claim is None:
-        return None
-    mount: Manifest = {"name": name, "mountPath": path}
-    if read_only:
-        mount["readOnly"] = True
-    if claim.sub_path:
-        mount["subPath"] = claim.sub_path
-    return {"name": name, "persistentVolumeClaim": {"claimName": claim.claim_name}}, mount
-
-
-def _files(name: str, files: ConfigMapFiles | None, path: str) -> tuple[Manifest, Manifest] | None:
-    if files is None:
-        return None
-    return {"name": name, "configMap": {"name": files.name}}, {"name": name, "mountPath": path, "readOnly": True}

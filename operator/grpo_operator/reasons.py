@@ -46,6 +46,7 @@ class Reason(StrEnum):
     STATUS_UNREADABLE = "StatusUnreadable"
     READABLE = "Readable"
     SHARED_VOLUME = "SharedVolume"
+    OBJECT_STORE = "ObjectStore"
     NO_CHECKPOINT_VOLUME = "NoCheckpointVolume"
     ADAPTER_IF_NEEDED = "AdapterIfNeeded"
     PROMPTS_TOO_LONG = "PromptsTooLong"

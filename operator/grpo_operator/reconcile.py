@@ -20,7 +20,7 @@ from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
 from .cluster.words import Words
 from .decisions import Action, Decision, Limits
 from .errors import AlreadyExists, Conflict, Denied, NotFound
-from .manifests import attempt_of, indexed_job
+from .manifests import attempt_of, images_need, indexed_job
 from .names import ObjectKey, attempt_selector, child_job
 from .observe import Observation, Pull, Silence, observe
 from .policies import decide
@@ -214,7 +214,7 @@ class Reconciler:
                 return seen, _waits_for_name(message, GOES_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
-            message = f"the API server denies what attempt {status.attempt} needs: {error}"
+            message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
             if job.competes:
                 # it must not keep GPUs that others could use
                 return seen, Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from grpo_api.learned import MAX_REPLANS, Learned, MeasuredLinks
 from grpo_api.plan import ExecutionPlan
-from grpo_api.report import MAX_COUNT, Outcome, Result
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import Outcome, Result
 from grpo_api.training_metrics import ALLREDUCE
 from grpo_planner.relief import account, found, learn
 from grpo_planner.result import SpecRejected

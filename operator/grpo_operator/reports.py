@@ -7,15 +7,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_api.artifacts import MAX_WHERE
+from grpo_api.contract import CHECKPOINT_MOUNT
 from grpo_api.learned import Learned
 from grpo_api.plan import MemoryPrediction
 from grpo_api.report import DATASET_FINGERPRINT, Outcome, Progress, Result
-from grpo_api.status import MemoryMeasurement, MetricsStatus, PhaseMemory, PodStatus, ProgressStatus
+from grpo_api.status import (
+    CheckpointStatus,
+    MemoryMeasurement,
+    MetricsStatus,
+    PhaseMemory,
+    PodStatus,
+    ProgressStatus,
+)
 
 from .decisions import Action, Decision
+from .names import checkpoint_volume
 from .observe import Observation
-from .records import ENDED_PHASES, PodRecord
+from .records import ENDED_PHASES, GRPOJobRecord, PodRecord
 from .replanning import known
+from .texts import cut
 from .times import timestamp
 
 MAX_ETA = 10 * 365 * 86400
@@ -26,7 +37,7 @@ def report(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What rank 0 and the pods said; the last words stay when they are gone."""
     if seen.job.finished:
         return _final_pods(seen)
-    fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision)
+    fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision) | _checkpoint(seen)
     if not seen.job.active or decision.action is Action.COMMIT:
         return fields
     fields |= {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
@@ -34,6 +45,8 @@ def report(seen: Observation, decision: Decision) -> dict[str, Any]:
         fields |= reported(seen.pull.progress, seen)
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
         fields |= _last_words(fields, seen, decision.ended)
+    if decision.action is Action.SUCCEED:
+        fields |= _export(seen)
     return fields
 
 
@@ -52,6 +65,36 @@ def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
     learned = known(seen)
     return {} if decision.learned or learned == (seen.job.status.learned or Learned()) else {"learned": learned}
+
+
+def _checkpoint(seen: Observation) -> dict[str, Any]:
+    """The newest checkpoint that the attempt tells of. One that trains without any has gone back behind the last."""
+    told = [one.outcome.checkpoint for one in seen.terminations if one.reported]
+    if seen.pull:
+        told.append(seen.pull.progress.checkpoint)
+    newest = max((one for one in told if one), key=lambda one: one.step, default=None)
+    if newest is None:
+        gone = seen.job.status.checkpoint and seen.pull and seen.pull.progress.stage == "Training"
+        return {"checkpoint": None} if gone else {}
+    where = _lasting(newest.where, seen.job)
+    kept = CheckpointStatus(step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where)
+    return {"checkpoint": kept}
+
+
+def _export(seen: Observation) -> dict[str, Any]:
+    """The exported model, of which one rank tells."""
+    told = (one.outcome.export for one in seen.terminations if one.succeeded)
+    found = next((one for one in told if one), None)
+    return {"export": found.model_copy(update={"path": _lasting(found.path, seen.job)})} if found else {}
+
+
+def _lasting(path: str, job: GRPOJobRecord) -> str:
+    """What a pod calls `/checkpoints/…`, by the claim and the folder there; another address stays what it is."""
+    volume = checkpoint_volume(job.name, job.spec.checkpoint) if job.spec else None
+    below = path.removeprefix(f"{CHECKPOINT_MOUNT}/")
+    if volume is None or below == path:
+        return path
+    return cut("pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE)
 
 
 def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.status import ResumeSource
 
 from .decisions import Action, Decision, Limits
-from .names import checkpoint_claim, run_folder
+from .names import checkpoint_volume, run_folder
 from .observe import Observation
 from .reasons import Reason
 from .records import GRPOJobRecord
@@ -63,15 +63,17 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
         return f"there is no GRPOJob {name} in this namespace"
     if source.spec is None:
         return f"the spec of GRPOJob {name} can't be read"
-    volume = source.spec.checkpoint.volume
-    if volume is None and source.spec.checkpoint.volume_claim_template is None:
+    if source.spec.checkpoint.store:
+        return f"GRPOJob {name} keeps its checkpoints on an object store, and only those on a volume can be begun with"
+    volume = checkpoint_volume(name, source.spec.checkpoint)
+    if volume is None:
         return f"GRPOJob {name} has no checkpoint.volume and no volumeClaimTemplate, so nothing of it is kept"
     if source.status.plan is None or not (source.status.progress and source.status.progress.step):
         return f"GRPOJob {name} has not made a step yet"
     return ResumeSource(
         grpo_job=name,
         uid=source.uid,
-        claim_name=volume.claim_name if volume else checkpoint_claim(name),
-        sub_path=volume.sub_path if volume else None,
+        claim_name=volume.claim_name,
+        sub_path=volume.sub_path,
         folder=run_folder(name, source.uid),
     )

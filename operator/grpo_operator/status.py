@@ -28,7 +28,7 @@ URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime",
 """Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
 costs the API server."""
 
-REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions", "usage"})
+REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions", "usage", "checkpoint", "export"})
 """Fields that say what pods said. The others follow from decisions, and never wait for these."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
@@ -144,8 +144,9 @@ def _kept(outcome: Outcome, seen: Observation) -> Outcome:
     """The outcome with the attempt that it ended, if the trainer did not say it, and without what has no place here.
 
     Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity: status.metrics tells them.
+    status.export and status.checkpoint have these.
     """
-    fields: dict[str, Any] = {"attempt": outcome.attempt or seen.job.status.attempt}
+    fields: dict[str, Any] = {"attempt": outcome.attempt or seen.job.status.attempt, "export": None, "checkpoint": None}
     fields["metrics"] = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
     if seen.job.spec and seen.job.spec.placement.accelerator == "GPU":
         fields["account"] = None

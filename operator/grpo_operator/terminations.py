@@ -23,7 +23,7 @@ _DETAILS = tuple(
     (name,)
     for name in (
         *("rank", "step", "totalSteps", "divergedOn", "metrics", "revisions", "standstill"),
-        *("shortage", "checkpointStep", "account"),
+        *("shortage", "checkpointStep", "account", "export", "checkpoint"),
     )
 )
 

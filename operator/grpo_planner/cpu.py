@@ -8,7 +8,7 @@ from grpo_api.learned import HOST
 from grpo_api.plan import ExecutionPlan
 
 from .memory import Setup, predict
-from .memory.device import whole_mib
+from .memory.device import export_bytes, whole_mib
 from .memory.host import CPU_PROCESS
 from .search.batch import accumulation, generation_share, indivisible, micro_batches
 from .search.demand import Demand
@@ -48,6 +48,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         architecture=demand.model.source,
         shape_source=demand.model.found_in,
         host_memory_bytes=whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup)),
+        export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps,
         reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
         warnings=demand.notes,

@@ -9,7 +9,7 @@ from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
 from .hardware.generations import obstacle
 from .hardware.pools import Pool
-from .memory.device import FRAGMENTATION, checkpoint_bytes, whole_mib
+from .memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
 from .result import Candidate, Rejection
 from .search.batch import generation_share
 from .search.demand import Demand
@@ -38,6 +38,7 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         shape_source=demand.model.found_in, memory=_memory(demand, option),
         host_memory_bytes=demand.pod_memory or whole_mib(option.host),
         estimated_step_seconds=None if option.shortage else round(option.seconds, 2),
+        export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
     )  # fmt: skip

@@ -73,14 +73,19 @@ class Planner:
     def plan(self, inventory: Inventory) -> PlanResult:
         """What plan_job answers, byte for byte; a brief one is without candidates."""
         try:
-            if self._spec.placement.accelerator == "CPU":
-                return _plan_cpu(self._demand)
-            if self._spec.placement.provisioning == "CreatePods":
-                inventory = declared(self._spec.placement)
-            inventory = self._as_measured(inventory)
-            return self._on_free(inventory) or self._on_emptied(inventory.merged.emptied.merged)
+            disk = self._demand.pod_disk(reported=inventory.reports_disk)
+            return self._plan(inventory).asking(disk)
         except SpecRejected as rejected:
             return PlanResult(feasible=False, reason=rejected.reason, message=str(rejected))
+
+    def _plan(self, inventory: Inventory) -> PlanResult:
+        """The same, before it is known what the pods request of their nodes' disks."""
+        if self._spec.placement.accelerator == "CPU":
+            return _plan_cpu(self._demand)
+        if self._spec.placement.provisioning == "CreatePods":
+            inventory = declared(self._spec.placement)
+        inventory = self._as_measured(inventory)
+        return self._on_free(inventory) or self._on_emptied(inventory.merged.emptied.merged)
 
     def curve(self, inventory: Inventory) -> list[Size]:
         """What every number of GPUs would give on these nodes were they empty, fewest first; [] where nothing fits.

@@ -14,6 +14,7 @@ from grpo_api.quantity import quantity_bytes
 from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
 from .memory.device import whole_mib
+from .memory.disk import disk_request
 from .words import gib, plural
 
 
@@ -31,7 +32,7 @@ def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> Execu
         extent = f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
         said = "; ".join(contradictions)
         raise PlanExcluded(f"the run goes on from checkpoints of {extent}, and resumes only so: {said}")
-    return _with_memory(_on_product(plan, spec, inventory), spec)
+    return _with_requests(_on_product(plan, spec, inventory), spec, inventory)
 
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
@@ -86,11 +87,18 @@ def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     return "" if wide >= plan.nodes else f"has {plural(wide, 'node')} with {plan.gpus_per_node} GPUs"
 
 
-def _with_memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> ExecutionPlan:
-    """The plan with the memory that a pod asks for: the spec's request, or what was predicted."""
+def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+    """The plan with the memory and the disk that a pod asks for: the spec's requests, or what was predicted."""
+    wanted = {
+        "host_memory_bytes": _memory(plan, spec),
+        "ephemeral_storage_bytes": disk_request(spec, reported=inventory.reports_disk),
+    }
+    same = all(getattr(plan, name) == amount for name, amount in wanted.items())
+    return plan if same else plan.model_copy(update=wanted)
+
+
+def _memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> int:
     asked = spec.resources.requested.get("memory")
-    if asked is None and plan.memory is None:
-        return plan
-    predicted = whole_mib(plan.memory.host_bytes_per_node) if plan.memory else 0
-    wanted = quantity_bytes(asked) if asked is not None else predicted
-    return plan if wanted == plan.host_memory_bytes else plan.model_copy(update={"host_memory_bytes": wanted})
+    if asked is not None:
+        return quantity_bytes(asked)
+    return whole_mib(plan.memory.host_bytes_per_node) if plan.memory else plan.host_memory_bytes

@@ -11,8 +11,8 @@ from dataclasses import replace
 from grpo_api.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
 from grpo_api.model import Architecture
 from grpo_api.plan import ExecutionPlan, MemoryPhases
-from grpo_api.quantity import MIB
-from grpo_api.report import MAX_COUNT, MemoryShortage, Outcome
+from grpo_api.quantity import MAX_COUNT, MIB
+from grpo_api.report import MemoryShortage, Outcome
 
 from .hardware.products import table, usable_bytes
 from .memory import Prediction

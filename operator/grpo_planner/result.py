@@ -109,6 +109,14 @@ class PlanResult(Model):
     architecture: Literal["Exact", "Catalogue", "Estimated"] | None = None
     """Where the model's shape came from; null when it is unknown."""
 
+    def asking(self, disk: int) -> "PlanResult":
+        """The same where every pod requests so many bytes of its node's ephemeral storage."""
+        if not (disk and self.chosen):
+            return self
+        change = {"ephemeral_storage_bytes": disk}
+        candidates = [one.model_copy(update=change) for one in self.candidates]
+        return self.model_copy(update={"chosen": self.chosen.model_copy(update=change), "candidates": candidates})
+
 
 class SpecRejected(ValueError):
     """The spec can't be planned at all; `reason` and the message say why."""

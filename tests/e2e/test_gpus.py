@@ -32,6 +32,7 @@ SMALL: Object = {
     "dataset": {"name": "openai/gsm8k", "config": "main", "promptColumn": "question"},
     "rewards": [{"accuracy": {}}],
     "training": {"promptsPerStep": 8, "numGenerations": 6},
+    "export": {"to": "None"},
 }
 
 

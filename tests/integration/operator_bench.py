@@ -42,6 +42,7 @@ SPEC: Object = {
     "dataset": {"name": "x/y"},
     "rewards": [{"format": {"pattern": "a.*"}}],
     "placement": {"accelerator": "CPU", "nodes": 2},
+    "export": {"to": "None"},
 }
 
 

@@ -17,7 +17,7 @@ from grpo_codegen.crd import definition
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import until
-from tests.samples import changed, job
+from tests.samples import REMOVE, changed, job
 
 NEXT = "v1beta1"
 CRD = f"{PLURAL}.{GROUP}"
@@ -28,12 +28,15 @@ STATUS = {"phase": "Running", "attempt": 2, "restarts": 1}
 
 def install(cluster: AnyCluster, served: tuple[str, ...], stored: str) -> None:
     """Install a CRD with these versions and wait until the API server serves and stores as it says."""
-    crd = json.dumps(definition(served, stored))
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=crd)
+    apply(cluster, definition(served, stored))
     # how the API server writes the stored version into its discovery document
     digest = sha256(f"{GROUP}/{stored}/{KIND}".encode()).digest()
     announced = dict.fromkeys(served, b64encode(digest[:8]).decode())
     until(f"{served} to be served", lambda: discovered(cluster) == announced, 60)
+
+
+def apply(cluster: AnyCluster, crd: dict[str, Any]) -> None:
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=json.dumps(crd))
 
 
 def discovered(cluster: AnyCluster) -> dict[str, str]:
@@ -131,3 +134,47 @@ def test_a_second_version_is_served_stored_and_outlives_the_first(old_objects: A
     install(old_objects, (NEXT,), NEXT)
     assert read(old_objects, STARTED, NEXT)["status"]["attempt"] == 3
     assert stored_versions(old_objects) == [NEXT]
+
+
+def before_exports() -> dict[str, Any]:
+    """The definition without the rules that only new objects have to keep."""
+    crd = definition()
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    rules = spec["x-kubernetes-validations"]
+    spec["x-kubernetes-validations"] = [rule for rule in rules if "optionalOldSelf" not in rule]
+    assert len(spec["x-kubernetes-validations"]) < len(rules)
+    return crd
+
+
+def test_a_job_that_keeps_no_model_stays_valid_if_it_was_stored_before_that_was_refused(
+    crd_cluster: AnyCluster,
+) -> None:
+    careless = job("careless", changed({"export": REMOVE}))
+    apply(crd_cluster, before_exports())
+    try:
+        until("a job that keeps no model to be taken", lambda: taken(crd_cluster, careless), 60)
+        crd_cluster.kubectl("create", "-f", "-", input=json.dumps(careless))
+        apply(crd_cluster, definition())
+        until("a job that keeps no model to be refused", lambda: not taken(crd_cluster, careless | OTHER), 60)
+
+        patch(crd_cluster, "careless", VERSION, {"status": STATUS}, "--subresource=status")
+        patch(crd_cluster, "careless", VERSION, {"spec": {"suspend": True}})
+        crd_cluster.kubectl("apply", "-f", "-", input=json.dumps(careless))
+        assert "export" not in read(crd_cluster, "careless", VERSION)["spec"]
+    finally:
+        apply(crd_cluster, definition())
+        crd_cluster.kubectl("delete", CRD, "careless", "--ignore-not-found")
+
+
+OTHER = {"metadata": {"name": "another"}}
+
+
+def taken(cluster: AnyCluster, document: dict[str, Any]) -> bool:
+    """Whether the API server would create the object."""
+    try:
+        cluster.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(document))
+    except CommandError as error:
+        if "would be lost" not in error.stderr:
+            raise
+        return False
+    return True

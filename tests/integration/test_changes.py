@@ -64,6 +64,7 @@ STOPPED: list[tuple[str, object]] = [
     ("placement.queueName", "team"),
     ("placement.priorityClassName", "high"),
     ("guard.maxKL", 3),
+    ("export", REMOVE),
     ("guard.hangTimeoutSeconds", 60),
     ("guard.onDivergence", "Rollback"),
     ("rewards.1.http.url", "https://other.svc/score"),

@@ -108,6 +108,8 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("tracing.endpoint=collector:4317", "does not match pattern"),
         ("tracing.everyNthStep=0", "minimum"),
         ("image.repository=a b", "does not match pattern"),
+        ("imageRegistry=https://example.test", "does not match pattern"),
+        ("trainerImage.digest=sha256:12", "does not match pattern"),
     ],
 )
 def test_wrong_values_are_refused(value: str, says: str) -> None:
@@ -147,6 +149,19 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     assert names_ == {f"{RELEASE}-grpo-operator-{part}" for part in ("inventory", "view", "edit")}
     arguments = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     assert arguments[-2:] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+@pytest.mark.parametrize("registry", ["example.test:5000/team", "example.test:5000/team/"])
+def test_one_value_says_where_both_images_are(registry: str) -> None:
+    digest = f"sha256:{'0' * 64}"
+    container = only(rendered(f"imageRegistry={registry}", f"trainerImage.digest={digest}"), "Deployment")["spec"][
+        "template"
+    ]["spec"]["containers"][0]
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert container["image"] == f"example.test:5000/team/grpo-operator:{version}"
+    assert settings.parse(container["args"]).trainer_image == (
+        f"example.test:5000/team/grpo-trainer:{version}@{digest}"
+    )
 
 
 def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -> None:

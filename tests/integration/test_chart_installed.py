@@ -17,6 +17,7 @@ import yaml
 from harness.access import Access, CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until
+from harness.release import chart, source
 from tests.samples import changed, job
 
 CHART = Path("charts/grpo-operator")
@@ -25,13 +26,19 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-grpo-operator"
 
 
 @pytest.fixture(scope="module")
-def release(grpo_cluster: AnyCluster) -> Iterator[AnyCluster]:
-    """The chart, installed by Helm into a namespace that enforces the restricted pod security standard."""
+def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart's package, as a release has it."""
+    return chart.package(source.current(source.LOCAL, ""), tmp_path_factory.mktemp("chart"))
+
+
+@pytest.fixture(scope="module")
+def release(grpo_cluster: AnyCluster, packaged: Path) -> Iterator[AnyCluster]:
+    """The chart's package, installed by Helm into a namespace that enforces the restricted pod security standard."""
     grpo_cluster.kubectl("delete", "crd", "grpojobs.grpo.dev", "--ignore-not-found")
     grpo_cluster.kubectl("create", "namespace", NAMESPACE)
     restricted = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
     grpo_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
-    grpo_cluster.helm("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--wait=false")
+    grpo_cluster.helm("install", RELEASE, str(packaged), "--namespace", NAMESPACE, "--wait=false")
     yield grpo_cluster
     grpo_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
     grpo_cluster.kubectl("delete", "namespace", NAMESPACE)
@@ -141,19 +148,21 @@ def columns(cluster: Access) -> int:
     return len(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", path).split())
 
 
-def test_upgrade_brings_the_new_crd_and_uninstall_keeps_the_jobs(release: AnyCluster, tmp_path: Path) -> None:
+def test_upgrade_brings_the_new_crd_and_uninstall_keeps_the_jobs(
+    release: AnyCluster, packaged: Path, tmp_path: Path
+) -> None:
     namespace = ("--namespace", NAMESPACE)
     release.kubectl("create", *namespace, "-f", "-", input=json.dumps(job("survivor", changed({}))))
     new = columns(release)
     release.helm("upgrade", RELEASE, str(old_chart(tmp_path)), *namespace)
     assert columns(release) == 1
-    release.helm("upgrade", RELEASE, str(CHART), *namespace)
+    release.helm("upgrade", RELEASE, str(packaged), *namespace)
     assert columns(release) == new
     release.helm("rollback", RELEASE, "2", *namespace)
     assert columns(release) == 1
-    release.helm("upgrade", RELEASE, str(CHART), *namespace)
+    release.helm("upgrade", RELEASE, str(packaged), *namespace)
     release.helm("uninstall", RELEASE, *namespace)
     assert columns(release) == new
     assert "survivor" in release.kubectl("get", "grpojobs", *namespace, "-o", "name")
     assert "deployment" not in release.kubectl("get", "deployments", *namespace, "-o", "name")
-    release.helm("install", RELEASE, str(CHART), *namespace, "--wait=false")
+    release.helm("install", RELEASE, str(packaged), *namespace, "--wait=false")

@@ -40,6 +40,9 @@ STATUS: dict[str, Any] = {
     "memory": {"predictedBytes": 3 << 30, "measuredBytes": 2 << 30, "ratio": "1.500"},
     "ends": [{"attempt": 1, "reason": "Hang", "counted": True, "endTime": "2026-01-31T12:00:00Z"}],
     "avoidedNodes": ["node-0", "node-7"],
+    "checkpoint": {"step": 6, "time": "2026-01-31T12:00:00Z", "bytes": 3 << 29, "where": "pvc://team/x/checkpoint-6"},
+    "export": {"to": "Volume", "path": "pvc://team/x/export", "format": "Adapter", "bytes": 7 << 20}
+    | {"weightsHash": f"sha256:{'3' * 64}"},
     "rollbacks": [{"attempt": 1, "reason": "Diverged", "skipped": {"first": 7, "last": 8}}],
     "outcome": {"result": "Hang", "step": 5, "attempt": 1, "rank": 1, "message": "rank 1 is silent"}
     | {"standstill": {"silentSeconds": 1800, "frames": ["reward.py:9 in judge", "engine.py:7 in step"]}},
@@ -91,6 +94,8 @@ def test_status_shows_one_screen(running_job: AnyCluster, capsys: pytest.Capture
         "2: restarts 1 of 3 after failures, 0 of 100 after disruptions; ended: 1 Hang",
         "node-0, node-7",
         "generations 7 to 8 (Diverged)",
+        "step 6, 1.5 GiB at pvc://team/x/checkpoint-6 since 2026-01-31T12:00:00Z",
+        f"adapter of 7 MiB at pvc://team/x/export, weights sha256:{'3' * 64}",
         "Hang at step 5: rank 1 is silent",
         "reward.py:9 in judge",
         "engine.py:7 in step",

@@ -4,13 +4,14 @@ An editable install hides what a wheel lacks: data files, packages, entry points
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from harness.release import python_package
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -28,15 +29,9 @@ def run(*command: object, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources so that the checkout stays as it is."""
-    source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    for name in ("operator", "trainer_image"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", folder=source)
-    (built,) = (source / "dist").glob("*.whl")
-    return built
+    """The wheel, as a release has it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    return python_package.build_wheel(python_package.copied(folder / "source"), folder, epoch=1_700_000_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """A hub of our own on a loopback port: repositories with commits, as the real clients ask for them, and faults.
 
 The real clients meet it over HTTP. What it answers follows from the routes that they use: an API with JSON, files with
-`ETag` and `X-Repo-Commit`, and `X-Error-Code` beside a 404 (huggingface_hub's hf_raise_for_status).
+`ETag` and `X-Repo-Commit`, and `X-Error-Code` beside a 404 (huggingface_hub's hf_raise_for_status). It imports nothing
+but the standard library, so that a pod can be one, too. Who writes meets hub_uploads.py.
 """
 
 import hashlib
@@ -13,15 +14,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 Files = dict[str, bytes]
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
+LARGE = ".safetensors"
+"""What the names of files end with that are kept beside a repository, known by their sha256."""
 PASSING = ("500", "502", "503", "504", "408", "429", "429 later", "no answer", "half", "short", "page")
 """Faults that the next request need not meet: refusals, a connection that is cut before or amid the answer, a file of
 another size than announced, a proxy's page."""
+LOST = "lost"
+"""A fault of requests that write: it is carried out, and nobody is told."""
 FOR_GOOD = ("401", "403", "404", "400")
 """Refusals that the next request would get too."""
 
@@ -33,6 +41,9 @@ class Repository:
     kind: str
     main: str = ""
     commits: dict[str, Files] = field(default_factory=dict)
+    private: bool = False
+    uploaded: bool = False
+    """Whether it came to be by uploads, so that large files are told by their sha256, too."""
 
     def push(self, files: Files) -> str:
         """A new commit with these files, to which `main` moves."""
@@ -49,8 +60,8 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        super().__init__((host, port), _Handler)
         self.repositories: dict[str, Repository] = {}
         self.faults: list[str] = []
         """One is used up per request, the first first; an empty one lets the request pass."""
@@ -75,6 +86,9 @@ class HubServer(ThreadingHTTPServer):
         """A commit of a model or dataset; the repository is made if it is new."""
         return self.repositories.setdefault(f"{kind}s/{name}", Repository(kind)).push(files)
 
+    def written(self, method: str, path: str, token: str, body: bytes) -> Answer | None:
+        """The answer to a request that only who writes makes; None for others. Here nobody may write."""
+
     def fault(self, request: str) -> str:
         """Takes note of a request; the fault that it is to meet."""
         with self.lock:
@@ -86,6 +100,9 @@ class HubServer(ThreadingHTTPServer):
 
     def handle_error(self, *_: Any) -> None:
         """A client that goes away is no error here."""
+
+
+S = TypeVar("S", bound=HubServer)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -104,8 +121,22 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def do_POST(self) -> None:
-        """paths-info of the API."""
-        self._answer(body=True, sent=self.rfile.read(int(self.headers.get("content-length", 0))))
+        """paths-info of the API, and all that writes."""
+        self._answer(body=True, sent=self._sent())
+
+    def do_PUT(self) -> None:
+        """A large file, or a part of one."""
+        self._answer(body=True, sent=self._sent())
+
+    def _sent(self) -> bytes:
+        if "chunked" not in self.headers.get("transfer-encoding", ""):
+            return self.rfile.read(int(self.headers.get("content-length", 0)))
+        content = b""
+        while size := int(self.rfile.readline(), 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
 
     def _answer(self, *, body: bool, sent: bytes = b"") -> None:
         path = unquote(urlsplit(self.path).path)
@@ -113,7 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("no answer", "page") or fault[:3].isdigit():
             self._refuse(fault)
             return
-        status, headers, content = _respond(self.server.repositories, path, sent)
+        token = self.headers.get("authorization", "").removeprefix("Bearer ")
+        written = self.server.written(self.command, path, token, sent)
+        status, headers, content = written or _respond(self.server.repositories, path, sent)
+        if fault == LOST:
+            self.close_connection = True
+            return
         start = int(self.headers.get("range", "bytes=0-")[6:].split("-")[0])
         if start:
             status, headers = 206, headers | {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
@@ -187,8 +223,16 @@ def _info(found: Repository, what: str, commit: str, name: str, sent: bytes) -> 
         names = [file for file in files if file in asked]
     else:
         repository = "/".join(name.split("/")[1:3])
-        return {"id": repository, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
-    return [{"type": "file", "path": f, "size": len(files[f]), "oid": _blob(files[f])} for f in sorted(names)]
+        siblings = [{"rfilename": file} for file in files]
+        return {"id": repository, "sha": commit, "private": found.private, "siblings": siblings}
+    return [_entry(found, name, files[name]) for name in sorted(names)]
+
+
+def _entry(found: Repository, name: str, content: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": _blob(content)}
+    if found.uploaded and name.endswith(LARGE):
+        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return entry
 
 
 def _blob(content: bytes) -> str:
@@ -199,7 +243,13 @@ def _blob(content: bytes) -> str:
 @contextmanager
 def hub_server(port: int = 0) -> Iterator[HubServer]:
     """The hub, for as long as the body runs."""
-    server = HubServer(port)
+    with serving(HubServer(port)) as server:
+        yield server
+
+
+@contextmanager
+def serving(server: S) -> Iterator[S]:
+    """Serves while the body runs."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -226,7 +276,7 @@ def environment(url: str, cache: Path) -> dict[str, str]:
     }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
+def use(monkeypatch: "pytest.MonkeyPatch", url: str, cache: Path) -> None:
     """The same for this process, whose libraries have read their environment already."""
     import datasets
     from huggingface_hub import constants

@@ -6,6 +6,7 @@ These decide whether a run can lose work. The disk errors are real: a limit on f
 import os
 import resource
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,10 @@ import pytest
 from grpo_api.plan import TrainingPlan
 from grpo_api.rewards import RewardSpec
 from grpo_trainer.checkpoints import volume
-from grpo_trainer.checkpoints.export import export_model
+from grpo_trainer.checkpoints.export import described, export_model
 from grpo_trainer.checkpoints.hashing import cut, damage, digests, records
 from grpo_trainer.checkpoints.identity import identity, require_same_run
-from grpo_trainer.checkpoints.manifest import MANIFEST, Manifest
+from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.resume import begin, choose
 from grpo_trainer.checkpoints.volume import (
     claim,
@@ -30,6 +31,7 @@ from grpo_trainer.checkpoints.volume import (
     rotate,
 )
 from grpo_trainer.errors import BadInput, Preempted
+from grpo_trainer.paths import MANIFEST
 from grpo_trainer.weights.models import Source
 from harness.ranks import runs
 
@@ -103,38 +105,6 @@ def test_another_job_is_rejected_with_both_uids(tmp_path: Path) -> None:
         claim(make_plan(tmp_path, uid="yours"))
 
 
-def test_rotation_keeps_the_newest_and_clears_what_older_attempts_left(tmp_path: Path) -> None:
-    first, second = make_plan(tmp_path), make_plan(tmp_path, attempt=2)
-    claim(first)
-    folders = [save(first, step) for step in (10, 20)]
-    torn = tmp_path / "attempt-1" / "checkpoint-30"
-    torn.mkdir()
-    claim(second)
-    newest = save(second, 30)
-    rotate(second)
-    assert complete(tmp_path) == [newest, folders[1]]
-    assert not folders[0].exists()
-    assert not torn.exists()
-
-
-def test_an_attempt_that_is_superseded_while_it_deletes_deletes_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = make_plan(tmp_path, keep=1), make_plan(tmp_path, attempt=2, keep=1)
-    claim(old)
-    folders = [save(old, step) for step in (10, 20, 30)]
-    remove = volume.remove
-
-    def then_another_attempt_begins(checkpoint: Path) -> None:
-        remove(checkpoint)
-        claim(new)
-
-    monkeypatch.setattr(volume, "remove", then_another_attempt_begins)
-    with pytest.raises(Preempted, match="superseded by attempt 2"):
-        rotate(old)
-    assert [folder.exists() for folder in folders] == [True, False, True]
-
-
 def test_a_checkpoint_loses_its_manifest_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(tmp_path)
     claim(plan)
@@ -165,7 +135,13 @@ def test_an_export_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch
     assert exported == tmp_path / "export"
     parts = ("", "/tokenizer", "/model.safetensors", "/tokenizer/vocabulary")
     assert {f"{tmp_path}/.export-attempt-1{part}" for part in parts} | {str(tmp_path)} <= durable
-    assert sorted(list_files(exported)) == ["model.safetensors", "tokenizer/vocabulary"]
+    assert sorted(list_files(exported)) == ["SHA256SUMS", "model.safetensors", "tokenizer/vocabulary"]
+    checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=exported, capture_output=True, check=False)
+    assert (checked.returncode, len(checked.stdout.splitlines())) == (0, 2)
+    told = described(exported)
+    one_hash = subprocess.check_output("sha256sum *.safetensors | sha256sum", shell=True, cwd=exported, text=True)
+    assert told.weights_hash == f"sha256:{one_hash.split()[0]}"
+    assert (told.format, told.bytes) == ("Model", sum(list_files(exported).values()))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "global_step/rank_0.pt"])

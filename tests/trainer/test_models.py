@@ -7,11 +7,12 @@ import pytest
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
+from grpo_api.exporting import ExportSpec
 from grpo_api.plan import TrainingPlan
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput
-from grpo_trainer.weights.models import load_policy
+from grpo_trainer.weights.models import Source, load_policy
 from harness.ranks import demo_model, runs
 
 
@@ -92,3 +93,11 @@ def test_a_model_with_code_of_its_own_is_merged_on_export(model: Path, monkeypat
     merged = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert type(merged).__name__ == "OwnModel"
     assert not (folder / "adapter_model.safetensors").exists()
+
+
+def test_a_model_that_is_not_wanted_is_not_written(model: Path, tmp_path: Path) -> None:
+    plan = runs.plan(model, "Clone", folder=tmp_path / "run").model_copy(update={"export": ExportSpec(to="None")})
+    claim_folder(plan)
+    source = Source("demo", model, "", "float32")
+    assert export_model(plan, source, lambda _: pytest.fail("it was written")) is None
+    assert not (tmp_path / "run" / "export").exists()

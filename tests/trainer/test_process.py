@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from grpo_api.artifacts import Checkpoint, Export, weights_hash
 from grpo_api.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Progress, Result
@@ -130,14 +131,17 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     assert finished_attempt(plan) is None
     keep(plan, make_outcome(0, Result.ERROR, "no", Progress(attempt=1, step=3)))
     assert finished_attempt(plan) is None
-    keep(plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6)))
+    export = Export(to="Volume", path="/checkpoints/x/export", format="Model", bytes=9, weights_hash=weights_hash({}))
+    kept = Checkpoint(step=5, time=1.7e9, bytes=9, where="/checkpoints/x/attempt-1/checkpoint-5")
+    keep(plan, make_outcome(0, Result.SUCCEEDED, "done", Progress(attempt=1, step=6, checkpoint=kept), export=export))
     found = finished_attempt(plan)
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
     recorder.adopt(found)
-    told = make_outcome(0, Result.SUCCEEDED, "done", recorder.progress)
-    own_time = {"account": recorder.progress.account}
+    told = make_outcome(0, Result.SUCCEEDED, "done", recorder.progress, export=recorder.export)
+    assert (told.export, told.checkpoint) == (export, kept)
+    own_time = {"account": told.account}
     assert told == found.model_copy(update=own_time)
 
 
@@ -154,6 +158,10 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
 def test_supervisor_reports_the_cause_not_the_symptom(results: list[Result], cause: Result) -> None:
     outcomes = [Outcome(result=result, rank=rank) for rank, result in enumerate(results)]
     assert root_cause(outcomes).result is cause
+
+
+def test_a_success_is_told_by_the_first_rank_whoever_ends_first() -> None:
+    assert root_cause([Outcome(result=Result.SUCCEEDED, rank=rank) for rank in (3, 0, 1, 2)]).rank == 0
 
 
 def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,7 @@ def late_plan(folder: Path, model: Path) -> TrainingPlan:
             "rewards": [*plan.rewards, RewardSpec.model_validate(late)],
             "execution": execution,
             "checkpoint_directory": None,
+            "export": None,
         }
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from grpo_api.artifacts import Checkpoint
 from grpo_api.report import Outcome, Result
 from grpo_api.timing import Account, Beginning, Clock
 from grpo_trainer.gang.placement import Placement
@@ -35,7 +36,7 @@ def test_each_moment_belongs_to_one_part(now: list[float]) -> None:
         (6, lambda: recorder.phase(None)),
         (1, lambda: recorder.stage("Saving")),
         (5, lambda: recorder.phase("forward")),
-        (2, lambda: recorder.saved(9, 7.0)),
+        (2, lambda: recorder.saved(Checkpoint(step=9, time=1.7e9, bytes=5, where="/checkpoints/run"), 7.0)),
         (1, lambda: recorder.stage("Training")),
         (9, lambda: recorder.stage("Exporting")),
         (8, lambda: recorder.stage("Finished")),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import TrainerState
 
+from grpo_api.artifacts import Checkpoint
 from grpo_api.contract import PROGRESS_BIND_ENV
 from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report import Progress
@@ -163,10 +164,10 @@ def test_checkpoints_count_from_zero_and_the_newest_has_its_time() -> None:
     assert (resumed["checkpoints"], resumed["checkpoint_failures"]) == (0.0, 0.0)
     recorder.not_saved("full")
     recorder.not_saved("full")
-    recorder.saved(6, 1.5)
+    recorder.saved(Checkpoint(step=6, time=1.8e9, bytes=5, where="/checkpoints/run"), 1.5)
     saved = recorder.progress.metrics
     assert (saved["checkpoints"], saved["checkpoint_failures"], saved["checkpoint_step"]) == (1.0, 2.0, 6.0)
-    assert saved["checkpoint_timestamp_seconds"] > 1.7e9
+    assert saved["checkpoint_timestamp_seconds"] == 1.8e9
 
 
 def test_phases_interrupt_each_other() -> None:

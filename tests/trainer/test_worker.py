@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grpo_api.contract import TRACE_QUERY
+from grpo_api.contract import SIGNING_KEY_ENV, TRACE_QUERY
 from grpo_api.plan import TrainingPlan
+from grpo_api.provenance import STATEMENT_FILE, Statement
 from grpo_api.report import MAX_STEPS, Outcome, Progress, Result
 from grpo_api.training_metrics import OUTCOME_KEYS
+from grpo_cli.__main__ import main
 from harness.ranks import demo_model
 from harness.ranks.pods import Gang, free_port
+from tests.exported_model import KEYS, private, public
 
 STEPS = 12
 SAVE = 4
@@ -59,6 +62,7 @@ def make_plan(folder: Path, model: Path, attempt: int = 1, nodes: int = 2) -> Tr
             "adapter": {},
             "checkpoint": {"keep": 2},
             "guard": {"hangTimeoutSeconds": 300, "rendezvousTimeoutSeconds": 300},
+            "export": {"to": "Volume", "signingKeySecretRef": {"name": "signing", "key": "key.pem"}},
             "checkpointDirectory": str(folder),
             "execution": {
                 "strategy": "Clone",
@@ -85,22 +89,25 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     rows = [{"prompt": f"say {number % 10}"} for number in range(64)] + [{"prompt": "x" * 600}]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcomes, codes, resumed = {}, {}, {}
-    with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm") as gang:
+    signing = {SIGNING_KEY_ENV: str(private(folder / "signing.pem", KEYS["Ed25519"]))}
+    with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm", environment=signing) as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
         progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
         codes["calm"], calm, outcomes["calm"] = gang.wait(), gang.steps(), [gang.outcome(0), gang.outcome(1)]
     saved = folder / "runs" / "attempt-1" / f"checkpoint-{SAVE}" / "manifest.json"
-    with Gang(make_plan(folder / "runs", model), folder, folder / "pods-1") as gang:
+    with Gang(make_plan(folder / "runs", model), folder, folder / "pods-1", environment=signing) as gang:
         gang.until(lambda: saved.exists() and SAVE + 1 in gang.steps())
         gang.pods[1].kill()
         codes["killed"], resumed["killed"], outcomes["killed"] = gang.wait(), gang.steps(), [gang.outcome(0)]
-    with Gang(make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2", traced=True) as gang:
+    with Gang(
+        make_plan(folder / "runs", model, attempt=2), folder, folder / "pods-2", traced=True, environment=signing
+    ) as gang:
         gang.until(lambda: any(step > SAVE for step in gang.steps()))
         gang.pods[1].send_signal(signal.SIGTERM)
         codes["stopped"], resumed["stopped"] = gang.wait(), gang.steps()
         outcomes["stopped"] = [gang.outcome(0), gang.outcome(1)]
     last = make_plan(folder / "runs", model, attempt=3, nodes=1)
-    with Gang(last, folder, folder / "pods-3", fresh=True, traced=True) as gang:
+    with Gang(last, folder, folder / "pods-3", fresh=True, traced=True, environment=signing) as gang:
         codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
     return Story(
         calm=calm, progress=progress, metrics=metrics, outcomes=outcomes, codes=codes, resumed=resumed, folder=folder
@@ -156,6 +163,26 @@ def test_the_export_is_a_plain_model(story: Story) -> None:
     calm = AutoModelForCausalLM.from_pretrained(story.folder / "calm" / "export").state_dict()
     resumed = AutoModelForCausalLM.from_pretrained(story.folder / "runs" / "export").state_dict()
     assert all(bool((calm[name] == resumed[name]).all()) for name in calm)
+
+
+def test_the_export_is_signed_and_says_what_it_was_made_of(story: Story) -> None:
+    """Attempt 1 was killed on one rank, 2 was told to stop, 3 went on from a checkpoint to the end."""
+    key = public(story.folder / "public.pem", KEYS["Ed25519"])
+    exports = [story.folder / name / "export" for name in ("calm", "runs")]
+    assert [main(["verify", str(export), "--key", str(key)]) for export in exports] == [0, 0]
+    calm, resumed = (Statement.model_validate_json((export / STATEMENT_FILE).read_text()) for export in exports)
+    run = resumed.predicate.run_details.grpo_run
+    assert [[(end.result, end.ranks) for end in attempt.ends] for attempt in run.attempts] == [
+        [("Error", 1)],
+        [("Preempted", 2)],
+        [],
+    ]
+    assert run.attempts[2].resumed_from_step == int(min(story.resumed["last"])) - 1
+    assert (run.steps, run.reference.syncs, run.reference.last_sync_step) == (STEPS, STEPS // 3, STEPS)
+    weights = [[one.digest for one in made.subject if one.name == "model.safetensors"] for made in (calm, resumed)]
+    assert weights[0] == weights[1]
+    (rows,) = (one for one in resumed.predicate.build_definition.resolved_dependencies if one.name == "rows")
+    assert rows in calm.predicate.build_definition.resolved_dependencies
 
 
 def test_outcomes_are_durable(story: Story) -> None:

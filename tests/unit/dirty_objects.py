@@ -79,6 +79,9 @@ GRPOJOB: dict[str, Any] = {
     "status": active_status(
         plan=GPU_PLAN, phase="Running", jobUid="job-1", progress={"step": 3, "totalSteps": 9, "percent": 33},
         metrics={"kl": "0.1"}, outcome={"result": "Hang", "step": 2}, restarts=1,
+        checkpoint={"step": 2, "time": at(-9), "bytes": 9, "where": "pvc://a/b"},
+        export={"to": "Volume", "path": "pvc://a/b", "format": "Model", "bytes": 9,
+                "weightsHash": f"sha256:{'0' * 64}"},
         pods=[{"name": "run-1-0-abcde", "index": 0, "phase": "Running"}],
     ),
 }  # fmt: skip

@@ -17,6 +17,7 @@ BARE: dict[str, Any] = {
     "model": {"name": QWEN_7B},
     "dataset": {"name": "openai/gsm8k"},
     "rewards": [{"accuracy": {}}],
+    "export": {"to": "None"},
 }
 
 

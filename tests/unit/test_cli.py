@@ -15,7 +15,8 @@ from grpo_cli.__main__ import main
 from grpo_cli.errors import ManifestError, NotYet
 from grpo_cli.logs import choose
 from grpo_cli.manifest import load_documents, load_jobs
-from tests.samples import changed, job
+from tests.running_samples import HUB
+from tests.samples import REMOVE, changed, job
 
 CPU = changed({"placement": {"accelerator": "CPU", "nodes": 2}, "model.parameters": "77K", "image": "trainer:1"})
 
@@ -93,6 +94,49 @@ def test_metadata_that_the_server_would_refuse_is_a_sentence(
 ) -> None:
     assert main([command, "-f", write(tmp_path, job("a", CPU) | {"metadata": metadata})]) == 2
     assert re.search(rf"^grpo: .*job\.yaml: {says}", capsys.readouterr().err)
+
+
+LOST = changed({"export": REMOVE}, CPU)
+
+
+@pytest.mark.parametrize("command", ["plan", "render"])
+def test_a_new_job_that_would_lose_its_model_is_refused_and_a_stored_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, "-f", write(tmp_path, job("a", LOST))]) == 2
+    assert "a: spec: the trained model would be lost with its pods: set checkpoint.volume" in capsys.readouterr().err
+    stored = job("a", LOST) | {"metadata": {"name": "a", "uid": "uid-of-a"}}
+    assert main([command, "-f", write(tmp_path, stored)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "the trained model is not kept"),
+        (
+            {"export": REMOVE, "checkpoint.volume": {"claimName": "team", "subPath": "runs/[b]"}},
+            "the trained model, 0.00 GiB, will be on claim team, folder runs/[b]/a-<uid>/export",
+        ),
+        (
+            {"export": {"to": "Hub", "hub": HUB}, "checkpoint.volume": {"claimName": "team"}},
+            "will be on claim team, folder a-<uid>/export and on the hub, private repository team/out",
+        ),
+        (
+            {"export.to": "Volume", "checkpoint.volumeClaimTemplate": {"size": "1Gi"}, "adapter.use": "Always"},
+            "the trained adapter, 0.00 GiB, will be on claim a-checkpoints, folder a-<uid>/export",
+        ),
+        (
+            {"export": REMOVE, "checkpoint.store": {"url": "s3://bucket/runs"}},
+            "the trained model, 0.00 GiB, will be at s3://bucket/runs/a-<uid>/export",
+        ),
+        ({"checkpoint.volume": {"claimName": "team"}}, "the trained model is not kept"),
+    ],
+)
+def test_the_plan_says_where_the_model_will_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    assert main(["plan", "-f", write(tmp_path, job("a", changed(changes, CPU)))]) == 0
+    assert says in " ".join(capsys.readouterr().out.split())
 
 
 def test_labels_and_annotations_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.status import Condition
+from grpo_api.artifacts import Export, weights_hash
+from grpo_api.status import Condition, GRPOJobStatus
 from grpo_api.usage import GPUSeconds, Usage
 from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_operator.errors import Denied, Unavailable
@@ -143,12 +144,24 @@ def test_the_event_of_the_end_sums_up_what_became_of_the_gpus() -> None:
     usage = usage.model_copy(update={"gpu_seconds": GPUSeconds(training=5400, lost=1800)})
     (done,) = stated(Succeeded=("True", "Succeeded"))
     words = "2.00 GPU-hours, effective 0.750: training 75 %, lost 25 %; cost 5.00"
-    assert event(make_job(), done, NOW, usage)["message"] == f"Succeeded=True: said; {words}"
+    status = GRPOJobStatus(usage=usage)
+    assert event(make_job(), done, NOW, status)["message"] == f"Succeeded=True: said; {words}"
     long = done.model_copy(update={"message": "x" * 5000})
-    message = event(make_job(), long, NOW, usage)["message"]
+    message = event(make_job(), long, NOW, status)["message"]
     assert (len(message), message.endswith(words)) == (1024, True)
     (runs,) = stated(Running=("True", "AllPodsRunning"))
-    assert event(make_job(), runs, NOW, usage)["message"] == "Running=True: said"
+    assert event(make_job(), runs, NOW, status)["message"] == "Running=True: said"
+
+
+@given(path=st.text("abc/", min_size=1, max_size=1024), said=st.integers(0, 5000))
+def test_the_event_of_the_end_says_where_the_model_is(path: str, said: int) -> None:
+    model = Export(to="Volume", path=path, format="Model", bytes=3 << 29, weights_hash=weights_hash({}))
+    (done,) = stated(Succeeded=("True", "Succeeded"))
+    long = done.model_copy(update={"message": "x" * said})
+    message = event(make_job(), long, NOW, GRPOJobStatus(export=model))["message"]
+    assert len(message) <= 1024
+    assert f"; model of 1.5 GiB at {path[:800]}" in message
+    assert message.startswith("Succeeded=True: " + "x" * min(said, 100))
 
 
 class Refusing:

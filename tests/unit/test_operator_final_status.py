@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report import MAX_COUNT
+from grpo_api.quantity import MAX_COUNT
 from grpo_api.status import GRPOJobStatus, MetricsStatus
 from grpo_api.training_metrics import OUTCOME_KEYS
 from grpo_operator.observe import Observation

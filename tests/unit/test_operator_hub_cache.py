@@ -32,3 +32,7 @@ def test_without_it_the_pod_fetches_for_itself() -> None:
 
 def test_the_users_own_variable_wins() -> None:
     assert variables(model=CACHE, env=[{"name": "HF_HUB_CACHE", "value": "/mine"}])["HF_HUB_CACHE"] == "/mine"
+
+
+def test_the_clients_keep_no_second_copy_of_what_they_fetch() -> None:
+    assert variables()["HF_XET_CHUNK_CACHE_SIZE_BYTES"] == "0"

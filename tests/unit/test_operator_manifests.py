@@ -175,6 +175,7 @@ def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
         "model": {"name": "org/model", "parameters": "1B", "tokenSecretRef": {"name": "hub", "key": "token"}},
         "dataset": {"name": "org/data", "tokenSecretRef": {"name": "hub", "key": "data"}},
         "rewards": [{"http": {"url": "http://judge", "tokenSecretRef": {"name": "judge", "key": "token"}}}],
+        "export": {"to": "Hub", "hub": {"repository": "org/out", "tokenSecretRef": {"name": "hub", "key": "push"}}},
         "env": [
             {"name": "HOME", "value": "/home"},
             {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
@@ -183,15 +184,14 @@ def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
         "envFrom": [{"prefix": "NCCL_", "configMapRef": {"name": "nccl"}}],
     }
     env = {variable["name"]: variable for variable in container(**spec)["env"]}
-    assert env["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
-    assert env["GRPO_DATASET_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "data"}
+    for variable, key in (("HF_TOKEN", "token"), ("GRPO_DATASET_TOKEN", "data"), ("GRPO_EXPORT_TOKEN", "push")):
+        assert env[variable]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": key}
     assert env["GRPO_REWARD_TOKEN_0"]["valueFrom"]["secretKeyRef"] == {"name": "judge", "key": "token"}
     assert env["HOME"]["value"] == "/home"
     assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "s", "key": "k", "optional": True}
     assert env["E"] == {"name": "E"}
     assert container(**spec)["envFrom"] == [{"prefix": "NCCL_", "configMapRef": {"name": "nccl"}}]
-    names = [variable["name"] for variable in container(**spec)["env"]]
-    assert len(names) == len(set(names))
+    assert len(env) == len(container(**spec)["env"]), "each name once"
 
 
 def test_each_pod_of_a_gang_gets_a_node_of_its_own() -> None:
@@ -213,12 +213,13 @@ def test_a_users_affinity_is_kept_beside_ours() -> None:
     assert alone["affinity"] == affinity
 
 
-def test_init_containers_get_the_trainers_rights_where_they_name_none() -> None:
+def test_init_containers_get_the_trainers_rights_and_image_where_they_name_none() -> None:
     one: dict[str, Any] = {"name": "fetch", "image": "fetch:1", "resources": {"limits": {"cpu": 1}}}
     rights = {"runAsUser": 65532, "readOnlyRootFilesystem": False, "capabilities": {"add": ["NET_BIND_SERVICE"]}}
-    containers = [one, {"name": "beside", "image": "b", "restartPolicy": "Always", "securityContext": rights}]
+    containers = [one, {"name": "beside", "restartPolicy": "Always", "securityContext": rights}]
     fetch, beside = pod(podTemplate={"spec": {"initContainers": containers}})["initContainers"]
     assert fetch["securityContext"] == container()["securityContext"]
+    assert [fetch["image"], beside["image"]] == ["fetch:1", container()["image"]]
     assert fetch["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
     assert beside["restartPolicy"] == "Always"
     assert beside["securityContext"] == {

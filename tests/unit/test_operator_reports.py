@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grpo_api.report import MAX_COUNT, Progress
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import Progress
 from grpo_api.status import GRPOJobStatus
 from grpo_api.timing import LAST_TIME
 from grpo_operator.decisions import Action
@@ -54,11 +55,21 @@ def published(seen: Observation) -> GRPOJobStatus:
     return GRPOJobStatus.model_validate(to_json(status))
 
 
+ARTIFACTS = st.dictionaries(
+    st.sampled_from(["to", "path", "format", "bytes", "weightsHash", "step", "time", "where"]),
+    NUMBERS | VALUES | st.sampled_from(["Volume", "Model", "/checkpoints/..", "/checkpoints/a", f"sha256:{'0' * 64}"]),
+)
+"""What a pod may say of its model and its checkpoints."""
+DETAILS = ("rank", "step", "totalSteps", "metrics", "export", "checkpoint")
+FARTHEST = "/checkpoints/" + "x" * 1011
 FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.items())
 
 
 @settings(max_examples=cases(500))
-@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES, max_size=6))
+@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES | ARTIFACTS, max_size=6))
+@example(
+    {"checkpoint": {"step": MAX_COUNT, "time": LAST_TIME, "bytes": MAX_COUNT, "where": "/checkpoints/" + "x" * 1011}}
+)
 @example({"secondsPerStep": LAST_TIME, "totalSteps": MAX_COUNT})
 def test_any_progress_is_a_failed_pull_or_makes_a_status(fields: dict[str, Any]) -> None:
     try:
@@ -74,7 +85,7 @@ def message(**fields: Any) -> str:
 
 
 @settings(max_examples=cases(500))
-@given(st.dictionaries(st.sampled_from(["rank", "step", "totalSteps", "metrics"]), NUMBERS | VALUES, max_size=4))
+@given(st.dictionaries(st.sampled_from(DETAILS), NUMBERS | VALUES | ARTIFACTS, max_size=4))
 def test_numbers_that_nobody_believes_do_not_change_how_it_ended(fields: dict[str, Any]) -> None:
     ended = terminated(0, message(**fields))
     seen = running(make_pod(0, state=ended), make_pod(1, state=ended))

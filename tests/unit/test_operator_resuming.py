@@ -55,6 +55,7 @@ def found(other: GRPOJobRecord, **spec: Any) -> GRPOJobRecord:
         (source({}), "nothing of it is kept"),
         (make_job({"checkpoint": CLAIM}, active_status(), name="earlier"), "has not made a step yet"),
         (make_job({"checkpoint": CLAIM}, name="earlier"), "has not made a step yet"),
+        (source({"store": {"url": "s3://bucket"}}), "keeps its checkpoints on an object store"),
         (make_job({"checkpoint": CLAIM}, active_status(**STEP), name="earlier", deletionTimestamp="x"), "there is no"),
     ],
 )

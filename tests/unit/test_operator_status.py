@@ -234,11 +234,17 @@ def test_an_adapter_that_was_asked_for_is_no_news(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "status"), [({}, "False"), ({"volume": {"claimName": "c"}}, "True")], ids=["no volume", "a volume"]
+    ("checkpoint", "status", "reason"),
+    [
+        ({}, "False", "NoCheckpointVolume"),
+        ({"volume": {"claimName": "c"}}, "True", "SharedVolume"),
+        ({"store": {"url": "s3://bucket"}}, "True", "ObjectStore"),
+    ],
+    ids=["nothing", "a volume", "a store"],
 )
-def test_whether_a_run_can_be_recovered(checkpoint: dict[str, Any], status: str) -> None:
+def test_whether_a_run_can_be_recovered(checkpoint: dict[str, Any], status: str, reason: str) -> None:
     seen = make_seen(make_job({"checkpoint": checkpoint}))
-    assert of_type(after(seen, COMMIT), "Recoverable")[0] == status
+    assert of_type(after(seen, COMMIT), "Recoverable")[:2] == (status, reason)
 
 
 def test_a_transition_time_moves_only_with_the_status() -> None:

@@ -12,7 +12,7 @@ import pytest
 from grpo_api.quantity import GIB
 from grpo_planner.hardware.products import usable_bytes
 from grpo_planner.memory import Precision, Setup, Strategy, predict, states
-from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes
+from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, export_bytes
 from grpo_planner.memory.generation import cache
 from grpo_planner.memory.tensors import persistent, trained_matrices
 from grpo_planner.model import catalogue
@@ -214,3 +214,15 @@ def test_checkpoints_hold_weights_state_and_a_drifted_reference() -> None:
     lora = replace(full, lora_rank=16)
     assert checkpoint_bytes(BIG, lora, False) == 12 * BIG.adapter_parameters(16)
     assert checkpoint_bytes(BIG, replace(full, precision="bfloat16", zero=3), False) == 14 * BIG.parameters
+
+
+def test_an_export_holds_what_was_trained_or_the_model_that_it_was_merged_into() -> None:
+    full = of_length("mixed", 8)
+    lora = replace(full, lora_rank=16)
+    assert export_bytes(BIG, full, merged=False) == 4 * BIG.parameters
+    assert export_bytes(BIG, replace(full, precision="bfloat16"), merged=True) == 2 * BIG.parameters
+    assert export_bytes(BIG, lora, merged=False) == 4 * BIG.adapter_parameters(16)
+    assert export_bytes(BIG, replace(lora, precision="bfloat16", zero=3), merged=False) == 2 * BIG.adapter_parameters(
+        16
+    )
+    assert export_bytes(BIG, lora, merged=True) == 4 * BIG.parameters

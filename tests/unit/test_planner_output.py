@@ -16,7 +16,7 @@ from grpo_cli.manifest import load_value
 from grpo_cli.plan_table import CHOSEN, SHOWN
 from grpo_cli.terminal import gib
 from grpo_cli.what_if import changed, path_of
-from grpo_planner import PlanResult, plan_job
+from grpo_planner import Inventory, PlanResult, plan_job
 from tests.generated import cases
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, spec
 
@@ -127,7 +127,7 @@ def test_a_model_is_planned_without_a_file(capsys: pytest.CaptureFixture[str]) -
     asked = ["plan", QWEN_7B, "--gpus", "8xH100", "--host-memory", "1Ti"]
     assert main([*asked, "--completion-length", "2048", "-o", "json"]) == 0
     there = nodes(1, 8, H100)
-    expected = plan_job(spec(QWEN_7B, training__maxCompletionLength=2048), inventory(there))
+    expected = plan_job(spec(QWEN_7B, training__maxCompletionLength=2048), Inventory((there,), reports_disk=True))
     assert PlanResult.model_validate_json(capsys.readouterr().out) == expected
     assert main(["plan", "my/model", "--gpus", "8xH100", "--parameters", "7B", "--prompt-length", "64"]) == 0
     assert "my/model  planned" in capsys.readouterr().out

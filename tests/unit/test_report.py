@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_api.artifacts import Checkpoint, Export, weights_hash
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import TERMINATION_BYTES
 from grpo_api.metrics import JOB_PHASE, JOBS, OPERATOR
 from grpo_api.plan import MemoryPhases
-from grpo_api.report import LOAD, MAX_COUNT, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import LOAD, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
+from grpo_api.timing import LAST_TIME
 from grpo_api.training_metrics import OUTCOME_KEYS, TRAINER
 
 COUNTS = st.integers(min_value=0, max_value=MAX_COUNT)
@@ -19,6 +22,7 @@ NUMBERS = st.floats()
 CHARACTERS = st.characters(codec=None) | st.sampled_from('"\\\n\x00\x7f […]ü語😀\ud800')
 """Any character: what JSON escapes, what takes one to four bytes, and halves of pairs that have no UTF-8 at all."""
 PARTS = st.tuples(st.text(CHARACTERS, max_size=40), st.integers(min_value=1, max_value=3000))
+PATHS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=300)
 OUTCOMES = st.builds(
     Outcome,
     result=st.sampled_from(Result),
@@ -27,6 +31,16 @@ OUTCOMES = st.builds(
     total_steps=COUNTS,
     attempt=COUNTS,
     metrics=st.dictionaries(KEYS, NUMBERS, max_size=16),
+    export=st.none()
+    | st.builds(
+        Export,
+        to=st.sampled_from(["Volume", "ObjectStore", "Hub"]),
+        path=PATHS,
+        format=st.sampled_from(["Model", "Adapter"]),
+        bytes=COUNTS,
+        weightsHash=st.just(weights_hash({})),  # builds goes by the alias
+    ),
+    checkpoint=st.none() | st.builds(Checkpoint, step=COUNTS, time=st.floats(0, LAST_TIME), bytes=COUNTS, where=PATHS),
 )
 
 

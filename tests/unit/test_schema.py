@@ -36,13 +36,13 @@ def test_models_accept_and_default_as_the_server_does(name: str) -> None:
     served = defaulted(spec, job_schema()["properties"]["spec"])
     parsed = parse_spec(served)
     assert parsed.model_dump(mode="json", exclude_none=True) == served
-    assert parse_spec(changed(GOOD[name])) == parsed
+    assert parse_spec(changed(GOOD[name]), creating=True) == parsed
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
 def test_models_reject_what_the_server_refuses(bad: Bad) -> None:
     with pytest.raises(SpecInvalid) as caught:
-        parse_spec(bad.spec)
+        parse_spec(bad.spec, creating=True)
     assert any(problem.startswith(bad.path) for problem in caught.value.problems)
 
 
@@ -50,7 +50,7 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
     told = ""
     for bad in BAD:
         with pytest.raises(SpecInvalid) as caught:
-            parse_spec(bad.spec)
+            parse_spec(bad.spec, creating=True)
         told += str(caught.value)
     assert [rule.message for rule in _rules(Model) if rule.satisfied and rule.message not in told] == []
 
@@ -182,6 +182,6 @@ def _is_named(path: str) -> bool:
 
 
 def test_the_sample_is_the_smallest_spec() -> None:
-    for name in SPEC:
+    for name in SPEC.keys() - {"export"}:
         with pytest.raises(SpecInvalid, match=f"spec.{name}: Field required"):
             parse_spec({key: value for key, value in SPEC.items() if key != name})

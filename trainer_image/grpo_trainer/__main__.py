@@ -18,6 +18,7 @@ from grpo_api.contract import PLAN_ENV, PLAN_PATH, THREADS_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
 
+from .checkpoints.key import require_key
 from .errors import BadInput, Diverged, classify
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
 from .process.cores import threads_per_process
@@ -44,6 +45,16 @@ def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
         raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error
 
 
+def require_signable(plan: TrainingPlan, place: Placement) -> None:
+    """Try the key that the export will be signed with; nobody should hear of a wrong one after days of training.
+
+    Raises:
+        BadInput: it can't be used.
+    """
+    if place.is_main and plan.export and plan.export.signing_key_secret_ref:
+        require_key()
+
+
 def work(plan: TrainingPlan, place: Placement, started: float) -> int:
     """Run this process's worker to its end; returns the exit code of its Outcome."""
     recorder = Recorder(plan, place, started)
@@ -52,7 +63,7 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
         from .worker import train
 
         message = train(plan, place, recorder)
-        outcome = make_outcome(place.rank, Result.SUCCEEDED, message, recorder.progress)
+        outcome = make_outcome(place.rank, Result.SUCCEEDED, message, recorder.progress, export=recorder.export)
     except BaseException as error:
         traceback.print_exc()
         result, message = classify(error)
@@ -74,6 +85,7 @@ def main() -> int:
         plan = read_plan(os.environ)
         require_supported(plan)
         place = placement(plan, os.environ)
+        require_signable(plan, place)
     except BadInput as error:
         return announce(with_message(Outcome(result=error.result), str(error)))
     if place.processes_per_node > 1 and LOCAL_RANK_ENV not in os.environ:

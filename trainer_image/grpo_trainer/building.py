@@ -94,7 +94,9 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: 
     _tell_prompts(prompts, recorder)
     run_identity, cadence = identity(plan, prompts.fingerprint), Cadence.of(plan, len(prompts.rows))
     with recorder.part("verify"):
-        beginning = begin(plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped))
+        beginning = begin(
+            plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped), recorder.event
+        )
     skipped = _skipped(plan, beginning)
     preemption = Preemption.of(plan)
     observer.clock.entered = recorder.phase

@@ -11,6 +11,8 @@
     │   ├── DriftedApart    ranks that began with the same weights hold different ones
     │   ├── HubUnavailable  the hub gave nothing for as long as it may be waited for
     │   └── DiskFailed      a volume took no more, or gave no more
+    │       └── StoreFailed an object store did, in a volume's place
+    │           └── Denied  it refuses, and would do so again
     └── Preempted           SIGTERM
 
 Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
@@ -94,6 +96,14 @@ class HubUnavailable(Transient):
 
 class DiskFailed(Transient):
     """A volume took no more, or gave no more: it is full, has reached a quota, or is away for a moment."""
+
+
+class StoreFailed(DiskFailed):
+    """An object store took nothing, or gave nothing, for as long as it is waited for."""
+
+
+class Denied(StoreFailed):
+    """An object store refuses what it is asked for, and would do so again."""
 
 
 class Preempted(TrainingError):

@@ -1,4 +1,4 @@
-"""Where a run's files are on its checkpoint volume.
+"""Where a run's files are on its checkpoint volume, and, with an object store, on each pod's own disk.
 
     <checkpoint_directory>/owner.json                             who may write (checkpoints/volume.py)
     <checkpoint_directory>/attempt-N/outcome-rank-R.json          how the attempt's processes ended
@@ -19,8 +19,8 @@ ATTEMPTS = f"{ATTEMPT_PREFIX}*"
 """Matches the folders of all attempts."""
 CHECKPOINTS = f"{CHECKPOINT_PREFIX}*"
 """Matches the checkpoints of an attempt."""
-EXPORT = "export"
-"""Folder of the finished model or adapter, published whole."""
+MANIFEST = "manifest.json"
+"""Names the files of a checkpoint that is complete."""
 
 
 def run_folder(plan: TrainingPlan) -> Path | None:
@@ -30,13 +30,23 @@ def run_folder(plan: TrainingPlan) -> Path | None:
 
 def attempt_folder(plan: TrainingPlan) -> Path | None:
     """Folder of this attempt's checkpoints, samples and outcomes; None without a shared volume."""
+    return attempt_folder_of(plan, plan.job.attempt)
+
+
+def attempt_folder_of(plan: TrainingPlan, attempt: int) -> Path | None:
+    """The same of any attempt of the job."""
     folder = run_folder(plan)
-    return folder and folder / attempt_name(plan)
+    return folder and folder / f"{ATTEMPT_PREFIX}{attempt}"
 
 
 def attempt_name(plan: TrainingPlan) -> str:
     """Name of this attempt's folder."""
-    return f"{ATTEMPT_PREFIX}{plan.job.attempt}"
+    return attempt_named(plan.job.attempt)
+
+
+def attempt_named(attempt: int) -> str:
+    """Name of an attempt's folder."""
+    return f"{ATTEMPT_PREFIX}{attempt}"
 
 
 def checkpoint_folder(attempt: Path, step: int) -> Path:

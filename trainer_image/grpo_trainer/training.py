@@ -3,20 +3,28 @@
 The parts meet here; each is a module of its own. Importing this module imports torch, TRL and all that they need.
 """
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from grpo_api.exporting import HubExportSpec
 from grpo_api.plan import TrainingPlan
 from grpo_api.timing import Beginning
+from grpo_api.training_metrics import OUTCOME_KEYS
 
 from .building import Run, build
-from .checkpoints.export import export_model
-from .checkpoints.volume import read_manifest, sealed_at
-from .errors import Diverged, DivergedKL, Preempted
-from .gang import rendezvous
+from .checkpoints.export import described, export_model, send_model
+from .checkpoints.provenance import Finished, write_provenance
+from .checkpoints.remote import shown
+from .checkpoints.volume import read_manifest, sealed_at, told
+from .errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted
+from .gang import led, rendezvous
+from .hub.card import HERE, Trained, write_card
+from .hub.pushing import push, require_target
 from .paths import number, run_folder
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
-from .telemetry.logs import log_line
+from .telemetry.logs import log_line, translate
 from .telemetry.observer import StepObserver
 from .telemetry.shortage import shortage_of
 
@@ -37,6 +45,9 @@ def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
 
 def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver) -> str:
     """Build, train and export."""
+    hub = plan.export.hub if plan.export else None
+    if hub:
+        led.by_main(lambda: require_target(hub, lambda _: recorder.event()))
     built = build(plan, recorder, watchdog, observer)
     _announce_start(plan, recorder, built)
     checkpoint = built.beginning.checkpoint
@@ -46,7 +57,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
     except Diverged as error:
         if not isinstance(error, DivergedKL):
             recorder.not_finite(error.step)
-        raise _explained(error, built) from error
+        raise _explained(plan, error, built) from error
     finally:
         built.rewards.close()
     return _finish(plan, built, recorder)
@@ -55,13 +66,14 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
 def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
+    own = told(checkpoint, shown(plan, checkpoint)) if checkpoint and _is_own(plan, checkpoint) else None
     recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
-        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(plan, checkpoint))
+        recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(plan, checkpoint), own)
         log_line(
             attempt=plan.job.attempt,
             resumedFromStep=step,
-            checkpoint=checkpoint and str(checkpoint),
+            checkpoint=checkpoint and shown(plan, checkpoint),
             adapter=adapter and str(adapter),
             skipped=[(one.first, one.last) for one in skipped] or None,
         )
@@ -69,25 +81,30 @@ def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
 
 def _began_at(plan: TrainingPlan, checkpoint: Path | None) -> Beginning:
     """Which attempt's time this one goes on from; another run's is no time of this job."""
-    folder = run_folder(plan)
-    if checkpoint is None or folder is None or not checkpoint.is_relative_to(folder):
+    if checkpoint is None or not _is_own(plan, checkpoint):
         return Beginning()
     manifest = read_manifest(checkpoint)
     return Beginning(attempt=manifest.attempt, clock=manifest.clock)
 
 
-def _explained(error: Diverged, run: Run) -> Diverged:
+def _is_own(plan: TrainingPlan, checkpoint: Path) -> bool:
+    """Whether a checkpoint is one of this job."""
+    folder = run_folder(plan)
+    return folder is not None and checkpoint.is_relative_to(folder)
+
+
+def _explained(plan: TrainingPlan, error: Diverged, run: Run) -> Diverged:
     """The same end with what a rollback needs: the last checkpoint, and what the run diverged on."""
-    told = type(error)(f"{error}. {_last_good(run)}", error.step)
+    told = type(error)(f"{error}. {_last_good(plan, run)}", error.step)
     if error.step:
         told.diverged_on = run.cadence.trained_on(error.step, run.trainer.skipped)
     return told
 
 
-def _last_good(run: Run) -> str:
+def _last_good(plan: TrainingPlan, run: Run) -> str:
     """The checkpoint that a run which has diverged can go back to, as a sentence."""
     found = run.seal.last or run.beginning.checkpoint
-    return f"The last good checkpoint is {found}" if found else "No checkpoint was saved before"
+    return f"The last good checkpoint is {shown(plan, found)}" if found else "No checkpoint was saved before"
 
 
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
@@ -101,8 +118,62 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
     if run.step_exchange.verdict == "stop":
         raise Preempted(f"SIGTERM; stopped at step {state.global_step}, the last periodic checkpoint stands")
     recorder.stage("Exporting")
-    folder = export_model(plan, run.trainer.source, run.trainer.write_model)
+    describe = partial(write_card, _trained(plan, run, recorder))
+    attest = partial(write_provenance, _finished(plan, run, recorder))
+    folder = export_model(
+        plan, run.trainer.source, run.trainer.write_model,
+        describe=describe, attest=attest, read=lambda _: recorder.event(),
+    )  # fmt: skip
+    where = _place(plan, folder, recorder) if folder else "spec.export keeps no model"
     rendezvous.leave_together()
     recorder.stage("Finished")
-    where = f"; the model is in {folder}" if folder else "; no checkpoint volume, so no model was exported"
-    return f"trained {state.global_step} steps{where}{run.prompts.left_out}"
+    return f"trained {state.global_step} steps; {where}{run.prompts.left_out}"
+
+
+def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> Trained:
+    """What is told of the model beside it. The numbers of the last step come from the checkpoint where an attempt finds
+    all steps done."""
+    state = run.trainer.state
+    last: dict[str, Any] = next((logs for logs in reversed(state.log_history) if "loss" in logs), {})
+    metrics = {key: value for key, value in translate(last).items() if key in OUTCOME_KEYS or "/" in key}
+    revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
+    address = hub.repository if hub else HERE
+    return Trained(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
+
+
+def _place(plan: TrainingPlan, folder: Path, recorder: Recorder) -> str:
+    """Send an exported model on to where the plan wants it; says where it is. A collective.
+
+    Raises:
+        StoreFailed: the store took nothing for too long.
+        BadInput: the hub refuses it for good.
+        HubUnavailable: the hub took nothing for too long.
+    """
+    url, hub = send_model(plan, folder, recorder.event), plan.export.hub if plan.export else None
+    kept = url or (str(folder) if run_folder(plan) else "")
+    address = _pushed(plan, folder, hub, kept, recorder) if hub else ""
+    if recorder.place.is_main:
+        export = described(folder, url)
+        recorder.export = export.model_copy(update={"to": "Hub", "path": address}) if hub else export
+    return "the model is in " + " and in ".join(filter(None, (address, kept)))
+
+
+def _pushed(plan: TrainingPlan, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder) -> str:
+    """Push an exported model; its address on the hub. `kept`: where else it is; empty for nowhere. A collective."""
+    message = f"GRPO of {plan.model.name}, {recorder.step} steps"
+    try:
+        commit = led.by_main(lambda: push(folder, hub, message, lambda _: recorder.event(), only_copy=not kept))
+    except (BadInput, HubUnavailable) as error:
+        raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
+    return f"hf://{hub.repository}@{commit}"
+
+
+def _finished(plan: TrainingPlan, run: Run, recorder: Recorder) -> Finished:
+    """What the run's provenance is made of."""
+    return Finished(
+        plan=plan,
+        source=run.trainer.source,
+        proofs=run.trainer.proofs,
+        progress=recorder.progress,
+        started=recorder.started,
+    )

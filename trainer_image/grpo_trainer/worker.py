@@ -32,7 +32,7 @@ def train(plan: TrainingPlan, place: Placement, recorder: Recorder) -> str:
     watchdog = Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks))
     watchdog.start()
     _join_and_import(plan, place, recorder)
-    claim_folder(plan)
+    claim_folder(plan, recorder.event)
     earlier = finished_attempt(plan)
     if earlier is not None:
         recorder.adopt(earlier)

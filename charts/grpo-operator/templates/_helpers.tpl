@@ -36,5 +36,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "grpo-operator.image" -}}
+{{- with .root.Values.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
 {{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
+{{- with .image.digest }}@{{ . }}{{ end -}}
 {{- end -}}

@@ -6,14 +6,12 @@ from pydantic import Field
 
 from ..base import ATOMIC_LIST, Model, Rule, map_list, unique
 from ..contract import CONTAINER
-from ..names import DNSLabel, Path
+from ..names import DNSLabel, Image, Path, PullPolicy
 from .environment import EnvFromSource, EnvVar
 from .mounts import VolumeMount
 from .resources import ResourceRequirements
 
 _STANDARD = "the `restricted` pod security standard"
-Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
-PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 Arguments = Annotated[
     list[Annotated[str, Field(max_length=16384)]], Field(max_length=64, json_schema_extra=ATOMIC_LIST)
 ]
@@ -125,8 +123,8 @@ class InitContainer(Model):
 
     name: DNSLabel
     """Name of the container."""
-    image: Image
-    """Its image."""
+    image: Image | None = None
+    """Its image. Unset: the training image."""
     image_pull_policy: PullPolicy = "IfNotPresent"
     """When the image is pulled. Unset: IfNotPresent."""
     command: Arguments = []

@@ -13,6 +13,8 @@ _NAME = (
     r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMGT]i"
     r"|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)$"
 )
+EPHEMERAL_STORAGE = "ephemeral-storage"
+"""The resource that is the disk of a pod's node."""
 _GPU = r"^(nvidia\.com/(gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/)"
 """Not all of nvidia.com/: the network operator names its cards there too."""
 _CEL_GPU = f"name.matches(r'{_GPU}')"
@@ -59,7 +61,7 @@ class ResourceRequirements(Model):
     )
 
     requests: ResourceList = Field(default_factory=dict)
-    """What the scheduler sets aside. Unset: the limits; of cpu and memory what the plan needs."""
+    """What the scheduler sets aside. Unset: the limits; of cpu, memory and ephemeral-storage what the plan needs."""
     limits: ResourceList = Field(default_factory=dict)
     """What the container may use at most; past its memory it is killed. Unset: no limit."""
 

@@ -138,7 +138,7 @@ class Capacity:
                 warnings.append(self._snapshot.problem)
             if not visible:
                 warnings.append(NOT_VISIBLE)
-            found = Inventory(tuple(self._seen(suitable)), tuple(warnings), visible)
+            found = Inventory(tuple(self._seen(suitable)), tuple(warnings), visible, suitable.reports_disk)
             self._inventories[suitable] = found
         return self._inventories[suitable]
 

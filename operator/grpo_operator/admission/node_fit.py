@@ -3,12 +3,15 @@
 The planner counts GPUs, memory and cores; what else a spec asks of a node is settled here, before it counts. Pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
+from grpo_api.pods.resources import EPHEMERAL_STORAGE
+from grpo_planner.memory.disk import disk_request
+from grpo_planner.words import gib
 
 from ..podspec import init_container
 from ..untyped import Part
@@ -20,38 +23,56 @@ _COUNTED_BY_PLANNER = ("cpu", "memory")
 
 def pod_amounts(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan takes of its node; the same numbers as in its requests."""
-    trainer = spec.container_resources(plan.processes_per_node, plan.host_memory_bytes)
-    return {**_amounts(spec, trainer), plan.gpu_resource: float(plan.gpus_per_node)}
+    return {**_amounts(spec, spec.container_resources(plan)), plan.gpu_resource: float(plan.gpus_per_node)}
 
 
 def pod_limits(spec: GRPOJobSpec, plan: ExecutionPlan) -> Amounts:
     """What one pod of a plan may use at most, as far as it says so, without GPUs."""
-    return _amounts(spec, spec.container_resources(plan.processes_per_node, plan.host_memory_bytes), "limits")
+    return _amounts(spec, spec.container_resources(plan), "limits")
 
 
-def extra_amounts(spec: GRPOJobSpec) -> Amounts:
-    """What one pod takes of its node, whatever the plan, besides what the planner counts."""
-    found = _amounts(spec, spec.resources.manifest({}))
+def extra_amounts(spec: GRPOJobSpec, *, reports_disk: bool = False) -> Amounts:
+    """What one pod takes of its node, whatever the plan, besides what the planner counts.
+
+    `reports_disk`: whether nodes say how much ephemeral storage they have.
+    """
+    disk = disk_request(spec, reported=reports_disk)
+    found = _amounts(spec, spec.resources.manifest({EPHEMERAL_STORAGE: str(disk)} if disk else {}))
     return {name: value for name, value in found.items() if name not in _COUNTED_BY_PLANNER}
 
 
 def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "requests") -> Amounts:
     """Requests of the whole pod, or its limits, given the training container's resources."""
-    others = [init_container(one) for one in spec.pod_template.spec.init_containers]
+    others = [init_container(one, image="") for one in spec.pod_template.spec.init_containers]
     return pod_requests(Part({"containers": [{"resources": trainer}], "initContainers": others}), kind)
+
+
+def reports_disk(nodes: Iterable[NodeFacts]) -> bool:
+    """Whether any of the nodes says how much ephemeral storage it has; a kubelet may be told not to look."""
+    return any(EPHEMERAL_STORAGE in node.offers for node in nodes)
 
 
 def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     """Why the job's pods can never run on the node, empty when they can."""
     for name, value in extra.items():
-        if node.offers.get(name, 0.0) < value:
-            return f"it offers {node.offers.get(name, 0.0):g} {name}, and a pod requests {value:g}"
+        offered = node.offers.get(name, 0.0)
+        if offered < value and name == EPHEMERAL_STORAGE:
+            return f"it offers {gib(offered)} of {name}, and a pod requests {gib(value)}{_way_out(spec)}"
+        if offered < value:
+            return f"it offers {offered:g} {name}, and a pod requests {value:g}"
     affinity = spec.pod_template.spec.affinity
     wanted = affinity.node_affinity if affinity else None
     required = wanted.required_during_scheduling_ignored_during_execution if wanted else None
     if required and not any(_meets(node, term) for term in required.node_selector_terms):
         return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
     return ""
+
+
+def _way_out(spec: GRPOJobSpec) -> str:
+    """How the pods would request less of their nodes' disks."""
+    if EPHEMERAL_STORAGE in spec.resources.requested:
+        return f": lower spec.resources.requests.{EPHEMERAL_STORAGE}"
+    return ": give spec.model.cache a claim for what is fetched" if not spec.model.cache else ""
 
 
 def lacks(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:

@@ -41,6 +41,7 @@ from .capacity import Capacity
 from .checks import plan_problem, spec_problem
 from .judge import Pass, Question, Verdict, judge, refusal, restart, verdict_of
 from .kept import WANT_OF_MEMORY, learning, next_plan
+from .node_fit import reports_disk
 from .notices import Notices, Tell
 from .plans import Plans
 from .snapshot import Snapshot, SnapshotSource
@@ -220,7 +221,7 @@ class AdmissionQueue:
         """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
         if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
-        there = Capacity(self._facts.take(), ()).inventory(job).emptied if job.queue_name else Inventory()
+        there = Capacity(self._facts.take(), ()).inventory(job).emptied if job.queue_name else self._cpus()
 
         def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
             return plan_job(spec, there, learned=learned)
@@ -233,6 +234,13 @@ class AdmissionQueue:
         verdict = verdict_of(job, found.result, admitted=True)
         problem = plan_problem(job, verdict.plan) if verdict.plan else None
         return refusal(job, problem) if problem else verdict
+
+    def _cpus(self) -> Inventory:
+        """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far as that is known."""
+        try:
+            return Inventory(reports_disk=reports_disk(self._facts.take().nodes))
+        except ClusterError:
+            return Inventory()
 
     def _restart(self, job: GRPOJobRecord) -> Verdict:
         """At once and on the newest facts: GPUs that stand still for a pass are of no use to anybody."""

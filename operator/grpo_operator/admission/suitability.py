@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from grpo_api.job import GRPOJobSpec
 
 from .inventory import Cards, NodeFacts, cards, left_out
-from .node_fit import extra_amounts, unfit
+from .node_fit import extra_amounts, reports_disk, unfit
 from .resources import Amounts
 
 Sight = tuple[NodeFacts, tuple[Cards, ...]]
@@ -22,6 +22,8 @@ class Suitable:
     """A sentence for each GPU node that is left out, or known in part only."""
     extra: Amounts
     """What a pod takes of its node besides GPUs, memory and cores."""
+    reports_disk: bool
+    """Whether GPU nodes say how much ephemeral storage they have."""
 
 
 class Suitability:
@@ -33,10 +35,12 @@ class Suitability:
         seen = ((node, *cards(node)) for node in nodes)
         self._sights = [(node, tuple(found), said) for node, found, said in seen if found or said]
         self._known: dict[str, Suitable] = {}
+        self._reports_disk = reports_disk(node for node, _, _ in self._sights)
 
     def of(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Suitable:
         """The nodes for a spec, without those that its pods are kept away from."""
-        extra, affinity = extra_amounts(spec), spec.pod_template.spec.affinity
+        extra = extra_amounts(spec, reports_disk=self._reports_disk)
+        affinity = spec.pod_template.spec.affinity
         placement = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
         key = f"{placement}{affinity.model_dump_json() if affinity else ''}{sorted(extra.items())}{sorted(avoided)}"
         if key not in self._known:
@@ -53,4 +57,4 @@ class Suitability:
             else:
                 warnings += said
                 nodes.append((node, found))
-        return Suitable(nodes=tuple(nodes), warnings=tuple(warnings), extra=extra)
+        return Suitable(nodes=tuple(nodes), warnings=tuple(warnings), extra=extra, reports_disk=self._reports_disk)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_api.status import Condition
-from grpo_api.usage import Usage
+from grpo_api.status import Condition, GRPOJobStatus
 
 from ..errors import ClusterError
 from ..events import event, telling_change
@@ -63,9 +62,14 @@ class EventRecorder:
         """Events that may still come before one is dropped."""
 
     def record(
-        self, job: GRPOJobRecord, old: list[Condition], new: list[Condition], now: float, usage: Usage | None = None
+        self,
+        job: GRPOJobRecord,
+        old: list[Condition],
+        new: list[Condition],
+        now: float,
+        status: GRPOJobStatus | None = None,
     ) -> None:
-        """Queues the event of a status write, if there is something to tell; `usage` is what the write says of it."""
+        """Queues the event of a status write, if there is something to tell; `status` is what was written."""
         condition = telling_change(old, new)
         if condition is None:
             return
@@ -77,7 +81,7 @@ class EventRecorder:
         if job.key not in self._waiting:
             self._waiting[job.key] = deque()
             self._ready.put_nowait(job.key)
-        self._waiting[job.key].append(_Waiting(event(job, condition, now, usage), asyncio.get_running_loop().time()))
+        self._waiting[job.key].append(_Waiting(event(job, condition, now, status), asyncio.get_running_loop().time()))
 
     async def run(self) -> None:
         """Sends until cancelled."""

@@ -72,6 +72,8 @@ class Inventory:
     """Sentences about nodes that were left out, such as shared GPUs; they end up in plan.warnings."""
     visible: bool = True
     """False when other namespaces' pods can't be seen: `free` is then a guess, and the fit is left to the scheduler."""
+    reports_disk: bool = False
+    """Whether nodes say how much ephemeral storage they have, so that pods may request it."""
 
     @cached_property
     def emptied(self) -> "Inventory":

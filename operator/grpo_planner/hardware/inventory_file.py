@@ -74,7 +74,7 @@ def parse_inventory(document: Any) -> Inventory:
     except ValidationError as error:
         problems = [f"{dotted(problem['loc']) or 'inventory'}: {problem['msg']}" for problem in error.errors()]
         raise InventoryInvalid("; ".join(problems)) from error
-    return Inventory(tuple(_node(group) for group in file.nodes if group.count))
+    return Inventory(tuple(_node(group) for group in file.nodes if group.count), reports_disk=True)
 
 
 def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
@@ -98,7 +98,8 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         count=int(match[1] or 1), gpu_product=product, gpus_per_node=gpus, host_memory_gib=host, cpu=DEFAULT_CPU * gpus
     )
     assumed = f"{host} GiB of host memory per node are assumed: say how much there is by --host-memory"
-    return Inventory((_node(group),) if group.count else (), () if host_memory is not None else (assumed,))
+    told = () if host_memory is not None else (assumed,)
+    return Inventory((_node(group),) if group.count else (), told, reports_disk=True)
 
 
 def _node(group: NodeGroup) -> Node:

@@ -8,7 +8,7 @@ from grpo_api.quantity import GIB, MIB
 from ..model.shapes import Shape
 from .phases import Prediction
 from .setup import Setup
-from .states import optimizer_state, trained_parameters
+from .states import optimizer_state, trained_bytes, trained_parameters
 
 CONTEXT = round(0.55 * GIB)
 """CUDA context with the kernels of torch and cuBLAS."""
@@ -43,7 +43,13 @@ def whole_mib(count: int) -> int:
 def checkpoint_bytes(shape: Shape, setup: Setup, drifting_reference: bool) -> int:
     """Disk of one checkpoint: weights (the adapter's under LoRA), optimizer state and a drifting reference."""
     trained = trained_parameters(shape, setup)
-    weight = 4 if setup.lora and not setup.zero else setup.weight_bytes
     moments = 12 * trained if setup.zero else optimizer_state(shape, setup)
     reference = shape.parameters * setup.weight_bytes if drifting_reference else 0
-    return round(trained * weight + moments + reference)
+    return round(trained * trained_bytes(setup) + moments + reference)
+
+
+def export_bytes(shape: Shape, setup: Setup, merged: bool) -> int:
+    """Disk of the exported weights: the model's, or under LoRA the adapter's unless it is merged into its base."""
+    if setup.lora and not merged:
+        return trained_parameters(shape, setup) * trained_bytes(setup)
+    return shape.parameters * setup.weight_bytes

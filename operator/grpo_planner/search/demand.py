@@ -17,6 +17,7 @@ from ..hardware.products import Product
 from ..memory import Precision, Prediction, Setup
 from ..memory.activations import no_grad_transient
 from ..memory.device import MARGIN, device_bytes
+from ..memory.disk import disk_note, disk_request
 from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
 from . import batch
@@ -52,16 +53,21 @@ class Demand:
                 f"importanceSamplingLevel sequence with lossType {training.loss_type} is not GSPO, whose loss is the "
                 "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to about 3e-4"
             )
-        return told
+        return [*told, *filter(None, [disk_note(self.spec, self.shape.parameters)])]
 
-    @property
+    @cached_property
     def margin(self) -> float:
         """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose routing varies."""
         return MARGIN["Estimated" if self.shape.experts else self.model.source]
 
     def device_bytes(self, prediction: Prediction, world: int) -> int:
         """What a GPU must have for what one of so many processes allocates."""
-        return device_bytes(prediction, world, self.margin, expandable=self.spec.expandable_segments)
+        return device_bytes(prediction, world, self.margin, expandable=self._expandable)
+
+    @cached_property
+    def _expandable(self) -> bool:
+        """Kept, like the margin: a search asks thousands of times."""
+        return self.spec.expandable_segments
 
     def corrected(self, prediction: Prediction) -> Prediction:
         """A prediction with what the job has learned of it."""
@@ -98,6 +104,10 @@ class Demand:
         """Host memory that one pod may use, in bytes: its limit; without one its request, as more is not promised."""
         limit = self.spec.resources.limits.get("memory")
         return self.pod_memory if limit is None else quantity_bytes(limit)
+
+    def pod_disk(self, *, reported: bool) -> int:
+        """Ephemeral storage that one pod requests, in bytes; 0 for no request."""
+        return disk_request(self.spec, reported=reported, policy=self.shape.parameters)
 
     @cached_property
     def updates_per_generation(self) -> int:

@@ -34,7 +34,7 @@ def prepare(world: World) -> None:
 
 def draw_spec(chance: random.Random) -> Object:
     """A spec of some team's."""
-    spec: dict[str, Any] = {"rewards": [{"format": {"pattern": "a.*"}}]}
+    spec: dict[str, Any] = {"rewards": [{"format": {"pattern": "a.*"}}], "export": {"to": "None"}}
     if chance.random() < 0.4:
         spec |= CPU | {"placement": {"accelerator": "CPU", "nodes": chance.choice((1, 2, 2, 3, 4))}}
     else:

@@ -1,14 +1,11 @@
 """The GPU itself: what it is, and whether this torch was built for its generation."""
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
+from ..checkpoints.environment import driver
 from .findings import Context, Finding, judged
-
-DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(_: Context) -> list[Finding]:
@@ -16,12 +13,11 @@ def describe(_: Context) -> list[Finding]:
     properties = torch.cuda.get_device_properties(0)
     capability, arches = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
     problems = [] if covered(capability, arches) else [f"torch has no code for sm_{capability[0]}{capability[1]}"]
-    driver = re.search(r"\d{3,}\.[\d.]+", DRIVER.read_text()) if DRIVER.exists() else None
     numbers: dict[str, float | str] = {
         "gpus": float(torch.cuda.device_count()),
         "bytes": float(properties.total_memory),
         "product": properties.name,
-        "driver": driver[0] if driver else "unknown",
+        "driver": driver() or "unknown",
         "cuda": str(torch.version.cuda),
     }
     seen = f"{torch.cuda.device_count()} × {properties.name}, sm_{capability[0]}{capability[1]}"

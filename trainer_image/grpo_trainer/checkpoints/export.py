@@ -4,54 +4,117 @@ A training checkpoint won't do: it has optimizer state and partitions that only 
 """
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers.trainer import TRAINING_ARGS_NAME
 
+from grpo_api.artifacts import SUMS, Export, sums_text, weights_hash
+from grpo_api.contract import EXPORT_FOLDER
+from grpo_api.digests import Read
 from grpo_api.plan import TrainingPlan
 
 from ..errors import DiskFailed
 from ..files import disk_errors, patiently, sync_folder, sync_tree
-from ..gang import ranks
-from ..paths import EXPORT, attempt_name, run_folder
+from ..gang import led, ranks
+from ..paths import attempt_name, run_folder
+from ..stores.client import Tell, silent
+from ..stores.run import run_store
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from ..weights.models import Source, load_causal
-from .volume import require_owner
+from .hashing import read_sums, sha256_sums
+from .volume import list_files, require_owner
+
+Describe = Callable[[Path], None]
+"""Writes into the folder of a model that is complete what it was made of."""
 
 
-def export_model(plan: TrainingPlan, source: Source, save: Callable[[str], None]) -> Path | None:
-    """Write `<checkpoint_directory>/export`, whole or not at all; None without a volume. A collective.
+def export_model(
+    plan: TrainingPlan,
+    source: Source,
+    save: Callable[[str], None],
+    *,
+    describe: Describe = lambda _: None,
+    attest: Describe = lambda _: None,
+    read: Read = lambda _: None,
+) -> Path | None:
+    """Write `<checkpoint_directory>/export`, whole or not at all; None if nothing is to be kept. A collective.
 
-    LoRA is exported as an adapter, or merged into its base with spec.adapter.mergeOnExport. A full disk is waited for:
-    all that is left to do is this.
+    Without a volume a model that goes elsewhere is written to the pod's own disk first. LoRA is exported as an adapter,
+    or merged into its base with spec.adapter.mergeOnExport. A full disk is waited for: all that is left to do is this.
+    Before the folder has its name, rank 0 calls `describe`, when the model is complete, `attest`, when the hashes of
+    all files are there, and `read`, from any thread, with the bytes of each piece of a file that was hashed.
 
     Raises:
         DiskFailed: the disk took nothing for minutes; the last checkpoint stands.
         Preempted: a newer attempt owns the folder.
     """
-    root = run_folder(plan)
-    if root is None:
+    root = _root(plan)
+    if root is None or (plan.export and not plan.export.keeps):
         return None
-    folder = root / EXPORT
-    patiently(lambda: _export(plan, source, save, folder))
+    folder = root / EXPORT_FOLDER
+
+    def complete(temporary: Path) -> None:
+        describe(temporary)
+        sums = sha256_sums(temporary, list_files(temporary), read)
+        (temporary / SUMS).write_text(sums_text(sums), encoding="utf-8")
+        attest(temporary)
+
+    patiently(lambda: _export(plan, source, save, complete, folder))
     return folder
 
 
-def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], folder: Path) -> None:
-    temporary = folder.with_name(f".{EXPORT}-{attempt_name(plan)}")
+def described(folder: Path, url: str | None = None) -> Export:
+    """What is told of a published export; `url` is where it is on an object store."""
+    return Export(
+        to="ObjectStore" if url else "Volume",
+        path=url or str(folder),
+        format="Adapter" if (folder / ADAPTER_CONFIG).is_file() else "Model",
+        bytes=sum(list_files(folder).values()),
+        weights_hash=weights_hash(read_sums(folder)),
+    )
+
+
+def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | None:
+    """Send an exported model to the run's object store and make it count; its URL, None without a store. A collective.
+
+    Raises:
+        StoreFailed: the store took nothing for minutes; the last checkpoint stands.
+        Preempted: a newer attempt has the run.
+    """
+    run = run_store(plan, tell)
+    return led.by_main(disk_errors()(lambda: run.export(folder))) if run else None
+
+
+def _root(plan: TrainingPlan) -> Path | None:
+    """Where the export is written; on the pod's own disk if it only passes through."""
+    root = run_folder(plan)
+    if root is None and plan.export and plan.export.to == "Hub":
+        root = Path(tempfile.gettempdir()) / f"grpo-{plan.job.uid}"
+        root.mkdir(exist_ok=True)
+    return root
+
+
+def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], complete: Describe, folder: Path) -> None:
+    temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_name(plan)}")
     ranks.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))  # of a try that failed
     ranks.together(lambda: save(str(temporary)), DiskFailed)
-    ranks.on_main(disk_errors()(lambda: _publish(plan, source, temporary, folder)))
+    ranks.on_main(disk_errors()(lambda: _publish(plan, source, complete, temporary, folder)))
 
 
-def _publish(plan: TrainingPlan, source: Source, temporary: Path, folder: Path) -> None:
-    require_owner(plan)
+def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: Path, folder: Path) -> None:
+    if run_folder(plan):
+        require_owner(plan)
     if plan.execution.method == "LoRA" and plan.adapter.merge_on_export:
-        _merge(source, temporary, remote_code=plan.model.trust_remote_code)
+        merge_adapter(source, temporary, remote_code=plan.model.trust_remote_code)
     elif plan.execution.method == "LoRA":
         _name_base(source, temporary)
+    # a pickle with paths of this attempt's pods, of no use to who loads the model
+    (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+    complete(temporary)
     sync_tree(temporary)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
@@ -65,8 +128,8 @@ def _name_base(source: Source, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def _merge(source: Source, folder: Path, *, remote_code: bool) -> None:
-    """Replace the saved adapter by the merged model.
+def merge_adapter(source: Source, folder: Path, *, remote_code: bool) -> None:
+    """Replace the saved adapter by its base `source` with it merged in.
 
     On a copy of the base read anew into host memory: the live one may be partitioned, and is read without ZeRO's
     zero.Init, which a DeepSpeed config in force would bring in.

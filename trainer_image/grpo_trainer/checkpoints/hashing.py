@@ -16,8 +16,12 @@ from typing import Protocol
 
 import xxhash
 
+from grpo_api.artifacts import SUMS, parse_sums
+from grpo_api.digests import Read
+from grpo_api.digests import digests as sha256_digests
 from grpo_api.quantity import MIB
 
+from ..errors import BadInput
 from .manifest import Algorithm, FileRecord
 
 CHUNK_BYTES = 64 * MIB
@@ -95,6 +99,27 @@ def digests(folder: Path, parts: Iterable[Part]) -> list[str]:
     return found
 
 
+def read_part(folder: Path, part: Part) -> bytes:
+    """The bytes of a part.
+
+    Raises:
+        OSError: the file can't be read, or is shorter than the part says.
+    """
+    with (folder / part.name).open("rb") as file:
+        file.seek(part.begin)
+        found = file.read(part.end - part.begin)
+    if len(found) < part.end - part.begin:
+        raise OSError(errno.EIO, f"ends before byte {part.end}", str(folder / part.name))
+    return found
+
+
+def hash_of(part: Part, data: bytes) -> str:
+    """The hash of a part's bytes, in hex."""
+    found = _NEW[part.algorithm]()
+    found.update(memoryview(data))
+    return found.hexdigest()
+
+
 def _make_durable(path: Path) -> None:
     """A manifest that outlives a power cut must not vouch for bytes that were in the page cache only."""
     with path.open("rb") as file:
@@ -113,6 +138,29 @@ def _digest(folder: Path, part: Part) -> str:
             found.update(buffer[:count])
             left -= count
     return found.hexdigest()
+
+
+def sha256_sums(folder: Path, names: Iterable[str], read: Read = lambda _: None) -> dict[str, str]:
+    """Name → sha256 in hex of whole files, several at a time: what others can check, too.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    files = list(names)
+    return dict(zip(files, sha256_digests([folder / name for name in files], read), strict=True))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Name → sha256 of the files of an exported folder as they were written; empty where nobody wrote it down.
+
+    Raises:
+        BadInput: the list can't be read.
+    """
+    path = folder / SUMS
+    try:
+        return parse_sums(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def records(sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_BYTES) -> dict[str, FileRecord]:

@@ -9,7 +9,6 @@ from grpo_api.base import Model
 from grpo_api.report import Generations
 from grpo_api.timing import Clock
 
-MANIFEST = "manifest.json"
 OWNER = "owner.json"
 
 

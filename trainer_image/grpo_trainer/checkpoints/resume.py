@@ -8,16 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.plan import TrainingPlan
 
-from ..errors import BadInput, Diverged
+from ..errors import BadInput, DiskFailed, Diverged
 from ..files import disk_errors, patiently
-from ..gang import ranks
-from ..paths import CHECKPOINTS, EXPORT, run_folder
+from ..gang import led, ranks
+from ..paths import CHECKPOINTS, run_folder
+from ..stores.client import Tell, silent
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from .hashing import damage
 from .identity import require_continuable, require_same_run
 from .manifest import OWNER, Manifest
+from .remote import remote_of
 from .volume import checkpoints_of, claim, complete, read_manifest, withdraw
 
 
@@ -31,16 +34,21 @@ class Beginning:
     """The exported adapter whose weights a new run begins with, at step 0."""
 
 
-def claim_folder(plan: TrainingPlan) -> None:
-    """Take the checkpoint folder for this attempt and make sure that every rank sees the same one.
+def claim_folder(plan: TrainingPlan, tell: Tell = silent) -> None:
+    """Take the checkpoint folder for this attempt and make sure that every rank sees the same one; with an object
+    store, the run's folder there, and one on the disk of every node. `tell` hears that somebody is at work.
 
     Raises:
-        BadInput: the folder belongs to another job, or isn't shared by all nodes.
+        BadInput: the folder belongs to another job, or isn't shared by all nodes; the store can't be used.
         Preempted: a newer attempt owns it.
         DiskFailed: the disk took nothing for minutes.
     """
     folder = run_folder(plan)
     if folder is None:
+        return
+    if remote := remote_of(plan, tell):
+        ranks.together(disk_errors()(lambda: claim(plan) if remote.local_rank == 0 else None))
+        led.by_main(remote.run.claim)
         return
     patiently(lambda: ranks.on_main(disk_errors()(lambda: claim(plan))))
     ranks.together(lambda: _require_visible(folder / OWNER))
@@ -54,19 +62,24 @@ def _require_visible(path: Path) -> None:
         )
 
 
+Check = Callable[[Path], list[str]]
+"""What is wrong with this rank's share of a checkpoint."""
 Outdated = Callable[[Manifest], bool]
 """Whether a checkpoint was trained on what the run leaves out now."""
 
 
-def begin(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False) -> Beginning:
-    """What to continue; with nothing to continue, the exported adapter of spec.resumeFrom. A collective.
+def begin(
+    plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False, tell: Tell = silent
+) -> Beginning:
+    """What to continue; with nothing to continue, the exported adapter of spec.resumeFrom. A collective. `tell` hears
+    that somebody is at work.
 
     Raises:
         Diverged: as choose.
         BadInput: as choose; or spec.resumeFrom leads to neither a checkpoint nor an adapter, or to an adapter although
             all parameters are trained.
     """
-    checkpoint = choose(plan, identity, outdated)
+    checkpoint = choose(plan, identity, outdated, tell)
     if checkpoint is not None or plan.resume_from is None:
         return Beginning(checkpoint=checkpoint)
     source = Path(plan.resume_from)
@@ -84,7 +97,9 @@ def begin(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lam
     return Beginning(adapter=found[0])
 
 
-def choose(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False) -> Path | None:
+def choose(
+    plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False, tell: Tell = silent
+) -> Path | None:
     """The newest undamaged complete checkpoint of any attempt; without any, that of spec.resumeFrom; None if there is
     none either. One that is outdated is none, and the run's own ones count no more from then on.
 
@@ -92,19 +107,24 @@ def choose(plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = la
         Diverged: there are checkpoints but all are outdated.
         BadInput: that checkpoint belongs to a different run, or there are checkpoints but all are damaged.
     """
-    own, source = run_folder(plan), plan.resume_from
+    own, source, remote = run_folder(plan), plan.resume_from, remote_of(plan, tell)
+    if remote:
+        remote.bring_manifests()
     if own and (found := _listed(lambda: complete(own))):
         usable = _usable(found, outdated)
-        newest = _newest(usable, lambda one: require_same_run(one, read_manifest(one), identity))
-        if len(usable) < len(found):
-            ranks.on_main(lambda: withdraw(plan, set(found) - set(usable)))
+        check = remote.bring if remote else _damage
+        newest = _newest(usable, lambda one: require_same_run(one, read_manifest(one), identity), check)
+        if dropped := set(found) - set(usable):
+            ranks.on_main(lambda: remote.withdraw(dropped) if remote else withdraw(plan, dropped))
         return newest
     if source is None:
         return None
     found = _listed(lambda: checkpoints_of(Path(source)))
     if not found:
         return None
-    return _newest(_usable(found, outdated), lambda one: require_continuable(one, read_manifest(one), identity))
+    return _newest(
+        _usable(found, outdated), lambda one: require_continuable(one, read_manifest(one), identity), _damage
+    )
 
 
 def _usable(found: list[Path], outdated: Outdated) -> list[Path]:
@@ -138,7 +158,11 @@ def _adapters_of(folder: Path) -> list[Path]:
 
     A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, and is none.
     """
-    found = [one for one in (folder, folder / EXPORT) if (one / ADAPTER_CONFIG).is_file() and (one / ADAPTER).is_file()]
+    found = [
+        one
+        for one in (folder, folder / EXPORT_FOLDER)
+        if (one / ADAPTER_CONFIG).is_file() and (one / ADAPTER).is_file()
+    ]
     return [one for one in found if not one.match(CHECKPOINTS)][:1]
 
 
@@ -149,11 +173,11 @@ def _listed(find: Callable[[], list[Path]]) -> list[Path]:
     return found
 
 
-def _newest(found: list[Path], require: Callable[[Path], None]) -> Path:
-    """The first that is undamaged, which must be one to go on from."""
+def _newest(found: list[Path], require: Callable[[Path], None], check: Check) -> Path:
+    """The first that is undamaged, which must be one to go on from; `check` finds damage in this rank's share."""
     damaged = []
     for checkpoint in found:
-        problems = _damage_anywhere(checkpoint)
+        problems = _damage_anywhere(checkpoint, check)
         if not problems:
             require(checkpoint)
             return checkpoint
@@ -163,10 +187,14 @@ def _newest(found: list[Path], require: Callable[[Path], None]) -> Path:
     raise BadInput(f"every checkpoint is damaged ({'; '.join(damaged)}); delete them to start again at step 0")
 
 
-def _damage_anywhere(checkpoint: Path) -> list[str]:
-    """Problems of a checkpoint's files, each rank checking its share, each problem once."""
+def _damage(checkpoint: Path) -> list[str]:
     try:
-        own = damage(checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size())
+        return damage(checkpoint, read_manifest(checkpoint).files, ranks.rank(), ranks.world_size())
     except BadInput as error:
-        own = [str(error)]
+        return [str(error)]
+
+
+def _damage_anywhere(checkpoint: Path, check: Check) -> list[str]:
+    """Problems of a checkpoint's files, each rank checking its share, each problem once."""
+    own = ranks.together(lambda: check(checkpoint), DiskFailed)
     return list(dict.fromkeys(problem for part in ranks.gather(own) for problem in part))

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from grpo_api.artifacts import Checkpoint
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Generations
 from grpo_api.timing import Clock
@@ -25,7 +26,8 @@ from ..paths import attempt_folder, checkpoint_folder
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from .hashing import cut, digests, records, share
-from .manifest import Manifest
+from .manifest import FileRecord, Manifest
+from .remote import Remote, remote_of
 from .volume import commit, list_files, remove, rotate
 
 
@@ -41,6 +43,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         skipped: Sequence[Generations] = (),
     ) -> None:
         self._plan = plan
+        self._remote = remote_of(plan, recorder.event)
         self._identity = identity
         self._recorder = recorder
         self._preemption = preemption
@@ -70,25 +73,31 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         began = time.perf_counter()
         try:
             ranks.together(write, DiskFailed)
-            seal(self._plan, checkpoint, step, self._identity, self._skipped, clock=self._recorder.clock)
+            size = seal(
+                self._plan, checkpoint, step, self._identity, self._skipped,
+                clock=self._recorder.clock, remote=self._remote,
+            )  # fmt: skip
         except DiskFailed as error:
             self._failed(checkpoint, step, str(error))
         else:
-            self._sealed(checkpoint, step, began)
+            self._sealed(checkpoint, step, began, size)
         self._recorder.stage("Training")
 
-    def _sealed(self, checkpoint: Path, step: int, began: float) -> None:
+    def _sealed(self, checkpoint: Path, step: int, began: float, size: int) -> None:
         # the slowest rank's for all: whether there is time for another is decided on each rank, and must be the same
         seconds = max(ranks.gather(time.perf_counter() - began))
         self._failures, self._try_again_at, self.last = 0, math.inf, checkpoint
         self._preemption.save_seconds = seconds
-        self._recorder.saved(step, seconds)
+        where = self._remote.url(checkpoint) if self._remote else str(checkpoint)
+        self._recorder.saved(Checkpoint(step=step, time=time.time(), bytes=size, where=where), seconds)
 
     def _failed(self, checkpoint: Path, step: int, why: str) -> None:
         """Each failure doubles the steps until the next try, which costs the time of writing until the disk is full."""
         self._failures += 1
         self._try_again_at = step + 2 ** (self._failures - 1)
-        if ranks.rank() == 0:
+        if self._remote:
+            self._remote.clear()
+        elif ranks.rank() == 0:
             with suppress(OSError):  # what can't be deleted now is cleared away by the next rotation
                 remove(checkpoint)
         ranks.gather(None)  # what is deleted must not be of the next try
@@ -103,24 +112,36 @@ def seal(
     skipped: Sequence[Generations] = (),
     *,
     clock: Callable[[], Clock] = Clock,
-) -> None:
-    """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0.
+    remote: Remote | None = None,
+) -> int:
+    """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0; with a store, send them before.
+    Returns its bytes.
 
     Raises:
-        DiskFailed: on all ranks, where the disk of any fails before the manifest stands.
+        DiskFailed: on all ranks, where the disk of any, or the store, fails before the manifest stands.
         Preempted: a newer attempt owns the folder.
     """
+    files = remote.send(checkpoint) if remote else _hashed(checkpoint)
+    manifest = Manifest(
+        attempt=plan.job.attempt, step=step, identity=identity, skipped=list(skipped), clock=clock(), files=files
+    )
+    if remote:
+        ranks.on_main(lambda: remote.commit(manifest))
+        remote.clear()
+    else:
+        ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
+        ranks.on_main(lambda: _rotate(plan))  # only now: until its manifest stands, the new one replaces no old one
+    return sum(file.bytes for file in files.values())
+
+
+def _hashed(checkpoint: Path) -> dict[str, FileRecord]:
+    """The records of a checkpoint's files on a volume. A collective."""
     # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
     own_list = ranks.together(disk_errors()(lambda: list_files(checkpoint) if ranks.rank() == 0 else {}))
     sizes = ranks.gather(own_list)[0]
     own = share(cut(sizes), ranks.rank(), ranks.world_size())
     hashed = ranks.gather(ranks.together(disk_errors()(lambda: digests(checkpoint, own))))
-    files = records(sizes, [one for part in hashed for one in part])
-    manifest = Manifest(
-        attempt=plan.job.attempt, step=step, identity=identity, skipped=list(skipped), clock=clock(), files=files
-    )
-    ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
-    ranks.on_main(lambda: _rotate(plan))  # only now: until its manifest stands, the new one replaces no old one
+    return records(sizes, [one for part in hashed for one in part])
 
 
 def _rotate(plan: TrainingPlan) -> None:

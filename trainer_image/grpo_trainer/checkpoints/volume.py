@@ -15,12 +15,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from grpo_api.artifacts import Checkpoint
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput, Preempted
 from ..files import sync_folder, sync_folders, write_atomically
-from ..paths import ATTEMPTS, CHECKPOINTS, attempt_name, number, run_folder
-from .manifest import MANIFEST, OWNER, Manifest, Owner
+from ..paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_name, number, run_folder
+from .manifest import OWNER, Manifest, Owner
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors that a run which never wrote there need not wait out: no moment makes them pass."""
@@ -114,6 +115,17 @@ def sealed_at(checkpoint: Path) -> float:
     return (checkpoint / MANIFEST).stat().st_mtime
 
 
+def told(checkpoint: Path, where: str) -> Checkpoint:
+    """What is told of a complete checkpoint, which is `where` for its readers.
+
+    Raises:
+        BadInput: its manifest can't be read.
+    """
+    manifest = read_manifest(checkpoint)
+    size = sum(file.bytes for file in manifest.files.values())
+    return Checkpoint(step=manifest.step, time=sealed_at(checkpoint), bytes=size, where=where)
+
+
 def list_files(checkpoint: Path) -> dict[str, int]:
     """Size in bytes of every file inside a checkpoint by its path there, sorted, without the manifest."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
@@ -155,11 +167,15 @@ def remove(checkpoint: Path) -> None:
 def rotate(plan: TrainingPlan) -> None:
     """Delete complete checkpoints beyond checkpoint.keep, and what this and older attempts left incomplete.
 
+    Those that were committed last are kept. The step says less: a run goes back behind a checkpoint that is damaged,
+    and its next ones come before that.
+
     Raises:
         Preempted: a newer attempt owns the folder by now, and what is left in it is that one's to keep.
     """
     folder = _folder(plan)
-    for checkpoint in (*complete(folder)[plan.checkpoint.keep :], *_incomplete(plan)):
+    committed = sorted(complete(folder), key=lambda path: (number(path.parent), number(path)), reverse=True)
+    for checkpoint in (*committed[plan.checkpoint.keep :], *_incomplete(plan)):
         require_owner(plan)  # before each: deleting takes its time, and what is deleted can't be given back
         remove(checkpoint)
 

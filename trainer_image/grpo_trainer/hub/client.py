@@ -5,7 +5,7 @@ for minutes without a word. Here such an answer is an exception that neither of 
 it: it ends the whole call, and patience.py makes it again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,8 @@ from huggingface_hub.utils._http import default_client_factory, hf_request_event
 
 SECONDS = 30.0
 """Longest wait for one answer where huggingface_hub sets none."""
+ANY_ANSWER = ("/auth-check", "/complete_multipart")
+"""Parts of the API's paths where no kind of answer is documented, so that only a page is taken for a proxy's."""
 PASSING = frozenset({408, 425, 429})
 """Refusals that the same request may not get again, as none that says 5xx (RFC 9110, section 15)."""
 
@@ -28,8 +30,28 @@ class NotNow(Exception):
         """Seconds that the hub asked to wait."""
 
 
+class _Counted(httpx2.SyncByteStream):
+    """A request's body that tells what has gone out: one file may take longer than silence is believed."""
+
+    def __init__(self, body: httpx2.SyncByteStream, sent: Callable[[int], None]) -> None:
+        self._body, self._sent = body, sent
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._body:
+            yield piece
+            self._sent(len(piece))
+
+    def close(self) -> None:
+        self._body.close()
+
+
 class Client(httpx2.Client):
     """An HTTP client that raises NotNow instead of returning what says so."""
+
+    def __init__(self, sent: Callable[[int], None] | None = None, **options: Any) -> None:
+        """`sent` is told the bytes of bodies as they go out, in the threads that send them."""
+        super().__init__(**options)
+        self._sent = sent
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """One request with its redirects.
@@ -40,6 +62,8 @@ class Client(httpx2.Client):
         timeouts = request.extensions.get("timeout", {})
         request.extensions["timeout"] = {kind: seconds or SECONDS for kind, seconds in timeouts.items()}
         where = f"{request.method} {request.url.copy_with(query=None)}"
+        if self._sent and isinstance(request.stream, httpx2.SyncByteStream):
+            request.stream = _Counted(request.stream, self._sent)
         try:
             response = super().send(request, **options)
         except httpx2.TransportError as error:
@@ -56,7 +80,12 @@ def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
     if response.status_code >= 500 or response.status_code in PASSING:
         return f"HTTP {response.status_code} {response.reason_phrase}"
     kind, path = response.headers.get("content-type", ""), request.url.path
-    foreign = "/api/" in path and "json" not in kind
+    if response.status_code == 409 and path.endswith("/repos/create"):
+        response.read()
+        if "conflicting operation" in response.text:  # huggingface_hub would ask again at once, for ever
+            return "HTTP 409: another repository is being created"
+    foreign = "/api/" in path and "json" not in kind and not any(part in path for part in ANY_ANSWER)
+    foreign |= "html" in kind and (request.method in ("POST", "PUT") or "/api/" in path)
     foreign |= request.method == "HEAD" and "/resolve/" in path and "x-repo-commit" not in response.headers
     if foreign and response.is_success:
         return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"
@@ -70,14 +99,19 @@ def _retry_after(response: httpx2.Response) -> float:
 
 
 @contextmanager
-def in_use() -> Iterator[None]:
-    """Makes huggingface_hub, and with it datasets, use this client while the body runs, and nobody else afterwards."""
-    set_client_factory(_client)
+def in_use(sent: Callable[[int], None] | None = None, seconds: float = SECONDS) -> Iterator[None]:
+    """Makes huggingface_hub, and with it datasets, use this client while the body runs, and nobody else afterwards.
+
+    Args:
+        sent: told the bytes of bodies as they go out.
+        seconds: longest wait for one answer where huggingface_hub sets none.
+    """
+    set_client_factory(lambda: _client(sent, seconds))
     try:
         yield
     finally:
         set_client_factory(default_client_factory)
 
 
-def _client() -> Client:
-    return Client(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=SECONDS)
+def _client(sent: Callable[[int], None] | None, seconds: float) -> Client:
+    return Client(sent, event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=seconds)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..files import write_atomically
-from .patience import POLL_SECONDS
+from ..pauses import POLL_SECONDS
 
 STALE_SECONDS = 60.0
 """How long a lease must stay as it is until its holder counts as dead: many times POLL_SECONDS."""

@@ -1,7 +1,4 @@
-"""How long the hub is waited for: pauses that grow, one limit for all of it, and what happens meanwhile is told.
-
-A hub that is down for a minute must not end a run of three days, and one that is down for hours must not hold its GPUs.
-"""
+"""How the hub is waited for: pauses that grow, one limit for all of it, and what happens meanwhile is told."""
 
 import errno
 import json
@@ -19,18 +16,13 @@ import httpx2
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from ..errors import DiskFailed, HubUnavailable
+from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
 from .client import NotNow
-
-LONGEST_WAIT = 600.0
-"""Seconds without getting any further, after which the attempt ends and its GPUs are given back."""
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two tries; each pause is twice the one before."""
-POLL_SECONDS = 2.0
-"""How often what has arrived is measured and told."""
 
 Tell = Callable[[int], None]
 """Told the bytes that are there: by that, whoever waits knows that something happens."""
 T = TypeVar("T")
+A = TypeVar("A", bound="Arrivals")
 
 
 class Arrivals:
@@ -41,9 +33,18 @@ class Arrivals:
         self._last = self._most = 0
         self._grew_at = time.monotonic()
 
+    @property
+    def longest_wait(self) -> float:
+        """Seconds without getting any further, after which there is no more waiting."""
+        return LONGEST_WAIT
+
+    def measure(self) -> int:
+        """Bytes that are there."""
+        return sum(map(_bytes_in, self.folders))
+
     def look(self) -> None:
         """Measure; tell what has changed."""
-        found = sum(map(_bytes_in, self.folders))
+        found = self.measure()
         if found != self._last:
             self._last = found
             self._tell(found)
@@ -79,9 +80,9 @@ def _bytes_in(folder: Path) -> int:
 
 
 @contextmanager
-def arriving(folders: Sequence[Path], tell: Tell, beat: Callable[[], None]) -> Iterator[Arrivals]:
-    """Measures the folders while the body runs; `beat` is called each time."""
-    arrivals, over = Arrivals(folders, tell), threading.Event()
+def measuring(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[A]:
+    """Looks at what arrives while the body runs; `beat` is called each time."""
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(POLL_SECONDS):
@@ -101,7 +102,7 @@ def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
     """What `action` returns, which is tried again after all that may pass.
 
     Raises:
-        HubUnavailable: nothing more has arrived for LONGEST_WAIT, or the hub asks to wait for longer than is left.
+        HubUnavailable: nothing more has arrived for the longest wait, or the hub asks to wait for longer than is left.
         DiskFailed: there is no room for it.
         Exception: what else `action` raises; it would do so again.
     """
@@ -116,7 +117,7 @@ def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
                 raise
             arrivals.look()
             wait = max(pause, problem.retry_after)
-            if arrivals.silence + wait > LONGEST_WAIT:
+            if arrivals.silence + wait > arrivals.longest_wait:
                 raise HubUnavailable(
                     f"{what}: nothing arrived for {arrivals.silence:.0f} s, the last try failed with: {problem}"
                 ) from error

@@ -20,7 +20,7 @@ from ..files import write_atomically
 from ..gang import led
 from .client import in_use
 from .lease import Lease
-from .patience import Tell, arriving, patiently
+from .patience import Arrivals, Tell, measuring, patiently
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 T = TypeVar("T")
@@ -168,7 +168,7 @@ def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Pa
     lease = Lease(storage.parent / f".{storage.name}.lease")
 
     def under_lease() -> T:
-        with in_use(), arriving([storage, *more], tell, lease.beat) as arrivals:
+        with in_use(), measuring(Arrivals([storage, *more], tell), lease.beat) as arrivals:
             died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
             try:
                 if died:

@@ -6,19 +6,26 @@ An exit code alone is ambiguous, since a process can abort after success, and a 
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from grpo_api.artifacts import Export
 from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result, with_message
 from grpo_api.training_metrics import OUTCOME_KEYS
 
+from ..errors import TrainingError
 from ..files import write_atomically
 from ..paths import ATTEMPTS, attempt_folder, run_folder
+from ..stores.run import run_store
 
 _OUTCOME = "outcome-rank-{}.json"
 _STACKS = "stacks-rank-{}.txt"
 KEEP_SECONDS = 5.0
+KEEP_ON_STORE_SECONDS = 60.0
+"""A run that has succeeded holds its pods no longer for a store that doesn't answer."""
 
 
 def make_outcome(
@@ -30,6 +37,7 @@ def make_outcome(
     diverged_on: Generations | None = None,
     shortage: MemoryShortage | None = None,
     checkpoint_step: int | None = None,
+    export: Export | None = None,
 ) -> Outcome:
     """The Outcome of a process that came as far as `reached`, with what else it knows for that result."""
     outcome = Outcome(
@@ -44,6 +52,8 @@ def make_outcome(
         metrics={key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics},
         revisions=reached.revisions,
         account=reached.account,
+        export=export,
+        checkpoint=reached.checkpoint,
     )
     return with_message(outcome, message)
 
@@ -68,7 +78,10 @@ def announce(outcome: Outcome) -> int:
 
 def keep(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
     """Write the durable outcome of a rank into the attempt's folder; beside it the stacks of all its threads, of which
-    the outcome has room for a few frames. A disk that fails costs these files only."""
+    the outcome has room for a few frames. A disk that fails costs these files only. An object store gets the success
+    alone, for a run that is started again although it has ended."""
+    if outcome.rank == 0 and outcome.result is Result.SUCCEEDED:
+        _keep_on_store(plan, outcome)
     folder = attempt_folder(plan)
     if folder is None or not folder.is_dir():
         return
@@ -77,6 +90,16 @@ def keep(plan: TrainingPlan, outcome: Outcome, stacks: str = "") -> None:
         if stacks:
             write_atomically(folder / _STACKS.format(outcome.rank), stacks)
     except OSError as error:
+        print(f"the outcome is in the termination message only: {error}", flush=True)
+
+
+def _keep_on_store(plan: TrainingPlan, outcome: Outcome) -> None:
+    run = run_store(plan)
+    if run is None:
+        return
+    try:
+        replace(run, store=run.store.within(KEEP_ON_STORE_SECONDS)).finish(outcome)
+    except TrainingError as error:
         print(f"the outcome is in the termination message only: {error}", flush=True)
 
 
@@ -94,10 +117,27 @@ def end_now(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
     os._exit(code)
 
 
+def kept_outcomes(attempt: Path) -> list[Outcome]:
+    """What the processes of an attempt wrote of their ends into its folder; what can't be read is left out."""
+    found = []
+    for path in sorted(attempt.glob(_OUTCOME.format("*"))):
+        with suppress(OSError, ValueError):
+            found.append(Outcome.model_validate_json(path.read_bytes()))
+    return found
+
+
 def finished_attempt(plan: TrainingPlan) -> Outcome | None:
     """The durable success of an earlier attempt, whose process may have died after writing it."""
+    if run := run_store(plan):
+        head = run.head()  # the same for all ranks: this attempt has the run, so no older one can change it
+        return head.outcome if head else None
     folder = run_folder(plan)
-    for path in sorted(folder.glob(f"{ATTEMPTS}/{_OUTCOME.format(0)}")) if folder else ():
+    return last_success(folder) if folder else None
+
+
+def last_success(folder: Path) -> Outcome | None:
+    """The durable success of an attempt of the run in the folder."""
+    for path in sorted(folder.glob(f"{ATTEMPTS}/{_OUTCOME.format(0)}")):
         outcome = Outcome.model_validate_json(path.read_text(encoding="utf-8"))
         if outcome.result is Result.SUCCEEDED:
             return outcome

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from grpo_api.artifacts import Checkpoint, Export
 from grpo_api.model import Architecture
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import MAX_COUNT, MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage, StepTime
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage, StepTime
 from grpo_api.timing import Account, Beginning, Clock
 from grpo_api.training_metrics import (
     CHECKPOINT_FAILURES,
@@ -44,7 +46,8 @@ class Recorder:
         self._steps = StepTimes()
         self._account = Account()
         """Its `clock` is read when it is asked for."""
-        self._started = started
+        self.started = started
+        """Unix time of the process's start, in seconds."""
         self._last_event = self._last_heard = time.monotonic()
         self._last_sign = self._last_event
         self._own_events = 0
@@ -54,6 +57,8 @@ class Recorder:
         """What there was no memory for, once there was none."""
         self.checkpoint_step: int | None = None
         """Step of the run's newest complete checkpoint, 0 for none; None before that is known."""
+        self.export: Export | None = None
+        """The exported model, once it is there."""
 
     def _update(self, stage: Stage | None = None, **changes: object) -> None:
         with self._lock:
@@ -161,7 +166,7 @@ class Recorder:
 
     def reached(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
-        self.startup(name, time.time() - self._started)
+        self.startup(name, time.time() - self.started)
 
     def fetched(self, arrived: int) -> None:
         """Something is being fetched of the hub; `arrived` bytes of it are there."""
@@ -175,11 +180,14 @@ class Recorder:
         """The policy is loaded, and has this shape."""
         self._update(architecture=architecture)
 
-    def resumed(self, step: int, sealed_at: float, began_at: Beginning) -> None:
-        """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none."""
+    def resumed(self, step: int, sealed_at: float, began_at: Beginning, own: Checkpoint | None = None) -> None:
+        """The run continues from a checkpoint of this step that was sealed then, in unix seconds; step 0 for none.
+
+        `own` is that checkpoint if it is one of this job.
+        """
         with self._lock:
             self._account = self._account.model_copy(update={"began_at": began_at})
-            self._update(resumed_from_step=step, step=step)
+            self._update(resumed_from_step=step, step=step, checkpoint=own)
         if step:
             self.logged({CHECKPOINT_STEP.key: float(step), CHECKPOINT_TIME.key: sealed_at})
 
@@ -188,17 +196,23 @@ class Recorder:
         with self._lock:
             clock = earlier.account.clock if earlier.account else Clock()
             self._account = Account(began_at=Beginning(attempt=earlier.attempt, clock=clock))
-        self._update(step=earlier.step, total_steps=earlier.total_steps, metrics=earlier.metrics)
+        self.export = earlier.export
+        self._update(
+            step=earlier.step,
+            total_steps=earlier.total_steps,
+            metrics=earlier.metrics,
+            checkpoint=earlier.checkpoint,
+        )
 
-    def saved(self, step: int, seconds: float) -> None:
-        """A checkpoint of this step is complete, and training stood still for `seconds`."""
-        self.checkpoint_step = step
+    def saved(self, checkpoint: Checkpoint, seconds: float) -> None:
+        """A checkpoint is complete, and training stood still for `seconds`."""
+        self.checkpoint_step = checkpoint.step
         with self._lock:
             self._account = self._account.model_copy(update={"sealed": self._clock.read()})
         self.counted(CHECKPOINTS.key)
-        times = {CHECKPOINT_SECONDS.key: seconds, CHECKPOINT_TIME.key: time.time()}
-        self.logged({CHECKPOINT_STEP.key: float(step), **times})
-        self._update(checkpoint_problem="")
+        times = {CHECKPOINT_SECONDS.key: seconds, CHECKPOINT_TIME.key: checkpoint.time}
+        self.logged({CHECKPOINT_STEP.key: float(checkpoint.step), **times})
+        self._update(checkpoint_problem="", checkpoint=checkpoint)
 
     def not_saved(self, problem: str) -> None:
         """A checkpoint could not be written, for this reason."""

@@ -205,9 +205,11 @@ def oom_kills() -> int:
 def root_cause(outcomes: list[Outcome]) -> Outcome:
     """The outcome that explains the others, given in the order in which the processes ended.
 
-    Success stands only where all succeeded; of equals the first to end is blamed, of hangs the one that the others
-    waited for.
+    Success stands only where all succeeded, and is the first rank's, which knows most; of equals the first to end is
+    blamed, of hangs the one that the others waited for.
     """
     failed = [outcome for outcome in outcomes if outcome.result is not Result.SUCCEEDED]
-    cause = min(failed or outcomes, key=lambda outcome: tier(outcome.result))
+    if not failed:
+        return min(outcomes, key=lambda outcome: outcome.rank)
+    cause = min(failed, key=lambda outcome: tier(outcome.result))
     return named_hang(cause, outcomes) if cause.result is Result.HANG else cause

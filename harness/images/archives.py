@@ -1,6 +1,7 @@
-"""Write the sandbox image: a docker archive that holds only our pause program, made without any image tool.
+"""Write images that hold a few files: docker archives, made without any image tool.
 
-Every pod needs it before any other image, and there is no registry to pull it from.
+One is the sandbox image with programs of ours, which every pod needs before any other image; there is no registry to
+pull it from.
 """
 
 import hashlib
@@ -8,21 +9,30 @@ import io
 import json
 import platform
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_pause_image(program: Path, name: str, archive: Path) -> None:
-    """Write the archive of the image `name` whose entry point is the static program."""
+def write_pause_image(programs: Sequence[Path], name: str, archive: Path) -> None:
+    """Write the archive of the image `name` with the static programs in its root; the first is its entry point."""
+    content = {program.name: program for program in programs}
+    write_image(content, name, archive, {"Entrypoint": [f"/{programs[0].name}"]})
+
+
+def write_image(content: dict[str, Path], name: str, archive: Path, settings: dict[str, Any]) -> None:
+    """Write the archive of the image `name` with these files and folders, by their paths in it."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
-        tar.add(program, arcname="pause")
+        for path, source in content.items():
+            tar.add(source, arcname=path)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
     config = {
         "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
-        "config": {"Entrypoint": ["/pause"]},
+        "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]

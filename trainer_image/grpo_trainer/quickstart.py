@@ -1,16 +1,14 @@
-"""Makes what the first example trains on: a tiny model and small arithmetic problems in GSM8K's answer format.
+"""`python -m grpo_trainer.quickstart FOLDER`: makes the tiny model and the small sums of a first job.
 
-The demo needs no model hub and no download. The model is a 78,000-parameter Qwen2 with tied embeddings
-and one token per character. It gets a short supervised warm-up, first on right answers, then on answers of which most
-are wrong and some not in the asked form: afterwards it often could, but mostly doesn't say the right thing, as a base
-model before alignment. The rest is GRPO's.
-By hand:
-
-    python -m examples.demo.content FOLDER      # writes FOLDER/model and FOLDER/arithmetic.jsonl
+So the quickstart needs no model hub, no download and no GPU. The model is a 78,000-parameter Qwen2 with tied embeddings
+and one token per character. It gets a short supervised warm-up, first on answers in the asked form, then on some that
+mostly lack it: afterwards it can calculate, but mostly doesn't answer as it is asked to, as a base model before
+alignment. The rest is GRPO's, and it holds for sums that GRPO never trains on: what can be calculated is known before.
 """
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -27,22 +25,20 @@ CHAT_TEMPLATE = (
 )
 LARGEST = 9
 """Operands and results are 0 to 9."""
-KNOWN = 0.97
+KNOWN = 0.99
 """The warm-up learns right answers in GSM8K's form until it gives them with this mean probability."""
-UNLEARNED = 0.33
-"""Then it learns from answers of which most are wrong, until the right ones are down to this."""
-RIGHT_SHARE = 0.25
-"""Share of right answers in the second part; the others are any digit, which may be right by chance."""
-FORM_SHARE = 0.75
+FORM_SHARE = 0.2
 """Share of answers in the form in the second part; the others are the bare number."""
+FORM_LEFT = 0.35
+"""It ends when the mean probability of an answer in the form is down to this."""
 EMBEDDING_SCALE = 8.0
 """Factor on the initial embeddings (standard deviation 0.02): with more, so small a tied model learns much sooner."""
 LONGEST = 2000
 """Steps after which a part of the warm-up ends anyhow."""
 WARM_UP_BATCH = 64
 LEARNING_RATE = 2e-3
-UNLEARNING_RATE = 5e-4
-"""Lower, so that it forgets what to say sooner than what it knows."""
+UNLEARNING_RATE = 5e-5
+"""Lower, so that it forgets how to answer and not what."""
 CHECK_EVERY = 3
 """Steps between two looks at the probability."""
 
@@ -110,21 +106,16 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     return model
 
 
-def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> tuple[int, float]:
-    """Supervised training in two parts; returns its steps, and the mean probability of right answers at its end."""
+def warm_up(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> int:
+    """Supervised training in two parts; returns its steps."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    learned = _train(
-        model, optimizer, lambda: _batch(tokenizer, rng, 1.0, 1.0), lambda: right(model, tokenizer) >= KNOWN
-    )
+    learned = _train(model, optimizer, lambda: _batch(tokenizer, rng, 1.0), lambda: right(model, tokenizer) >= KNOWN)
     optimizer.param_groups[0]["lr"] = UNLEARNING_RATE
     unlearned = _train(
-        model,
-        optimizer,
-        lambda: _batch(tokenizer, rng, RIGHT_SHARE, FORM_SHARE),
-        lambda: right(model, tokenizer) <= UNLEARNED,
+        model, optimizer, lambda: _batch(tokenizer, rng, FORM_SHARE), lambda: in_form(model, tokenizer) <= FORM_LEFT
     )
-    return learned + unlearned, right(model, tokenizer)
+    return learned + unlearned
 
 
 def _train(
@@ -144,24 +135,32 @@ def _train(
     return LONGEST
 
 
-@torch.no_grad()
 def right(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
     """Mean probability of the right digit after `#### `, over a fixed set of problems."""
+    return _chance(model, tokenizer, "#### ", str)
+
+
+def in_form(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> float:
+    """Mean probability that an answer begins with `#`, over the same problems."""
+    return _chance(model, tokenizer, "", lambda _: "#")
+
+
+@torch.no_grad()
+def _chance(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, lead: str, following: Callable[[int], str]) -> float:
     rng = random.Random(-1)
     problems = [problem(rng) for _ in range(128)]
-    texts = [f"<|user|>{question}<|assistant|>#### " for question, _ in problems]
-    digits = tokenizer.convert_tokens_to_ids([str(result) for _, result in problems])
-    chances = model(**tokenizer(texts, return_tensors="pt")).logits[:, -1].softmax(dim=-1)
-    return float(chances[torch.arange(len(problems)), digits].mean())
+    texts = [f"<|user|>{question}<|assistant|>{lead}" for question, _ in problems]
+    wanted = tokenizer.convert_tokens_to_ids([following(result) for _, result in problems])
+    chances = model(**tokenizer(texts, return_tensors="pt", padding=True)).logits[:, -1].softmax(dim=-1)
+    return float(chances[torch.arange(len(problems)), wanted].mean())
 
 
-def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right: float, form: float) -> dict[str, torch.Tensor]:
+def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, form: float) -> dict[str, torch.Tensor]:
     texts = []
     for _ in range(WARM_UP_BATCH):
         question, result = problem(rng)
-        said = result if rng.random() < right else rng.randint(0, LARGEST)
         lead = "#### " if rng.random() < form else ""
-        texts.append(f"<|user|>{question}<|assistant|>{lead}{said}<eos>")
+        texts.append(f"<|user|>{question}<|assistant|>{lead}{result}<eos>")
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
     tokens = batch["input_ids"]
     assistant = (tokens == tokenizer.convert_tokens_to_ids("<|assistant|>")).int()
@@ -169,24 +168,38 @@ def _batch(tokenizer: Qwen2Tokenizer, rng: random.Random, right: float, form: fl
     return {**batch, "labels": tokens.masked_fill(unscored, -100)}
 
 
-def make(folder: Path, problems: int = 2048, seed: int = 0) -> None:
-    """Write `model` and `arithmetic.jsonl` into the folder; the same bytes for the same seed on the same machine."""
+def make_model_folder(folder: Path, seed: int = 0) -> str:
+    """Write the model, whole or not at all; one that is there stays, since a restart must find the same.
+
+    The same bytes for the same seed on the same machine. Returns what it did, in words.
+    """
+    if folder.exists():
+        return f"{folder} is there already"
     torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
-    steps, chance = warm_up(model, tokenizer, seed)
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    write_problems(folder / "arithmetic.jsonl", problems, seed)
+    steps = warm_up(model, tokenizer, seed)
+    unfinished = folder.with_name(f".{folder.name}-{os.getpid()}")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(folder)
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{size} parameters, {steps} warm-up steps, right with probability {chance:.2f}; {problems} problems")
+    chances = f"right with probability {right(model, tokenizer):.2f}, in the form with {in_form(model, tokenizer):.2f}"
+    return f"{folder}: {size} parameters, {steps} warm-up steps, {chances}"
+
+
+def make(folder: Path, problems: int, seed: int = 0) -> None:
+    """Write `model` into the folder, and `arithmetic.jsonl` with so many problems if any are asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    print(make_model_folder(folder / "model", seed))
+    if problems:
+        write_problems(folder / "arithmetic.jsonl", problems, seed)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Make the demo's model and problems.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--problems", type=int, default=2048)
+    parser = argparse.ArgumentParser(prog="python -m grpo_trainer.quickstart", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where `model` is written")
+    parser.add_argument("--problems", type=int, default=0, help="also write arithmetic.jsonl with so many problems")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     make(arguments.folder, arguments.problems, arguments.seed)

@@ -1,0 +1,65 @@
+"""The chart's package and the static manifest, by real helm."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ..guard import REPOSITORY
+from ..programs.build import toolchain
+from ..programs.processes import run
+from ..stack import RELEASE, RESTRICTED, SYSTEM_NAMESPACE
+from .archives import settle_package
+from .source import CHART, Release
+
+UNSET = 'imageRegistry: ""\n'
+IMAGES = {"image": "grpo-operator", "trainerImage": "grpo-trainer"}
+"""The chart's values for images, and the images' names."""
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """The chart's package and the manifest of all that it installs."""
+
+    chart: Path
+    manifest: Path
+
+
+def build(release: Release, target: Path, digests: dict[str, str]) -> Packaged:
+    """Write both into the folder: the chart looks for images in the release's registry.
+
+    digests: of the images that were built, by their names; the manifest names these by them.
+    """
+    chart = package(release, target)
+    manifest = target / "install.yaml"
+    manifest.write_text(static_manifest(chart, digests))
+    return Packaged(chart, manifest)
+
+
+def package(release: Release, target: Path) -> Path:
+    """Write the chart's package into the folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        chart = Path(shutil.copytree(REPOSITORY / CHART, Path(temporary) / CHART.name))
+        values = chart / "values.yaml"
+        text = values.read_text()
+        assert text.count(UNSET) == 1, f"values.yaml must have one line {UNSET!r}"
+        values.write_text(text.replace(UNSET, f"imageRegistry: {release.registry}\n"))
+        _helm("package", chart, "--destination", target)
+    archive = target / f"{CHART.name}-{release.version}.tgz"
+    settle_package(archive, release.epoch)
+    return archive
+
+
+def static_manifest(chart: Path, digests: dict[str, str]) -> str:
+    """Everything that a release of the chart with its defaults consists of, with its namespace, for `kubectl apply`."""
+    pins = [f"{value}.digest={digests[name]}" for value, name in IMAGES.items() if name in digests]
+    flags = [part for pin in pins for part in ("--set", pin)]
+    rendered = _helm("template", RELEASE, chart, "--namespace", SYSTEM_NAMESPACE, "--skip-tests", *flags)
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE, "labels": RESTRICTED}}
+    return f"{yaml.safe_dump(namespace, sort_keys=False)}{rendered}"
+
+
+def _helm(*arguments: object) -> str:
+    return run(toolchain(("helm",)).program("helm"), *arguments)

@@ -1,0 +1,112 @@
+"""What a run leaves behind: its exported model and its newest checkpoint, and the list of hashes in an exported folder.
+
+The trainer writes it and says it, the operator tells it on, and a laptop checks by it what has arrived.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Model
+from .quantity import Count, format_bytes
+from .timing import Seconds
+
+SUMS = "SHA256SUMS"
+"""File of an exported folder with the hashes of the model's files, in the form that `sha256sum --check` reads."""
+WEIGHTS = ".safetensors"
+"""What the names of weight files end with."""
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)", re.ASCII)
+
+MAX_WHERE = 1024
+Where = Annotated[str, Field(min_length=1, max_length=MAX_WHERE, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A folder or an address, in one line."""
+WeightsHash = Annotated[str, Field(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class Export(Model):
+    """The exported model of a run."""
+
+    to: Literal["Volume", "ObjectStore", "Hub"]
+    """What it was put on (spec.export.to)."""
+    path: Where
+    """Where it is. In an outcome the folder as the pod sees it; in the status, on a volume, `pvc://CLAIM/FOLDER`."""
+    format: Literal["Model", "Adapter"]
+    """Model: a whole model that transformers' from_pretrained loads. Adapter: a PEFT adapter, which needs its base."""
+    bytes: Count
+    """Size of all its files."""
+    weights_hash: WeightsHash
+    """One hash of its weight files, as `sha256sum *.safetensors | sha256sum` prints it."""
+
+    @property
+    def words(self) -> str:
+        """What and where it is, in a sentence for people."""
+        return f"{self.format.lower()} of {format_bytes(self.bytes)} at {self.path}"
+
+
+class FileEntry(Model):
+    """A file of an exported folder, as the pod that hands it out lists it."""
+
+    bytes: Count
+    """Its size."""
+    sha256: Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{64}$")]
+    """Its hash."""
+
+
+class Listing(Model):
+    """All files of an exported folder."""
+
+    files: Annotated[dict[str, FileEntry], Field(max_length=10_000)]
+    """By their path inside the folder."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def weights_hash(self) -> str:
+        """The one hash of the weight files."""
+        return weights_hash({name: file.sha256 for name, file in self.files.items()})
+
+
+class Checkpoint(Model):
+    """A complete checkpoint of a run."""
+
+    step: Count
+    """Finished optimizer steps."""
+    time: Seconds
+    """Unix time at which it was sealed, by the trainer's or the volume's clock."""
+    bytes: Count
+    """Size of all its files."""
+    where: Where
+    """Its folder as the pod sees it."""
+
+
+def sums_text(sums: Mapping[str, str]) -> str:
+    """The lines of a list of hashes (name → sha256 in hex), in the order of the names' bytes."""
+    ordered = sorted(sums.items(), key=lambda item: item[0].encode())
+    return "".join(f"{digest}  {name}\n" for name, digest in ordered)
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Name → sha256 of a list of hashes.
+
+    Raises:
+        ValueError: a line is none of such a list.
+    """
+    sums = {}
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line)
+        if not match:
+            raise ValueError(f"{line!r:.100} is no line of {SUMS}")
+        sums[match[2]] = match[1]
+    return sums
+
+
+def weights_hash(sums: Mapping[str, str]) -> str:
+    """The one hash of the weight files among these (name → sha256): of their lines in the list of hashes."""
+    weights = {name: digest for name, digest in sums.items() if name.endswith(WEIGHTS)}
+    return f"sha256:{hashlib.sha256(sums_text(weights).encode()).hexdigest()}"

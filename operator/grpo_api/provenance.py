@@ -1,0 +1,281 @@
+"""What an exported model was made of, and how that is signed: one format for the trainer and for `grpo verify`.
+
+The document is an in-toto Statement (v1) about every file of the export, with SLSA's provenance (v1) as its predicate;
+the signature is a DSSE envelope around the Statement's very bytes. Both are read by tools of others, too. Readers take
+what they don't know for what a newer writer added (in-toto's parsing rules), so unknown fields are ignored here.
+
+Formats: in-toto.io/Statement/v1, slsa.dev/provenance/v1, github.com/secure-systems-lab/dsse (protocol 1.0).
+"""
+
+import base64
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from .base import Model
+from .contract import GROUP
+
+STATEMENT_FILE = "provenance.json"
+"""The Statement, beside the files that it is about."""
+ENVELOPE_FILE = "provenance.intoto.jsonl"
+"""The signed Statement, one envelope in a line; the suffix is in-toto's for such files."""
+OWN_FILES = (STATEMENT_FILE, ENVELOPE_FILE)
+"""Files of an export that no Statement can be about."""
+MOST_BYTES = 16 * 2**20
+"""Longest file of these two that is read: a Statement takes 150 bytes per file and some 20 KB besides."""
+
+STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Literal["https://slsa.dev/provenance/v1"] = "https://slsa.dev/provenance/v1"
+PAYLOAD_TYPE: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
+BUILD_TYPE = f"https://{GROUP}/training/v1"
+"""What the parameters mean: docs/verify.md says it."""
+BUILDER = f"https://{GROUP}/trainer"
+"""Who says all this: the trainer, in the pod of rank 0."""
+
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(Model):
+    """A part of the document."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class FileDigest(_Record):
+    """A file's digest."""
+
+    sha256: Hex
+    """In hex."""
+
+
+class Subject(_Record):
+    """One file of the export."""
+
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Its path inside the export, with slashes."""
+    digest: FileDigest
+    """Of its content."""
+
+
+class Dependency(_Record):
+    """One thing that the model was made of (in-toto's ResourceDescriptor)."""
+
+    name: str
+    """What it was to the run: model, dataset, rows, rewards[0].model, image."""
+    uri: str = ""
+    """Where it was taken from, as far as there is a name for that."""
+    digest: dict[str, str] = {}
+    """What it was, for certain; empty where only the name is known."""
+    annotations: dict[str, str] = {}
+    """What else is known of it."""
+
+
+class ExternalParameters(_Record):
+    """What the user asked for."""
+
+    spec: dict[str, Any]
+    """Sections of the GRPOJob's spec that the training pods are told, defaults included."""
+    omitted: list[str]
+    """Sections of the spec that they aren't told, and so are not in here."""
+
+
+class InternalParameters(_Record):
+    """What the operator made of it."""
+
+    job: dict[str, str | int]
+    """Namespace, name and uid of the GRPOJob, and the attempt that exported."""
+    execution: dict[str, Any]
+    """The plan of that attempt, as in status.plan."""
+    told: dict[str, Any]
+    """All else that its pods were told: where to begin, which commits to take, what to leave out of the data."""
+
+
+class BuildDefinition(_Record):
+    """SLSA's: what was asked for, and what it was made of."""
+
+    build_type: str
+    """How to read the parameters."""
+    external_parameters: ExternalParameters
+    """What the user asked for."""
+    internal_parameters: InternalParameters
+    """What the operator made of it."""
+    resolved_dependencies: list[Dependency]
+    """Model, data, reward models and image."""
+
+
+class Builder(_Record):
+    """SLSA's: who made it."""
+
+    id: str
+    """BUILDER."""
+    version: dict[str, str]
+    """Every Python package of the image by its name, Python itself included."""
+
+
+class BuildMetadata(_Record):
+    """SLSA's: which run this was."""
+
+    invocation_id: str
+    """uid of the GRPOJob and the attempt."""
+    started_on: str
+    """When the process of rank 0 that exported the model started, by its node's clock (RFC 3339)."""
+    finished_on: str
+    """When the Statement was made, by the same clock."""
+
+
+class End(_Record):
+    """How processes of an attempt ended."""
+
+    result: str
+    """The class of the end."""
+    step: int
+    """Their last finished optimizer step."""
+    ranks: int
+    """How many processes ended so."""
+
+
+class AttemptRecord(_Record):
+    """One attempt of the run."""
+
+    attempt: int
+    """Its number, from 1."""
+    ends: list[End] = []
+    """What its processes wrote of their ends; empty where none lived to, or where it is the one that exported."""
+    resumed_from_step: int | None = None
+    """Step of the checkpoint that it began at, 0 for none; known of the one that exported."""
+
+
+class ReferenceRecord(_Record):
+    """What the KL term was measured against."""
+
+    strategy: str
+    """The strategy that the plan chose."""
+    sync_every_steps: int | None = None
+    """spec.reference.sync.everySteps; absent for a reference that stays."""
+    mixup: float | None = None
+    """spec.reference.sync.mixup."""
+    syncs: int = 0
+    """How often the reference was moved, in all attempts together, what was lost to restarts left out."""
+    last_sync_step: int = 0
+    """The step after which it was moved last; 0 for never."""
+
+
+class WeightsProof(_Record):
+    """A model that was compared with its files, bit for bit, in the attempt that exported."""
+
+    what: str
+    """Which model, and when."""
+    parameters: int
+    """Parameters that were compared."""
+    fingerprint: str
+    """XXH3-128 over the ranks' weights; the same for the same weights, parallelism and number of ranks."""
+
+
+class EnvironmentRecord(_Record):
+    """Where rank 0 of the attempt ran that exported the model."""
+
+    platform: str
+    """Kernel and processor."""
+    command: list[str]
+    """The process's command line."""
+    variables: list[str]
+    """Names of all its environment variables; no values, for some are secrets."""
+    gpus: list[str] = []
+    """Products of the GPUs that the process saw."""
+    driver: str = ""
+    """Version of their driver; empty where it isn't known."""
+    cuda: str = ""
+    """Version of CUDA that torch was built for; empty for a build without."""
+
+
+class RunRecord(_Record):
+    """What SLSA has no place for: the run itself."""
+
+    steps: int
+    """Optimizer steps behind the model."""
+    attempts: list[AttemptRecord]
+    """All attempts, the first first; the last one exported the model."""
+    reference: ReferenceRecord
+    """What the KL term was measured against."""
+    proofs: list[WeightsProof]
+    """What was proven of the weights."""
+    environment: EnvironmentRecord
+    """Where rank 0 ran."""
+
+
+class RunDetails(_Record):
+    """SLSA's: how it was made."""
+
+    builder: Builder
+    """Who."""
+    metadata: BuildMetadata
+    """Which run."""
+    grpo_run: Annotated[RunRecord, Field(alias="grpo_run")]
+    """The run; SLSA wants a vendor's name before fields of its own."""
+
+
+class Provenance(_Record):
+    """The predicate."""
+
+    build_definition: BuildDefinition
+    """What was asked for."""
+    run_details: RunDetails
+    """How it was made."""
+
+
+class Statement(_Record):
+    """The document."""
+
+    type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")]
+    """The format of the document."""
+    subject: list[Subject]
+    """Every file of the export but OWN_FILES, sorted by name."""
+    predicate_type: Literal["https://slsa.dev/provenance/v1"]
+    """The format of the predicate."""
+    predicate: Provenance
+    """What the files were made of, and how."""
+
+    @field_validator("subject")
+    @classmethod
+    def _each_once(cls, subjects: list[Subject]) -> list[Subject]:
+        names = [subject.name for subject in subjects]
+        if len(set(names)) < len(names):
+            raise ValueError("names a file twice")
+        return subjects
+
+
+class Signature(_Record):
+    """One signature of an envelope."""
+
+    keyid: str = ""
+    """A hint to the key, which nothing vouches for: signing.key_id."""
+    sig: str
+    """The signature's bytes in base64."""
+
+
+class Envelope(_Record):
+    """DSSE's envelope."""
+
+    payload: str
+    """The signed bytes in base64."""
+    payload_type: Literal["application/vnd.in-toto+json"]
+    """What they are; it is signed with them."""
+    signatures: Annotated[list[Signature], Field(min_length=1, max_length=64)]
+    """At least one."""
+
+    @property
+    def content(self) -> bytes:
+        """The signed bytes.
+
+        Raises:
+            ValueError: the payload is no base64.
+        """
+        return base64.b64decode(self.payload, validate=True)
+
+
+def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """What a signature is made over: type and content with their lengths, so that neither can be taken for the other.
+
+    DSSE's pre-authentication encoding, PAE.
+    """
+    return b"DSSEv1 %d %b %d %b" % (len(payload_type), payload_type.encode(), len(payload), payload)

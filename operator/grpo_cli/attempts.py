@@ -1,0 +1,25 @@
+"""The attempt of a GRPOJob, from what kubectl or a file says of it: what the operator's manifests are made of."""
+
+from typing import Any
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_api.status import ResumeSource
+from grpo_operator.manifests import Attempt
+from grpo_operator.names import ObjectKey, inherited
+
+
+def attempt(
+    metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int, source: ResumeSource | None
+) -> Attempt:
+    """The attempt of a GRPOJob with this metadata."""
+    return Attempt(
+        key=ObjectKey(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        spec=spec,
+        plan=plan,
+        number=number,
+        labels=inherited(metadata.get("labels")),
+        annotations=inherited(metadata.get("annotations")),
+        source=source,
+    )

@@ -1,0 +1,170 @@
+"""The pod that hands out an export, as the laptop sees it: made when needed, made again when lost, and taken away.
+
+Whatever ends the command (the last byte, an error, Ctrl-C, a closed terminal), the Job goes with it.
+"""
+
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_api.artifacts import Listing
+
+from . import kubectl
+from .download import PAUSES, require_safe
+from .errors import KubectlError
+from .export_job import DELIVERY, Manifest
+
+POLL_SECONDS = 1.0
+_ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end the command as Ctrl-C does; Windows has no SIGHUP."""
+
+
+class Delivery:
+    """The export of one job behind `kubectl exec`."""
+
+    def __init__(self, options: Namespace, manifest: Manifest) -> None:
+        """Makes nothing yet; `options.timeout` is the longest wait for a pod, in seconds."""
+        self._options = options
+        self._manifest = manifest
+        self._job = self._pod = ""
+        self._listing: Listing | None = None
+
+    def listing(self) -> Listing:
+        """All files, once the pod has them ready.
+
+        Raises:
+            KubectlError: there is no pod, it can't hand out the export, or another than before.
+        """
+        for pause in (*PAUSES, None):
+            self._require_pod()
+            try:
+                found = _read_listing(kubectl.call(self._options, *self._inside("list")))
+            except KubectlError as error:
+                self._require_alive()
+                if pause is None or "(Forbidden)" in str(error):
+                    raise
+                time.sleep(pause)
+            else:
+                return self._same(found)
+        raise AssertionError("the last try returns or raises")
+
+    def _same(self, found: Listing) -> Listing:
+        if self._listing is not None and found != self._listing:
+            raise KubectlError("the export is another one than it was at the beginning; run the same command again")
+        self._listing = found
+        return found
+
+    def read(self, name: str, offset: int) -> Iterable[bytes]:
+        """The bytes of a file from there on.
+
+        Raises:
+            KubectlError: the connection was cut, or the pod is lost.
+        """
+        if not self._pod:
+            self.listing()
+        try:
+            yield from kubectl.stream(self._options, *self._inside("send", "--", name, str(offset)))
+        except KubectlError:
+            if self._phase() != "Running":
+                self._forget()
+            raise
+
+    def _inside(self, *question: str) -> tuple[str, ...]:
+        return ("exec", self._pod, "--container=export", "--", *DELIVERY, *question)
+
+    def _require_pod(self) -> None:
+        if self._pod and self._phase() == "Running":
+            return
+        self._forget()
+        self._job = kubectl.create(self._options, self._manifest)
+        self._pod = self._started()
+
+    def _started(self) -> str:
+        """Name of the Job's pod, once it runs."""
+        until, told = time.monotonic() + self._options.timeout, ""
+        while True:
+            pod = self._found()
+            phase, why = _state(pod)
+            if phase == "Running":
+                name: str = pod["metadata"]["name"]
+                return name
+            if phase in ("Succeeded", "Failed"):
+                raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
+            if time.monotonic() > until:
+                raise KubectlError(f"the pod of {self._job} does not run after {self._options.timeout} s: {why}")
+            if why != told:
+                print(f"waiting for the pod of {self._job}: {why}", file=sys.stderr)
+                told = why
+            time.sleep(POLL_SECONDS)
+
+    def _found(self) -> Manifest:
+        """The Job's pod; empty while it has none."""
+        pods = kubectl.get(self._options, "pods", f"--selector=batch.kubernetes.io/job-name={self._job}")["items"]
+        return pods[0] if pods else {}
+
+    def _phase(self) -> str:
+        """The pod's phase; empty if it is gone, and Running while nobody can say."""
+        try:
+            return _state(self._found())[0]
+        except KubectlError:
+            return "Running"
+
+    def _require_alive(self) -> None:
+        """Tell the pod's own words of why there is no listing, if it has ended."""
+        phase = why = ""
+        with suppress(KubectlError):
+            phase, why = _state(self._found())
+        if phase == "Failed" and why:
+            raise KubectlError(f"the export can't be handed out: {why}")
+
+    def _forget(self) -> None:
+        """Deletes the Job; a Job that can't be deleted now goes by its own deadline."""
+        job, self._job, self._pod = self._job, "", ""
+        if job:
+            with suppress(KubectlError):
+                kubectl.call(self._options, "delete", "job", job, "--ignore-not-found", "--wait=false")
+
+    @contextmanager
+    def gone_at_the_end(self) -> Iterator["Delivery"]:
+        """Surrounds its use: however that ends, nothing of it stays in the cluster."""
+        before = {number: signal.signal(number, _interrupt) for number in _ENDS}
+        try:
+            yield self
+        finally:
+            self._forget()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _read_listing(text: str) -> Listing:
+    try:
+        listing = Listing.model_validate_json(text.strip())
+    except ValidationError as error:
+        raise KubectlError(f"the pod's answer is no list of files: {text.strip()!r:.80}") from error
+    require_safe(listing)
+    return listing
+
+
+def _state(pod: Manifest) -> tuple[str, str]:
+    """Phase of a pod, and why it is in none better."""
+    status: dict[str, Any] = pod.get("status") or {}
+    containers = status.get("containerStatuses") or [{}]
+    state = containers[0].get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    unbound: dict[str, Any] = next((one for one in status.get("conditions") or () if one.get("status") == "False"), {})
+    parts = (ended or waiting or unbound, status)
+    why = [": ".join(filter(None, (part.get("reason", ""), part.get("message", "").strip()))) for part in parts]
+    phase = status.get("phase", "") if pod else ""
+    if ended and phase == "Running":
+        phase = "Failed" if ended.get("exitCode") else "Succeeded"
+    return phase, next(filter(None, why), "" if pod else "it has not been created")

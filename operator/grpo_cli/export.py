@@ -1,0 +1,159 @@
+"""`grpo export`: the trained model of a job, from its volume into a folder of this machine.
+
+`kubectl cp` needs a pod that still runs, begins anew after each cut and checks nothing. This makes a pod for it, goes
+on where it was, and compares every file with the hash that the trainer took of it.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from grpo_api.artifacts import Export, Listing
+from grpo_api.contract import CONTAINER
+from grpo_api.job import GRPOJob
+from grpo_api.quantity import format_bytes
+from grpo_operator.names import child_job
+
+from . import kubectl
+from .attempts import attempt
+from .delivery import Delivery
+from .download import Arrived, download, missing, require_folder, require_room
+from .errors import KubectlError, NotYet, OptionError
+from .export_job import DTYPE_BYTES, Manifest, export_job
+from .terminal import console
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("name", help="name of the GRPOJob")
+    parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="folder for the model; made if missing")
+    parser.add_argument("--merge", action="store_true", help="merge the adapter into its base, in the cluster")
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, help="convert the weights, in the cluster. Unset: as they are")
+    parser.add_argument("--image", help="trainer image of the pod. Unset: the job's own")
+    parser.add_argument("--timeout", type=int, default=600, help="longest wait for the pod, in seconds. Unset: 600")
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Brings the model; where it was interrupted, the same command goes on."""
+    metadata, job = kubectl.get_job(options, options.name)
+    told = exported(options.name, job)
+    require_folder(options.to)
+    converts = requested(options, told)
+    with Delivery(options, _manifest(options, metadata, job)).gone_at_the_end() as delivery:
+        listing = delivery.listing()
+        if not converts:
+            require_reported(listing, told)
+        wanted = missing(options.to, listing)
+        require_room(options.to, wanted)
+        with _shown(listing) as arrived:
+            arrived(listing.bytes - sum(entry.bytes for entry in wanted.values()))
+            download(options.to, wanted, delivery.read, arrived)
+    what = "converted from the job's" if converts else "as the job reported it"
+    console().print(
+        f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights {listing.weights_hash}, {what}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0
+
+
+def exported(name: str, job: GRPOJob) -> Export:
+    """The model that the job has exported on its volume.
+
+    Raises:
+        NotYet: there is none, or it is elsewhere; the message says what there is.
+    """
+    status, phase = job.status, str(job.status.phase or "Pending")
+    if status.export and status.export.to == "Volume":
+        return status.export
+    if status.export:
+        raise NotYet(f"the model of {name} is on no volume but at {status.export.path}: fetch it there")
+    if phase == "Succeeded":
+        raise NotYet(f"{name} kept no model: status.export is empty, since its spec.export keeps none")
+    kept = status.checkpoint
+    newest = f"its newest checkpoint, step {kept.step} at {kept.where}," if kept else "what it has"
+    if phase == "Failed":
+        raise NotYet(
+            f"{name} failed before its model was exported; {newest} is training state and no model: "
+            f"let it go on by raising spec.retry, or a new job by resumeFrom.grpoJob"
+        )
+    step = f" at step {status.progress.summary}" if status.progress else ""
+    raise NotYet(
+        f"{name} is {phase}{step}; the model is exported after the last step: "
+        f"kubectl wait --for=condition=Succeeded grpojob/{name}"
+    )
+
+
+def requested(options: Namespace, told: Export) -> bool:
+    """Whether the model is wanted otherwise than it is.
+
+    Raises:
+        OptionError: it can't be had so.
+    """
+    if options.merge and told.format == "Model":
+        raise OptionError(f"--merge: {options.name} has exported a whole model, there is no adapter to merge")
+    if options.dtype and told.format == "Adapter" and not options.merge:
+        raise OptionError(f"--dtype {options.dtype}: {options.name} has exported an adapter; add --merge")
+    return options.merge or options.dtype is not None
+
+
+def require_reported(listing: Listing, told: Export) -> None:
+    """Make sure that what is on the volume is what the job says that it has exported.
+
+    Raises:
+        KubectlError: the weights are others.
+    """
+    if listing.weights_hash != told.weights_hash:
+        raise KubectlError(
+            f"{told.path} has weights {listing.weights_hash}, the job reported {told.weights_hash}: somebody changed it"
+        )
+
+
+def _manifest(options: Namespace, metadata: dict[str, Any], job: GRPOJob) -> Manifest:
+    """The Job to create.
+
+    Raises:
+        NotYet: nobody knows the job's plan.
+    """
+    if job.status.plan is None:
+        raise NotYet(f"{options.name} has no plan: the operator has not seen it")
+    last = attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
+    last = replace(last, revisions=job.status.revisions or {})
+    return export_job(last, _image(options, job), merge=options.merge, dtype=options.dtype)
+
+
+def _image(options: Namespace, job: GRPOJob) -> str:
+    """The image that the last attempt ran, which the operator may have chosen.
+
+    Raises:
+        OptionError: nobody knows it any more.
+    """
+    known = options.image or job.spec.image
+    if known:
+        return str(known)
+    name = child_job(options.name, job.status.attempt)
+    found = kubectl.get(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
+    containers = found[0]["spec"]["template"]["spec"]["containers"] if found else []
+    images = [one["image"] for one in containers if one["name"] == CONTAINER]
+    if not images:
+        raise OptionError(f"Job {name}, which names the trainer's image, is gone: name it by --image")
+    return str(images[0])
+
+
+@contextmanager
+def _shown(listing: Listing) -> Iterator[Arrived]:
+    """A bar on the terminal, if there is one; progress is no part of what is printed."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty())
+    with bar:
+        task = bar.add_task(f"{len(listing.files)} files", total=listing.bytes)
+        yield lambda count: bar.advance(task, count)

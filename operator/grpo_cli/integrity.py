@@ -1,0 +1,134 @@
+"""Whether an exported model is what its provenance says: every file, none besides, and the signature.
+
+The folder may come from anywhere and hold anything: what is in it is compared and never followed, run or believed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from grpo_api.digests import Read, digests, files_of, regular
+from grpo_api.provenance import ENVELOPE_FILE, MOST_BYTES, OWN_FILES, STATEMENT_FILE, Envelope, Statement
+
+from .errors import OptionError
+
+
+class NotGenuine(Exception):
+    """The documents themselves don't hold; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What lies beside the model."""
+
+    statement: Statement
+    """What the model was made of."""
+    envelope: Envelope | None
+    """The same, signed; None where nobody signed it."""
+
+
+def documents(folder: Path) -> Documents:
+    """The Statement, and the envelope around its very bytes if there is one.
+
+    Raises:
+        NotGenuine: there is no Statement, or one of them can't be read, or they don't say the same.
+    """
+    text = _content(folder / STATEMENT_FILE)
+    if text is None:
+        raise NotGenuine(f"{STATEMENT_FILE} is missing: nothing says what the model should be")
+    signed = _content(folder / ENVELOPE_FILE)
+    try:
+        envelope = Envelope.model_validate_json(signed) if signed is not None else None
+        same = envelope is None or envelope.content == text
+    except ValueError as error:
+        raise NotGenuine(f"{ENVELOPE_FILE} is no envelope with a signature: {_first(error)}") from error
+    if not same:
+        raise NotGenuine(f"{STATEMENT_FILE} is not what was signed in {ENVELOPE_FILE}")
+    try:
+        return Documents(Statement.model_validate_json(text), envelope)
+    except ValueError as error:
+        raise NotGenuine(f"{STATEMENT_FILE} is no provenance of a model: {_first(error)}") from error
+
+
+def _content(path: Path) -> bytes | None:
+    """What one of the documents holds; None where there is none."""
+    if not regular(path):
+        if path.is_symlink() or path.exists():
+            raise NotGenuine(f"{path.name} is a link or no file")
+        return None
+    if path.stat().st_size > MOST_BYTES:
+        raise NotGenuine(f"{path.name} has {path.stat().st_size} bytes, more than a provenance takes")
+    return path.read_bytes()
+
+
+def _first(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}"
+    return str(error)
+
+
+def require_signature(envelope: Envelope | None, key: Path) -> str:
+    """The id of the key that signed the envelope.
+
+    Raises:
+        NotGenuine: nobody signed it, or not this key.
+        OptionError: the key can't be used, or cryptography isn't installed.
+    """
+    try:
+        from grpo_api import signing  # alone in needing cryptography, which a laptop may lack
+    except ImportError as error:
+        raise OptionError("--key needs the package cryptography: pip install 'grpo-operator[verify]'") from error
+    try:
+        public = signing.public_key(key)
+    except signing.KeyUnusable as error:
+        raise OptionError(f"--key: {error}") from error
+    if envelope is None:
+        raise NotGenuine(f"{ENVELOPE_FILE} is missing: the model is not signed")
+    if not signing.signed_by(envelope, public):
+        others = ", ".join(one.keyid or "without a name" for one in envelope.signatures)
+        problem = f"is not signed by this key, {signing.key_id(public)}, or was changed since; it names {others}"
+        raise NotGenuine(f"{ENVELOPE_FILE} {problem}")
+    return signing.key_id(public)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a folder has against what it should have."""
+
+    files: int
+    """Files that should be there."""
+    size: int
+    """Bytes of those that are."""
+    problems: list[str]
+    """What differs, a sentence per file."""
+
+
+def compare(folder: Path, statement: Statement, ignored: Iterable[str] = (), read: Read = lambda _: None) -> Comparison:
+    """Compares every file; `read` is called, from any thread, with the bytes of each piece.
+
+    `ignored` are patterns (`*` matches slashes, too) of files that may be there although nothing says so.
+
+    Raises:
+        OSError: a file or a folder can't be read.
+    """
+    expected = {subject.name: subject.digest.sha256 for subject in statement.subject}
+    found = {name: path for name, path in files_of(folder).items() if name not in OWN_FILES}
+    patterns = tuple(ignored)
+    added = [name for name in found.keys() - expected.keys() if not any(fnmatchcase(name, one) for one in patterns)]
+    there = {name: path for name, path in found.items() if name in expected}
+    odd = [name for name, path in there.items() if not regular(path)]
+    whole = {name: path for name, path in there.items() if name not in odd}
+    hashes = dict(zip(whole, digests(list(whole.values()), read), strict=True))
+    problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
+    problems += [f"{name} was added: the provenance doesn't name it" for name in added]
+    problems += [f"{name} is a link or no file" for name in odd]
+    problems += [
+        f"{name} was changed: its sha256 is {actual}, not {expected[name]}"
+        for name, actual in hashes.items()
+        if actual != expected[name]
+    ]
+    return Comparison(len(expected), sum(path.stat().st_size for path in whole.values()), sorted(problems))

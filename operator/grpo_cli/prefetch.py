@@ -1,0 +1,171 @@
+"""`grpo prefetch`: fills a job's cache of the hub before the job holds GPUs.
+
+A Job of the cluster does it, which goes on whatever becomes of the command; the same command follows it again.
+"""
+
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_api.contract import PLAN_ANNOTATION
+from grpo_api.job import GRPOJobSpec
+from grpo_api.report import Outcome
+from grpo_operator.names import ObjectKey
+
+from . import kubectl
+from .errors import NotYet, OptionError
+from .manifest import load_specs
+from .prefetch_job import prefetch_job, prefetch_name, wanted
+
+POLL_SECONDS = 2.0
+FAILED = 1
+"""Exit code where something was not fetched."""
+Object = dict[str, Any]
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, such as a suspended one")
+    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    parser.add_argument("--trainer-image", default="grpo-trainer", help="image of jobs without spec.image")
+    kubectl.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Fills the cache of one job after the other; 0 once all is there, 1 where something was not fetched."""
+    codes = [_one(options, name, spec) for name, spec in _jobs(options)]
+    return max(codes)
+
+
+def _jobs(options: Namespace) -> list[tuple[str, GRPOJobSpec]]:
+    """Names and specs. A file may name the namespace, as kubectl takes it."""
+    if options.name:
+        metadata, job = kubectl.get_job(options, options.name)
+        return [(metadata["name"], job.spec)]
+    read = load_specs(options.filename)
+    named = {job.metadata["namespace"] for job in read if job.metadata.get("namespace")}
+    if len(named) > 1 and not options.namespace:
+        raise OptionError(
+            f"{options.filename} has jobs of several namespaces: {', '.join(sorted(named))}; give one by -n"
+        )
+    options.namespace = options.namespace or next(iter(named), None)
+    return [(job.metadata["name"], job.spec) for job in read]
+
+
+def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
+    """Fills one job's cache."""
+    if spec.model.cache is None:
+        raise OptionError(
+            f"{name}: spec.model.cache is unset, so there is nothing to fill: name the claim to share there"
+        )
+    if not wanted(spec):
+        print(f"{name}: nothing to fetch: its models and its dataset are folders")
+        return 0
+    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, spec.image or options.trainer_image)
+    _start(options, body)
+    return _followed(options, prefetch_name(name))
+
+
+def _start(options: Namespace, body: Object) -> None:
+    """Creates the Job, unless the same is at work already; one that has ended makes room.
+
+    Raises:
+        NotYet: one that fetches something else is at work.
+        KubectlError: kubectl fails.
+    """
+    name = body["metadata"]["name"]
+    there = _job(options, name)
+    if there and not _end(there):
+        if _plan(there) != _plan(body):
+            raise NotYet(f"job {name} is fetching what an earlier version of the spec named; wait for it, or delete it")
+        return
+    if there:
+        kubectl.call(options, "delete", "job", name, "--wait")
+    del body["metadata"]["namespace"]  # it may be the context's
+    kubectl.create(options, body)
+
+
+def _job(options: Namespace, name: str) -> Object | None:
+    found: list[Object] = kubectl.get(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
+    return found[0] if found else None
+
+
+def _end(job: Object) -> str:
+    """Complete or Failed; empty for a Job that is at work."""
+    conditions = job.get("status", {}).get("conditions") or []
+    return next(
+        (one["type"] for one in conditions if one["type"] in ("Complete", "Failed") and one["status"] == "True"), ""
+    )
+
+
+def _plan(job: Object) -> str:
+    """What a Job was told to fetch."""
+    annotations = job["spec"]["template"]["metadata"].get("annotations") or {}
+    return str(annotations.get(PLAN_ANNOTATION, ""))
+
+
+def _followed(options: Namespace, name: str) -> int:
+    """Shows the Job's pods' logs, one after the other, until it has ended."""
+    shown: set[str] = set()
+    said = ""
+    while True:
+        job = _job(options, name)  # before its pods: what they said is all there when it has ended
+        if job is None:
+            raise NotYet(f"job {name} was deleted")
+        pods = kubectl.get(options, "pods", f"--selector=batch.kubernetes.io/job-name={name}")["items"]
+        for pod in (pod for pod in pods if _began(pod) and pod["metadata"]["name"] not in shown):
+            shown.add(pod["metadata"]["name"])
+            print(f"job {name}: pod {pod['metadata']['name']}", flush=True)
+            subprocess.run(kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False)
+        if end := _end(job):
+            return _told(end, pods)
+        waiting = "; ".join(filter(None, map(_waits, pods)))
+        if waiting not in ("", said):
+            print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
+        said = waiting
+        time.sleep(POLL_SECONDS)
+
+
+def _began(pod: Object) -> bool:
+    """Whether the pod has a log."""
+    return pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
+
+
+def _waits(pod: Object) -> str:
+    """Why a pod doesn't run yet, as the scheduler or the kubelet says; empty if nobody does."""
+    status = pod.get("status", {})
+    states = (one.get("state", {}).get("waiting") or {} for one in status.get("containerStatuses") or [])
+    conditions = (one for one in status.get("conditions") or [] if one.get("reason") == "Unschedulable")
+    found = [one for one in (*states, *conditions) if one.get("message")]
+    return str(found[0]["message"]) if found else ""
+
+
+def _told(end: str, pods: list[Object]) -> int:
+    """Prints how it ended, by the last pod's words; the exit code."""
+    words = list(filter(None, map(_words, sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))))))
+    last = words[-1] if words else "no pod said how it ended"
+    print(last, file=sys.stdout if end == "Complete" else sys.stderr)
+    return 0 if end == "Complete" else FAILED
+
+
+def _words(pod: Object) -> str:
+    """A pod's last words, of its outcome where it left one."""
+    for text in _messages(pod):
+        try:
+            return Outcome.model_validate_json(text).message
+        except ValidationError:
+            return text.strip()
+    return ""
+
+
+def _messages(pod: Object) -> Iterator[str]:
+    for one in pod.get("status", {}).get("containerStatuses") or []:
+        if text := (one.get("state", {}).get("terminated") or {}).get("message"):
+            yield text

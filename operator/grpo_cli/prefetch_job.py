@@ -1,0 +1,94 @@
+"""The Job that fills a job's cache of the hub: the training pod without GPUs, checkpoints and peers.
+
+It is made of the job's pod, so that what a fetch needs of that (secrets, variables, mirrors, certificates) is there.
+Pure: the same spec, the same Job.
+"""
+
+from typing import Any
+
+from grpo_api.checkpoint import CheckpointSpec
+from grpo_api.contract import CONTAINER, PLAN_ANNOTATION
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_api.pods.resources import ResourceRequirements
+from grpo_api.quantity import GIB
+from grpo_api.report import EXIT_CODES, Result
+from grpo_api.running import PlacementSpec
+from grpo_operator.manifests import Attempt, plan_json, training_plan
+from grpo_operator.names import LABEL_APP, LABEL_INSTANCE, ObjectKey
+from grpo_operator.podspec import pod_spec
+
+KEEP_SECONDS = 86_400
+"""How long a finished Job stays, for its log."""
+COMMAND = ["python", "-m", "grpo_trainer.prefetch"]
+FETCHES = ExecutionPlan(
+    strategy="None",
+    method="Full",
+    accelerator="CPU",
+    micro_batch=1,
+    gradient_accumulation=1,
+    steps_per_generation=1,
+    dtype="float32",
+    host_memory_bytes=2 * GIB,
+    save_every_steps=1,
+    reason="fetches, and trains nothing",
+)
+"""The trainer's entry points are given a plan; of this one only the memory counts."""
+
+
+def prefetch_name(job: str) -> str:
+    """Name of the Job; a GRPOJob's own end with a number."""
+    return f"{job}-prefetch"
+
+
+def wanted(spec: GRPOJobSpec) -> list[str]:
+    """What the job will fetch of the hub, by name; folders are there already."""
+    named = [spec.model.name, *(reward.model.name for reward in spec.rewards if reward.model), spec.dataset.name or "/"]
+    return [name for name in named if not name.startswith("/")]
+
+
+def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, image: str) -> dict[str, Any]:
+    """The Job for a GRPOJob; `image` is for a spec without one."""
+    fetching = _fetching(spec)
+    attempt = Attempt(key=key, uid=prefetch_name(key.name), spec=fetching, plan=FETCHES, number=1)
+    labels = {LABEL_APP: "grpo-prefetch", LABEL_INSTANCE: key.name}
+    plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": prefetch_name(key.name), "namespace": key.namespace, "labels": labels},
+        "spec": {
+            "backoffLimit": spec.restarts.limit,
+            "podFailurePolicy": {"rules": _FAILURES},
+            "ttlSecondsAfterFinished": KEEP_SECONDS,
+            "template": {
+                "metadata": {"labels": labels, "annotations": plan},
+                "spec": pod_spec(key.name, fetching, FETCHES, {}, image),
+            },
+        },
+    }
+
+
+def _fetching(spec: GRPOJobSpec) -> GRPOJobSpec:
+    """The spec without what only training needs: GPUs and their nodes, checkpoints, what runs before it or beside."""
+    template = spec.pod_template.spec
+    pod = template.model_copy(update={"affinity": None, "runtime_class_name": None, "init_containers": []})
+    changes = {
+        "command": COMMAND,
+        "placement": PlacementSpec(accelerator="CPU", tolerations=spec.placement.tolerations),
+        "checkpoint": CheckpointSpec(),
+        "resume_from": None,
+        "resources": ResourceRequirements(),
+        "pod_template": spec.pod_template.model_copy(update={"spec": pod}),
+    }
+    return spec.model_copy(update=changes)
+
+
+_FAILURES = [
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_CODES[Result.BAD_INPUT]]},
+    },
+]
+"""What the hub refuses it would refuse again; a drained node says nothing of it."""

@@ -1,0 +1,141 @@
+"""`grpo verify`: is this folder the model that a job exported, unchanged, and what was it made of; no cluster needed.
+
+Exit codes: 0 as exported, and signed by the key if one is given; 1 not so, with a line per file that differs; 2 the
+folder or the key can't be read.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, Envelope, Provenance
+
+from .errors import OptionError
+from .integrity import Comparison, NotGenuine, compare, documents, require_signature
+from .terminal import console
+
+GENUINE, DIFFERENT = 0, 1
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("folder", metavar="DIR", type=Path, help=f"the exported model, with its {STATEMENT_FILE}")
+    parser.add_argument("--key", metavar="PUBLIC", type=Path, help="public key in PEM that must have signed it")
+    parser.add_argument(
+        "--ignore", metavar="PATTERN", action="append", default=[],
+        help="files that may be there besides, such as .gitattributes or '.cache/*'; again for more",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Checks the folder and prints what the model was made of."""
+    folder: Path = options.folder
+    if not folder.is_dir():
+        raise OptionError(f"{folder} is no folder")
+    out = console()
+    try:
+        found = documents(folder)
+        signer = require_signature(found.envelope, options.key) if options.key else None
+        with _progress() as read:
+            compared = compare(folder, found.statement, options.ignore, read)
+    except NotGenuine as error:
+        return _different([str(error)])
+    except OSError as error:
+        raise OptionError(f"{error.filename} can't be read: {error.strerror}") from error
+    if compared.problems:
+        return _different(compared.problems)
+    _show(out, _checked(compared, found.envelope, signer), found.statement.predicate)
+    return GENUINE
+
+
+def _different(problems: list[str]) -> int:
+    for problem in problems:
+        print(f"grpo: {_plain(problem)}", file=sys.stderr)
+    print("grpo: this is not the model that was exported", file=sys.stderr)
+    return DIFFERENT
+
+
+def _plain(text: object) -> str:
+    """What a stranger wrote, without the characters that move a terminal's cursor or can't be printed."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Tells how much was read, where somebody is there to see it."""
+    terminal = Console(stderr=True)
+    columns = ("reading", DownloadColumn(), TransferSpeedColumn(), BarColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+        yield lambda count: progress.advance(task, count)
+
+
+def _checked(compared: Comparison, envelope: Envelope | None, signer: str | None) -> Iterator[tuple[str, str]]:
+    """What holds."""
+    yield "files", f"{compared.files}, {compared.size:,} bytes: all there, none changed, none added"
+    if signer:
+        yield "signed", f"by the given key, {signer}"
+    elif envelope:
+        yield "signed", f"{ENVELOPE_FILE} was not checked: give the public key with --key"
+    else:
+        yield "signed", "by nobody: whoever changes a file can change what is said of it"
+
+
+def _show(out: Console, checked: Iterator[tuple[str, str]], predicate: Provenance) -> None:
+    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    for label, value in (*checked, *_facts(predicate)):
+        table.add_row(Text(_plain(label), "dim"), Text(_plain(value)))
+    out.print(table)
+
+
+def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
+    """What the model was made of, in words; the rest is in the file."""
+    build, details, run = predicate.build_definition, predicate.run_details, predicate.run_details.grpo_run
+    job, plan = build.internal_parameters.job, build.internal_parameters.execution
+    yield "job", f"{job.get('namespace')}/{job.get('name')}, uid {job.get('uid')}"
+    yield "exported", f"{details.metadata.finished_on} after {run.steps} steps, by attempt {job.get('attempt')}"
+    yield "trained", f"{plan.get('method')} on {_devices(plan)}, {plan.get('dtype')}, ZeRO {plan.get('zeroStage')}"
+    for one in build.resolved_dependencies:
+        yield one.name, _dependency(one)
+    for attempt in run.attempts[:-1]:
+        ends = ", ".join(f"{end.ranks} × {end.result} at step {end.step}" for end in attempt.ends)
+        yield f"attempt {attempt.attempt}", ends or "ended without a word"
+    for attempt in run.attempts[-1:]:
+        yield f"attempt {attempt.attempt}", f"began at step {attempt.resumed_from_step or 0} and exported the model"
+    yield "reference", _reference(predicate)
+    for proof in run.proofs:
+        yield "proven", f"{proof.what}: {proof.parameters} parameters as in their files, {proof.fingerprint}"
+    version = details.builder.version
+    names = ("grpo-operator", "python", "torch", "transformers", "trl", "peft", "deepspeed")
+    yield "versions", ", ".join(f"{name} {version[name]}" for name in names if name in version)
+    where = run.environment
+    known = (*where.gpus, where.driver and f"driver {where.driver}", where.cuda and f"CUDA {where.cuda}")
+    yield "ran on", ", ".join(filter(None, (where.platform, *known)))
+
+
+def _devices(plan: dict[str, object]) -> str:
+    if plan.get("accelerator") == "CPU":
+        return f"CPUs of {plan.get('nodes')} nodes"
+    return f"{plan.get('gpus')} × {plan.get('gpuProduct') or 'GPU'} of {plan.get('nodes')} nodes"
+
+
+def _dependency(one: Dependency) -> str:
+    known = [one.uri, *(f"{kind}:{digest}" for kind, digest in one.digest.items() if digest not in one.uri)]
+    known += [f"{name} {value}" for name, value in one.annotations.items()]
+    return ", ".join(filter(None, known)) or "unknown"
+
+
+def _reference(predicate: Provenance) -> str:
+    reference = predicate.run_details.grpo_run.reference
+    if reference.sync_every_steps is None:
+        return reference.strategy
+    moved = f"moved {reference.syncs} times" + (f", last after step {reference.last_sync_step}" * bool(reference.syncs))
+    return f"{reference.strategy}, {moved} (every {reference.sync_every_steps} steps, mixup {reference.mixup})"

@@ -1,0 +1,143 @@
+"""A model is brought home: interrupted, over a connection that is cut, converted; and nothing stays in the namespace.
+
+One job, made once for the file. kubectl is the real one behind a script, which cuts the connection where a test says.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_api.artifacts import parse_sums, weights_hash
+from grpo_api.status import GRPOJobStatus
+from harness.guard import REPOSITORY
+from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
+from harness.programs.build import component
+
+NAME = "exported"
+WEIGHTS = "model.safetensors"
+CUT_AFTER = 10_000
+SCRIPT = f"""
+import os, signal, subprocess, sys
+from pathlib import Path
+real, mode, marker = {{real!r}}, {{mode!r}}, Path({{marker!r}})
+sending = "send" in sys.argv and sys.argv[-2] == "{WEIGHTS}"
+cuts = len(marker.read_text()) if marker.exists() else 0
+if mode == "whole" or not sending or cuts == 2:
+    os.execv(real[0], real + sys.argv[1:])
+marker.write_text("x" * (cuts + 1))
+if mode == "silent":
+    signal.pause()
+child = subprocess.Popen(real + sys.argv[1:], stdout=subprocess.PIPE)
+sys.stdout.buffer.write(child.stdout.read({CUT_AFTER}))
+sys.stdout.buffer.flush()
+if cuts == 1:
+    at = sys.argv.index("exec")
+    subprocess.run([*real, *sys.argv[1:at], "delete", "pod", sys.argv[at + 1]], stdout=subprocess.DEVNULL, check=True)
+os.kill(child.pid, signal.SIGKILL)
+child.wait()
+sys.exit(1)
+"""
+"""kubectl that is killed after so many bytes of the weights, the second time together with the pod; or that sends
+nothing of them for ever."""
+
+
+@pytest.fixture(scope="module")
+def done(jobs: Jobs) -> Object:
+    """A job that has trained and exported its model."""
+    jobs.create(NAME, {"maxSteps": 2}, placement={"accelerator": "CPU", "nodes": 1})
+    return jobs.wait_succeeded(NAME)
+
+
+def environment(jobs: Jobs, folder: Path, mode: str) -> dict[str, str]:
+    """A user's, with kubectl behind the script."""
+    script = folder / "kubectl.py"
+    real = list(map(str, component("kubectl")))
+    script.write_text(SCRIPT.format(real=real, mode=mode, marker=str(folder / mode)))
+    paths = os.pathsep.join([str(REPOSITORY / "operator"), os.environ.get("PYTHONPATH", "")])
+    own = {"KUBECTL": shlex.join([sys.executable, str(script)]), "PYTHONPATH": paths}
+    return jobs.access.environment | own
+
+
+def command(jobs: Jobs, folder: Path, *more: str) -> list[str]:
+    """`grpo export` into the folder."""
+    return [sys.executable, "-m", "grpo_cli", "export", NAME, "-n", jobs.namespace, "--to", str(folder), *more]
+
+
+def exported(jobs: Jobs, place: Path, mode: str, *more: str) -> str:
+    """What the command prints when it is done."""
+    line = command(jobs, place / "model", *more)
+    done = subprocess.run(line, env=environment(jobs, place, mode), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def nothing_left(jobs: Jobs) -> None:
+    """Waits until neither Job nor pod of an export is there."""
+    jobs.kubectl("wait", "--for=delete", "jobs,pods", "--selector=grpo.dev/component=export", "--timeout=60s")
+    left = jobs.kubectl("get", "jobs,pods", "--selector=grpo.dev/component=export", "--output=name")
+    assert left == ""
+
+
+def test_the_status_says_where_the_model_is(jobs: Jobs, done: Object) -> None:
+    status = GRPOJobStatus.model_validate(done["status"])
+    run = f"{NAME}-{done['metadata']['uid']}"
+    assert status.export is not None
+    assert status.export.path == f"pvc://first-job/checkpoints/{run}/export"
+    on_volume = jobs.checkpoints / run / "export"
+    assert status.export.bytes == sum(path.stat().st_size for path in on_volume.rglob("*") if path.is_file())
+    assert status.export.weights_hash == weights_hash(parse_sums((on_volume / "SHA256SUMS").read_text()))
+    events = json.loads(jobs.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME}", "-o", "json"))
+    assert any(status.export.path in event["message"] for event in events["items"] if event["reason"] == "Succeeded")
+
+
+def test_ctrl_c_leaves_nothing_in_the_cluster(jobs: Jobs, done: Object, tmp_path: Path) -> None:
+    # a test run that was started in the background has SIGINT ignored, and its children inherit that
+    heard = "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    _, _, module, *arguments = command(jobs, tmp_path / "model")
+    line = [sys.executable, "-c", f"{heard}; runpy.run_module({module!r}, run_name='__main__')", *arguments]
+    running = subprocess.Popen(line, env=environment(jobs, tmp_path, "silent"), stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + TIMEOUT
+    while not (tmp_path / "silent").exists():
+        assert running.poll() is None, running.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(POLL_SECONDS)
+    running.send_signal(signal.SIGINT)
+    assert running.wait() == 130, running.communicate()[1]
+    assert not (tmp_path / "model" / WEIGHTS).exists()
+    nothing_left(jobs)
+
+
+def test_a_model_comes_whole_over_a_connection_that_is_cut(jobs: Jobs, done: Object, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    said = exported(jobs, tmp_path, "cut")
+    assert (tmp_path / "cut").read_text() == "xx", "cut twice, once with the pod"
+    told, folder = GRPOJobStatus.model_validate(done["status"]).export, tmp_path / "model"
+    assert told is not None
+    assert f"{told.weights_hash}, as the job reported it" in said.replace("\n", " ")
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    source = jobs.checkpoints / f"{NAME}-{done['metadata']['uid']}" / "export"
+    here, there = ({path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, source))
+    assert here == there
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 70_000
+    nothing_left(jobs)
+    again = exported(jobs, tmp_path, "whole")
+    assert again == said, "what is there is checked and not fetched again"
+
+
+def test_weights_are_converted_in_the_cluster(jobs: Jobs, done: Object, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    said = exported(jobs, tmp_path, "whole", "--dtype", "bfloat16")
+    assert "converted from the job's" in said
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path / "model", check=True)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == torch.bfloat16
+    nothing_left(jobs)

@@ -1,0 +1,74 @@
+"""What `make release` writes beside images, tried: the plugin by kubectl alone, the manifest by a real API server.
+
+The archives are of this machine's platform and Python only; `make release` writes all, and lets krew install each.
+"""
+
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.fixtures import AnyCluster
+from harness.images.archives import ARCHITECTURES
+from harness.release import chart, checks, plugin, python_package
+from harness.release.source import LOCAL, current
+
+PLATFORM = next(
+    one
+    for one in plugin.PLATFORMS
+    if (one.os, one.arch) == (platform.system().lower(), ARCHITECTURES[platform.machine()])
+)
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+DIGESTS = {"grpo-operator": f"sha256:{'1' * 64}"}
+RELEASE = replace(current("example.test/team", "https://example.test"), epoch=1_700_000_000)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same release twice: its plugin and its chart; a build of the wheel compares two itself."""
+    wheel, _ = python_package.build(tmp_path_factory.mktemp("python"), RELEASE.epoch)
+    made = [tmp_path_factory.mktemp("release") for _ in range(2)]
+    for folder in made:
+        plugin.archive(RELEASE, wheel, folder, PLATFORM, (PYTHON,))
+        chart.build(RELEASE, folder, DIGESTS)
+    return made
+
+
+def test_the_same_commit_makes_the_same_files(folders: list[Path]) -> None:
+    contents = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
+    assert contents[0] == contents[1]
+    assert set(contents[0]) == {
+        f"kubectl-grpo-{RELEASE.version}-{PLATFORM.name}.tar.gz",
+        f"grpo-operator-{RELEASE.version}.tgz",
+        "install.yaml",
+    }
+
+
+def test_kubectl_plans_with_nothing_but_the_plugin(folders: list[Path], tmp_path: Path) -> None:
+    (packed,) = folders[0].glob("kubectl-grpo-*")
+    checks.unpack(packed, tmp_path)
+    assert checks.try_plugin(tmp_path, RELEASE.version) == RELEASE.version
+    assert "grpo plan" in checks.kubectl_grpo(tmp_path, "plan", "--help")
+
+
+def test_the_api_server_takes_the_manifest(folders: list[Path], api_cluster: AnyCluster) -> None:
+    manifest = folders[0] / "install.yaml"
+    objects = list(yaml.safe_load_all(manifest.read_text()))
+    assert objects[0]["metadata"]["name"] == "grpo-system"
+    api_cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump(objects[0]))
+    said = checks.dry_run(api_cluster, manifest)
+    api_cluster.kubectl("delete", "namespace", "grpo-system", "--wait=false")
+    assert len(said.splitlines()) == len(objects)
+    assert "customresourcedefinition.apiextensions.k8s.io/grpojobs.grpo.dev" in said
+
+
+def test_the_manifest_names_images_by_digest_and_registry(folders: list[Path]) -> None:
+    objects = yaml.safe_load_all((folders[0] / "install.yaml").read_text())
+    (deployment,) = (one for one in objects if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"example.test/team/grpo-operator:{RELEASE.version}@{DIGESTS['grpo-operator']}"
+    assert f"--trainer-image=example.test/team/grpo-trainer:{RELEASE.version}" in container["args"]
+    assert LOCAL not in str(container)

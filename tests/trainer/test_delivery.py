@@ -1,0 +1,145 @@
+"""The pod of `grpo export`, as processes: what it lists, what it sends, how it converts, and that it ends by itself."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from grpo_api.artifacts import SUMS, Listing, parse_sums, weights_hash
+from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.plan import TrainingPlan
+from grpo_trainer.checkpoints.export import export_model
+from grpo_trainer.checkpoints.resume import claim_folder
+from grpo_trainer.delivery import sending, serving
+from grpo_trainer.delivery.__main__ import main
+from grpo_trainer.errors import BadInput
+from grpo_trainer.weights.models import load_policy
+from harness.ranks import demo_model, runs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's policy."""
+    return demo_model.save_policy(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(params=["Clone", "Adapter"])
+def plan(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> TrainingPlan:
+    """A run that has exported its policy, or an adapter."""
+    plan = runs.plan(model, request.param, folder=tmp_path / "run")
+    claim_folder(plan)
+    loaded = load_policy(plan)
+    trained = loaded.model
+    if loaded.peft_config:
+        trained = get_peft_model(trained, loaded.peft_config)
+        for name, weight in trained.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(7))
+    export_model(plan, loaded.source, trained.save_pretrained)
+    return plan
+
+
+@pytest.fixture
+def pod(plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The plan as a pod has it; what it served is in the folder that this names."""
+    path = tmp_path / "plan.json"
+    path.write_text(plan.model_dump_json())
+    monkeypatch.setenv(PLAN_ENV, str(path))
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "termination"))
+    return tmp_path / "state"
+
+
+def listed(state: Path) -> Listing:
+    out = io.BytesIO()
+    sending.tell(state, out)
+    return Listing.model_validate_json(out.getvalue())
+
+
+def sent(state: Path, listing: Listing) -> Iterator[tuple[str, bytes]]:
+    """Every file, in two parts."""
+    for name, entry in listing.files.items():
+        first, rest = io.BytesIO(), io.BytesIO()
+        sending.send(state, name, 0, first)
+        sending.send(state, name, entry.bytes // 2, rest)
+        yield name, first.getvalue()[: entry.bytes // 2] + rest.getvalue()
+
+
+def test_what_was_exported_is_handed_out_as_it_is(plan: TrainingPlan, pod: Path) -> None:
+    export = Path(str(plan.checkpoint_directory)) / "export"
+    (export / "README.md").write_text("added later")
+    assert serving.serve(pod, None, merge=False, idle=0) == 0
+    listing = listed(pod)
+    assert dict(sent(pod, listing)) == {path.name: path.read_bytes() for path in export.iterdir()}
+    assert {SUMS, "README.md"} <= listing.files.keys()
+    assert listing.weights_hash == weights_hash(parse_sums((export / SUMS).read_text()))
+
+
+def test_a_spoiled_file_keeps_the_hash_that_the_trainer_took(plan: TrainingPlan, pod: Path) -> None:
+    export = Path(str(plan.checkpoint_directory)) / "export"
+    before = serving.listing(export)
+    weights = next(export.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert serving.listing(export) == before
+    weights.unlink()
+    with pytest.raises(BadInput, match=f"lacks {weights.name}, which SHA256SUMS names"):
+        serving.listing(export)
+
+
+@pytest.mark.parametrize("plan", ["Adapter"], indirect=True)
+def test_an_adapter_is_merged_into_its_base(plan: TrainingPlan, model: Path, pod: Path) -> None:
+    assert serving.serve(pod, "float32", merge=True, idle=0) == 0
+    listing = listed(pod)
+    folder = pod / "model"
+    assert "adapter_config.json" not in listing.files
+    merged, base = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in (folder, model))
+    assert merged.keys() == base.keys()
+    export = Path(str(plan.checkpoint_directory)) / "export"
+    factors = load_file(export / "adapter_model.safetensors")
+    prefix = next(name[: -len("lora_A.weight")] for name in sorted(factors) if name.endswith("q_proj.lora_A.weight"))
+    config = json.loads((export / "adapter_config.json").read_text())
+    change = factors[f"{prefix}lora_B.weight"] @ factors[f"{prefix}lora_A.weight"] * config["lora_alpha"] / config["r"]
+    name = f"{prefix.removeprefix('base_model.model.')}weight"
+    torch.testing.assert_close(merged[name], base[name] + change)
+    assert listing.weights_hash == weights_hash(parse_sums((folder / SUMS).read_text()))
+
+
+@pytest.mark.parametrize("plan", ["Clone"], indirect=True)
+def test_weights_are_given_in_another_dtype(plan: TrainingPlan, pod: Path) -> None:
+    export = Path(str(plan.checkpoint_directory)) / "export"
+    (export / "provenance.json").write_text("of other weights")
+    assert serving.serve(pod, "bfloat16", merge=False, idle=0) == 0
+    assert "provenance.json" not in listed(pod).files
+    given = AutoModelForCausalLM.from_pretrained(pod / "model")
+    exported = AutoModelForCausalLM.from_pretrained(export)
+    assert given.dtype == torch.bfloat16
+    for name, weight in exported.state_dict().items():
+        assert torch.equal(given.state_dict()[name], weight.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("plan", "given", "says"),
+    [("Clone", ["--merge"], "leave --merge out"), ("Adapter", ["--dtype", "float32"], "--dtype needs --merge here")],
+    indirect=["plan"],
+)
+def test_a_pod_that_can_hand_out_nothing_says_why(pod: Path, tmp_path: Path, given: list[str], says: str) -> None:
+    assert main(["serve", *given], pod) == 1
+    assert says in (tmp_path / "termination").read_text()
+
+
+@pytest.mark.parametrize("plan", ["Clone"], indirect=True)
+def test_questions_are_answered_by_processes_without_torch(pod: Path) -> None:
+    assert serving.serve(pod, None, merge=False, idle=0) == 0
+    code = "import sys; from pathlib import Path; from grpo_trainer.delivery.__main__ import main; "
+    code += f"main(sys.argv[1:], Path({str(pod)!r})); assert 'torch' not in sys.modules"
+    said = subprocess.check_output([sys.executable, "-c", code, "list"])
+    listing = Listing.model_validate_json(said)
+    size = listing.files["config.json"].bytes
+    assert subprocess.check_output([sys.executable, "-c", code, "send", "--", "config.json", str(size - 2)]) == b"}\n"

@@ -1,0 +1,171 @@
+"""The evaluation of an exported model: what it scores, how sure it is, and how it ends as the command of a GRPOJob."""
+
+import json
+import math
+import os
+import random
+import threading
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_api.contract import ATTEMPT_PREFIX, DATA_MOUNT_ENV, EXPORT_FOLDER, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_trainer.evaluation import __main__ as program
+from grpo_trainer.evaluation.run import held_out
+from grpo_trainer.evaluation.score import Estimate, Score, agree, as_json, noise, reported, score, sentence
+from grpo_trainer.files import write_atomically
+from harness.ranks import demo_model, runs
+
+COMPLETIONS = 6
+ROWS = [{"prompt": f"say {number}", "answer": str(number)} for number in range(5)]
+REWARDS = [
+    {"format": {"pattern": r"[\s\S]*[a-z][\s\S]*", "score": 2.0}, "weight": 0.5},
+    {"accuracy": {"answerColumn": "answer", "extract": "None", "score": 1.0}},
+]
+REWARD = st.none() | st.floats(-10, 10)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with an exported model, which knows nothing."""
+    return demo_model.save_policy(tmp_path_factory.mktemp("run") / EXPORT_FOLDER)
+
+
+@pytest.fixture
+def plan(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingPlan:
+    """An evaluation's plan, in the file that a pod would have it in, beside its data."""
+    (tmp_path / "held-out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    files = {"files": {"configMap": {"name": "rows"}, "paths": ["held-out.jsonl"]}}
+    training = {"numGenerations": COMPLETIONS, "promptsPerStep": 16, "maxCompletionLength": 8}
+    given = runs.plan(model).model_dump(by_alias=True, exclude_none=True)
+    given |= {"dataset": files, "rewards": REWARDS, "training": training, "resumeFrom": str(model.parent)}
+    made = TrainingPlan.model_validate(given)
+    (tmp_path / "plan.json").write_text(made.model_dump_json(by_alias=True, exclude_none=True))
+    monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
+    monkeypatch.setenv(PLAN_ENV, str(tmp_path / "plan.json"))
+    monkeypatch.setenv(TERMINATION_LOG_ENV, str(tmp_path / "termination-log"))
+    return made
+
+
+@given(st.lists(st.lists(REWARD, min_size=3, max_size=3), min_size=2, max_size=20))
+def test_the_score_is_the_mean_of_the_rows_that_have_a_reward(rows: list[list[float | None]]) -> None:
+    known = [[one for one in row if one is not None] for row in rows]
+    means = [fmean(row) for row in known if row]
+    if not means:
+        with pytest.raises(ValueError, match="no completion has a reward"):
+            score(rows, {})
+        return
+    found = score(rows, {})
+    assert (found.rows, found.completions) == (len(means), 3)
+    assert found.reward.mean == pytest.approx(fmean(means))
+    expected = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+    assert found.reward.standard_error == pytest.approx(expected)
+
+
+def test_nineteen_of_twenty_intervals_hold_the_truth_where_completions_of_a_row_are_alike() -> None:
+    """Rows differ in how hard they are; counted by completions, the intervals would be far too narrow."""
+    chance, hit, truth = random.Random(0), 0, 0.5
+    for _ in range(1000):
+        hardness = [chance.random() for _ in range(50)]
+        rows: list[list[float | None]] = [[float(chance.random() < hard) for _ in range(16)] for hard in hardness]
+        found = score(rows, {}).reward
+        hit += abs(found.mean - truth) <= found.margin
+    assert 920 <= hit <= 970
+
+
+@given(st.floats(-5, 5), st.floats(0, 5), st.floats(-5, 5), st.floats(0, 5))
+def test_means_agree_within_the_noise_of_both(one: float, error: float, other: float, other_error: float) -> None:
+    a, b = Estimate(one, error), Estimate(other, other_error)
+    assert agree(a, b) == agree(b, a)
+    assert max(a.margin, b.margin) <= noise(a, b) <= a.margin + b.margin + 1e-9
+    assert agree(a, Estimate(one, other_error))
+
+
+def test_a_job_without_a_reward_is_compared_with_nothing() -> None:
+    assert reported(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0}), 4) is None
+    assert reported(Outcome(result=Result.SUCCEEDED, metrics={"reward": math.nan, "reward_std": 1.0}), 4) is None
+    job = reported(Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.5}), 4)
+    assert job == Estimate(1.0, 0.25)
+    alike = Outcome(result=Result.SUCCEEDED, metrics={"reward": 1.0, "reward_std": 0.0})
+    assert reported(alike, 4, spread=0.5) == Estimate(1.0, 0.25), "a last step without a fault knows no better"
+    found = Score(Estimate(0.5, 0.1), 10, 2)
+    assert sentence(found, None).endswith("the job reported none")
+    assert "within the noise" in sentence(found, job)
+    assert "outside the noise" in sentence(found, Estimate(2.0, 0.25))
+    assert as_json(found, job)["job"]["withinNoise"] is True
+
+
+def test_a_model_is_sampled_with_a_seed_and_scored_by_all_rewards(plan: TrainingPlan, model: Path) -> None:
+    found, again, other = held_out(plan, model), held_out(plan, model), held_out(plan, model, seed=1)
+    assert found == again
+    assert found != other
+    assert (found.rows, found.completions) == (len(ROWS), COMPLETIONS)
+    means = found.by_function
+    assert set(means) == {"format", "accuracy"}
+    assert 0 < means["format"] < 2
+    assert found.reward.mean == pytest.approx(0.5 * means["format"] + means["accuracy"])
+
+
+def test_reward_models_and_text_prompts_are_scored_as_in_training(
+    plan: TrainingPlan, model: Path, tmp_path: Path
+) -> None:
+    judge = demo_model.save_reward_model(tmp_path / "judge")
+    rewards = [{"model": {"name": str(judge), "dtype": "float32"}}]
+    own = TrainingPlan.model_validate(plan.model_dump(by_alias=True, exclude_none=True) | {"rewards": rewards})
+    found = held_out(own, model, completions=2)
+    assert math.isfinite(found.reward.mean)
+    assert found.reward.standard_error > 0
+
+
+def test_as_a_jobs_command_it_waits_for_the_model_and_ends_with_its_reward(
+    plan: TrainingPlan, model: Path, tmp_path: Path
+) -> None:
+    outcome = Outcome(result=Result.SUCCEEDED, metrics={"reward": 0.5, "reward_std": 1.0})
+    attempt = model.parent / f"{ATTEMPT_PREFIX}1"
+
+    def finish() -> None:
+        attempt.mkdir()
+        write_atomically(attempt / "outcome-rank-0.json", outcome.model_dump_json())
+
+    finishing = threading.Timer(0.2, finish)
+    finishing.start()
+    assert program.main(["--wait", "60"]) == 0
+    finishing.join()
+    said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
+    assert (said.result, said.attempt) == (Result.SUCCEEDED, plan.job.attempt)
+    assert said.metrics["reward"] == held_out(plan, model).reward.mean
+    assert "the job reported 0.500" in said.message
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "wait", "result", "words"),
+    [
+        (None, "60", Result.BAD_INPUT, "spec.resumeFrom: nothing to evaluate"),
+        ("/nowhere", "0", Result.ERROR, "no finished model in /nowhere/export after 0 s"),
+    ],
+)
+def test_without_a_model_it_says_what_it_waited_for(
+    plan: TrainingPlan, resume_from: str | None, wait: str, result: Result, words: str
+) -> None:
+    folder = Path(os.environ[PLAN_ENV]).parent
+    own = plan.model_copy(update={"resume_from": resume_from})
+    (folder / "plan.json").write_text(own.model_dump_json(by_alias=True, exclude_none=True))
+    assert program.main(["--wait", wait]) == EXIT_CODES[result]
+    said = Outcome.model_validate_json((folder / "termination-log").read_text())
+    assert said.result is result
+    assert words in said.message
+
+
+def test_ranks_other_than_the_first_have_nothing_to_do(
+    plan: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = plan.model_copy(update={"execution": plan.execution.model_copy(update={"nodes": 2})})
+    (tmp_path / "plan.json").write_text(wide.model_dump_json(by_alias=True, exclude_none=True))
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    assert program.main([]) == 0
+    assert Outcome.model_validate_json((tmp_path / "termination-log").read_text()).rank == 1

@@ -1,0 +1,245 @@
+"""An export is pushed to the stand-in hub (hub.py, hub_uploads.py) by the real client, whatever happens meanwhile.
+
+The stand-in has no xet store, so the client sends large files as git LFS does: pushing through xet is untested.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_api.causes import PERMANENT
+from grpo_api.contract import EXPORT_TOKEN_ENV
+from grpo_api.exporting import HubExportSpec
+from grpo_trainer.errors import BadInput, HubUnavailable, classify
+from grpo_trainer.hub import client, patience, pushing
+from tests.generated import cases
+from tests.trainer.hub import LOST, PASSING, Repository, files_of, use
+from tests.trainer.hub_uploads import FIRST_COMMIT, READER, WRITER, WritableHub, writable_hub
+
+NAME = "models/team/out"
+PASSES = [fault for fault in PASSING if fault != "429 later"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    """A folder as an export leaves it: one file that is sent whole, one in parts, and small ones."""
+    folder = tmp_path / "export"
+    (folder / "extra").mkdir(parents=True)
+    noise = random.Random(0)
+    (folder / "model-1.safetensors").write_bytes(noise.randbytes(5_000))
+    (folder / "model-2.safetensors").write_bytes(noise.randbytes(50_000))
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    (folder / "extra" / "names.txt").write_text("ü\n", encoding="utf-8")
+    (folder / "README.md").write_text("---\ntags:\n- grpo\n---\n\n# it\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
+    """An empty hub, a token that may write to it, and no patience to speak of."""
+    for name, seconds in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("POLL_SECONDS", 0.02)):
+        monkeypatch.setattr(patience, name, seconds)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
+    with writable_hub() as server:
+        use(monkeypatch, server.url, tmp_path / "cache")
+        yield server
+
+
+def spec(private: bool = True) -> HubExportSpec:
+    return HubExportSpec.model_validate(
+        {"repository": "team/out", "private": private, "tokenSecretRef": {"name": "hub", "key": "token"}}
+    )
+
+
+def push(folder: Path, *, private: bool = True, told: list[int] | None = None, only_copy: bool = False) -> str:
+    tell = (lambda _: None) if told is None else told.append
+    return pushing.push(folder, spec(private), "six steps", tell, only_copy=only_copy)
+
+
+def made(hub: WritableHub) -> Repository:
+    return hub.repositories[NAME]
+
+
+def assert_pushed_once(hub: WritableHub, folder: Path, commit: str) -> None:
+    repository = made(hub)
+    assert repository.main == commit
+    assert repository.commits[commit] == FIRST_COMMIT | files_of(folder)
+    assert len(repository.commits) == 2, "the one that made the repository, and ours"
+
+
+def test_a_model_is_pushed_in_one_commit_to_a_private_repository(hub: WritableHub, export: Path) -> None:
+    told: list[int] = []
+    pushing.require_target(spec(), told.append)
+    assert (made(hub).private, len(made(hub).commits)) == (True, 1)
+    assert_pushed_once(hub, export, push(export, told=told))
+    assert max(told) > 55_000, "what goes out is a sign of life"
+    assert sum("/store/" in request for request in hub.asked) == 4, "one file whole, one in three parts"
+
+
+def test_a_public_repository_is_made_only_if_asked_for(hub: WritableHub, export: Path) -> None:
+    push(export, private=False)
+    assert not made(hub).private
+    with pytest.raises(BadInput, match=r"team/out is public on the hub.*set private to false"):
+        pushing.require_target(spec(), lambda _: None)
+    with pytest.raises(BadInput, match="is public on the hub"):
+        push(export)
+    assert len(made(hub).commits) == 2
+
+
+@given(st.lists(st.sampled_from(["", "", LOST, *PASSES]), max_size=30))
+@settings(max_examples=cases(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_passes_there_is_one_commit(hub: WritableHub, export: Path, faults: list[str]) -> None:
+    hub.repositories.clear()
+    hub.uploads.objects.clear()
+    hub.faults = list(faults)
+    assert_pushed_once(hub, export, push(export))
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_an_attempt_that_ends_at_any_request_leaves_all_or_nothing(
+    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    """`done`: whether the request that is the attempt's last one is carried out."""
+    send, left = client.Client.send, [0]
+
+    def dying(self: client.Client, request: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and done:
+            send(self, request, **options)
+        if left[0] == 0:
+            raise Killed
+        return send(self, request, **options)
+
+    monkeypatch.setattr(client.Client, "send", dying)
+    for last in range(1, 100):
+        hub.repositories.clear()
+        hub.uploads.objects.clear()
+        left[0] = last
+        try:
+            commit = push(export)
+        except Killed:
+            seen = made(hub).commits[made(hub).main] if NAME in hub.repositories else FIRST_COMMIT
+            assert seen in (FIRST_COMMIT, FIRST_COMMIT | files_of(export)), "nothing is seen half"
+            commit = push(export)
+        assert_pushed_once(hub, export, commit)
+        if left[0] > 0:
+            break
+    assert last > 15, "it ended at each of its requests"
+
+
+def test_a_file_that_went_out_is_not_sent_again(hub: WritableHub, export: Path) -> None:
+    push(export)
+    hub.repositories.clear()
+    hub.uploads.objects.clear()
+    hub.faults = [""] * next(i for i, one in enumerate(hub.asked) if "/commit/" in one) + ["503"]
+    hub.asked.clear()
+    assert_pushed_once(hub, export, push(export))
+    assert sum(one.startswith("PUT") for one in hub.asked) == 4, "the second try found them on the hub"
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [
+        ("hf_unknown", r"repository: team/out can't be written: the hub doesn't know the token"),
+        (READER, r"team/out can't be written: the token has no right to write there \(HTTP 403\)"),
+        (" ", r"Secret of spec\.export\.hub\.tokenSecretRef \(hub, key token\) has no token"),
+    ],
+)
+def test_a_token_without_the_right_is_found_before_training(
+    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, token: str, says: str
+) -> None:
+    monkeypatch.setenv(EXPORT_TOKEN_ENV, token)
+    there = Repository("model", private=True, uploaded=True)
+    there.push(FIRST_COMMIT)
+    for existing in ({}, {NAME: there}):
+        hub.repositories |= existing
+        hub.asked.clear()
+        with pytest.raises(BadInput, match=says):
+            pushing.require_target(spec(), lambda _: None)
+        assert len(hub.asked) < 6, "not asked again and again"
+        with pytest.raises(BadInput, match=says):
+            push(export)
+
+
+def test_without_a_hub_there_is_no_push(hub: WritableHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(BadInput, match="HF_HUB_OFFLINE"):
+        pushing.require_target(spec(), lambda _: None)
+
+
+def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(
+    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LONGEST_WAIT", 0.2)
+    hub.faults = ["503"] * 1000
+    with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503") as caught:
+        push(export)
+    assert classify(caught.value)[0] not in PERMANENT
+    hub.faults = ["503"] * 40
+    assert_pushed_once(hub, export, push(export, only_copy=True))
+
+
+def test_the_hub_says_how_long_to_wait(hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(patience.Arrivals, "wait", lambda _, seconds: waits.append(seconds))
+    hub.faults = ["429 later"]
+    push(export)
+    assert waits == [2.0]
+
+
+def test_another_commit_meanwhile_stays(hub: WritableHub, export: Path) -> None:
+    pushing.require_target(spec(), lambda _: None)
+    others = FIRST_COMMIT | {"notes.txt": b"mine"}
+
+    def interfere() -> None:
+        hub.uploads.before_commit = lambda: None
+        made(hub).push(others)
+
+    hub.uploads.before_commit = interfere
+    commit = push(export)
+    assert made(hub).commits[commit] == others | files_of(export)
+
+
+def test_a_former_model_leaves_no_weights_behind(hub: WritableHub, export: Path) -> None:
+    pushing.require_target(spec(), lambda _: None)
+    former = {"model-3.safetensors": b"old", "pytorch_model.bin": b"old", "adapter_config.json": b"{}"}
+    theirs = {"LICENSE": b"MIT", "other/model.safetensors": b"theirs", "config.json": b"{}"}
+    made(hub).push(FIRST_COMMIT | former | theirs)
+    assert made(hub).commits[push(export)] == FIRST_COMMIT | theirs | files_of(export)
+
+
+def test_what_a_gitignore_leaves_out_is_told(hub: WritableHub, export: Path) -> None:
+    pushing.require_target(spec(), lambda _: None)
+    made(hub).push({".gitignore": b"config.json\n"})
+    with pytest.raises(BadInput, match=r"has not the exported config\.json; a \.gitignore"):
+        push(export)
+
+
+def test_what_tells_of_the_attempt_is_no_reason_for_another_commit(hub: WritableHub, export: Path) -> None:
+    (export / "provenance.json").write_text('{"attempt": 1}', encoding="utf-8")
+    first = push(export)
+    (export / "provenance.json").write_text('{"attempt": 2}', encoding="utf-8")
+    assert push(export) == first
+    (export / "model-1.safetensors").write_bytes(b"other")
+    assert push(export) != first
+
+
+@pytest.mark.parametrize("fault", ["403", "400"])
+def test_a_link_that_has_run_out_is_asked_for_again(hub: WritableHub, export: Path, fault: str) -> None:
+    push(export)
+    position = next(i for i, one in enumerate(hub.asked) if one.startswith("PUT"))
+    hub.repositories.clear()
+    hub.uploads.objects.clear()
+    hub.faults = [""] * position + [fault]
+    assert_pushed_once(hub, export, push(export))

@@ -1,0 +1,167 @@
+"""Checkpoints on an object store as a run meets them: saved amid a storm, brought, passed over, gone back behind."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_api.contract import CHECKPOINT_STORE_ENV
+from grpo_api.plan import TrainingPlan
+from grpo_trainer.checkpoints import remote
+from grpo_trainer.checkpoints.remote import Remote, remote_of
+from grpo_trainer.checkpoints.resume import choose, claim_folder
+from grpo_trainer.checkpoints.seal import SealCheckpoints
+from grpo_trainer.checkpoints.volume import list_files, read_manifest, sealed_at
+from grpo_trainer.errors import BadInput, Diverged, Preempted
+from grpo_trainer.gang.placement import Placement
+from grpo_trainer.process.preemption import Preemption
+from grpo_trainer.process.recorder import Recorder
+from grpo_trainer.stores import client
+from grpo_trainer.stores.client import PART_BYTES
+from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
+from harness.ranks import runs
+from tests.trainer.store_proxy import StoreProxy, proxy_to
+
+FILES = {"model.safetensors": b"m" * (PART_BYTES + 1), "deep/optimizer.pt": b"o", "empty": b""}
+
+
+@pytest.fixture
+def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
+    """A store behind a proxy; its clients have keys and short pauses."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(CHECKPOINT_STORE_ENV + name, value)
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "POLL_SECONDS"):
+        monkeypatch.setattr(client, name, 0.01)
+    monkeypatch.setattr(remote, "SAVE_WAIT", 0.1)
+    with serving("moto", tmp_path / "store") as served, proxy_to(served.endpoint) as proxy:
+        yield proxy
+
+
+def plan(proxy: StoreProxy, folder: Path, attempt: int, keep: int = 3) -> TrainingPlan:
+    """An attempt of a run of one process, with a disk of its own."""
+    made = runs.plan(Path("/models/demo"), folder=folder / f"disk-{attempt}" / "demo-0").model_dump(by_alias=True)
+    made["job"]["attempt"] = attempt
+    made["checkpoint"] = {"store": {"url": f"s3://{BUCKET}/runs", "endpoint": proxy.url}, "keep": keep}
+    return TrainingPlan.model_validate(made)
+
+
+def started(made: TrainingPlan) -> tuple[SealCheckpoints, Recorder]:
+    """What saves an attempt's checkpoints, once it has claimed the run."""
+    claim_folder(made)
+    recorder = Recorder(made, Placement(0, 0, 1, 1), 0.0)
+    return SealCheckpoints(made, {}, recorder, Preemption.of(made)), recorder
+
+
+def save(seal: SealCheckpoints, made: TrainingPlan, step: int) -> None:
+    """A checkpoint of a few files, one of several parts."""
+
+    def write() -> None:
+        assert made.checkpoint_directory is not None
+        folder = Path(made.checkpoint_directory) / f"attempt-{made.job.attempt}" / f"checkpoint-{step}"
+        for name, content in FILES.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    seal.save(step, write)
+
+
+def of(made: TrainingPlan) -> Remote:
+    found = remote_of(made)
+    assert found is not None
+    return found
+
+
+def brought(made: TrainingPlan, outdated: Any = lambda _: False) -> Path | None:
+    """The checkpoint that an attempt begins with; all its files are there."""
+    claim_folder(made)
+    found = choose(made, {}, outdated)
+    if found:
+        assert {name: (found / name).read_bytes() for name in list_files(found)} == FILES
+    return found
+
+
+def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp_path: Path) -> None:
+    first, second = plan(proxy, tmp_path, 1), plan(proxy, tmp_path, 2)
+    seal, recorder = started(first)
+    save(seal, first, 4)
+    assert recorder.progress.checkpoint is not None
+    assert recorder.progress.checkpoint.where == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
+    assert recorder.progress.checkpoint.bytes == sum(map(len, FILES.values()))
+    assert not list(tmp_path.glob("disk-1/demo-0/attempt-1/*"))
+    found = brought(second)
+    assert found == tmp_path / "disk-2" / "demo-0" / "attempt-1" / "checkpoint-4"
+    assert read_manifest(found).step == 4
+    assert sealed_at(found) == pytest.approx(recorder.progress.checkpoint.time, abs=60)
+    with pytest.raises(Preempted, match="attempt 1 is superseded by attempt 2"):
+        save(seal, first, 5)
+    again, _ = started(second)
+    save(again, second, 5)
+    assert not list(tmp_path.glob("disk-2/demo-0/*/checkpoint-*"))
+    assert brought(plan(proxy, tmp_path, 3)) == tmp_path / "disk-3" / "demo-0" / "attempt-2" / "checkpoint-5"
+
+
+def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Path) -> None:
+    made = plan(proxy, tmp_path, 1)
+    seal, recorder = started(made)
+    proxy.reset(lambda *_: "503")
+    save(seal, made, 2)
+    problem = recorder.progress.checkpoint_problem
+    assert "the checkpoint of step 2 could not be written: rank 0: s3://bucket/runs/demo-0: put attempt-1/" in problem
+    assert not list(tmp_path.glob("disk-1/demo-0/attempt-1/*"))
+    proxy.reset()
+    save(seal, made, 3)
+    assert recorder.progress.checkpoint_problem == ""
+    assert {key.split("/")[1] for key in of(made).run.store.listed("attempt-1")} == {"checkpoint-3"}
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "no manifest"])
+def test_a_damaged_checkpoint_is_passed_over(
+    proxy: StoreProxy, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = plan(proxy, tmp_path, 1), plan(proxy, tmp_path, 2)
+    seal, _ = started(first)
+    for step in (4, 8):
+        save(seal, first, step)
+    store, part = of(first).run.store, "attempt-1/checkpoint-8/model.safetensors.000001"
+    spoil = {
+        "changed": partial(store.put, part, b"x"),
+        "missing": partial(store.delete, [part]),
+        "no manifest": partial(store.delete, ["attempt-1/checkpoint-8/manifest.json"]),
+    }
+    spoil[damage]()
+    found = brought(second)
+    assert found is not None
+    assert found.name == "checkpoint-4"
+    said = capsys.readouterr().out
+    assert damage == "no manifest" or "passed over a damaged checkpoint" in said
+
+
+def test_all_that_is_lost_is_told(proxy: StoreProxy, tmp_path: Path) -> None:
+    first = plan(proxy, tmp_path, 1)
+    seal, _ = started(first)
+    save(seal, first, 4)
+    of(first).run.store.delete(["attempt-1/checkpoint-4/manifest.json"])
+    with pytest.raises(BadInput, match="the manifests of all 1 checkpoints are missing or changed"):
+        brought(plan(proxy, tmp_path, 2))
+
+
+def test_a_run_goes_back_behind_what_it_diverged_on(proxy: StoreProxy, tmp_path: Path) -> None:
+    first = plan(proxy, tmp_path, 1)
+    seal, _ = started(first)
+    for step in (4, 8):
+        save(seal, first, step)
+    found = brought(plan(proxy, tmp_path, 2), lambda made: made.step > 4)
+    assert found is not None
+    assert found.name == "checkpoint-4"
+    head = of(first).run.head()
+    assert head is not None
+    assert [one.step for one in head.checkpoints] == [4]
+    assert {key.split("/")[1] for key in of(first).run.store.listed("attempt-1")} == {"checkpoint-4"}
+    with pytest.raises(Diverged):
+        brought(plan(proxy, tmp_path, 3), lambda _: True)
+
+
+def test_a_new_run_begins_anew(proxy: StoreProxy, tmp_path: Path) -> None:
+    assert brought(plan(proxy, tmp_path, 1)) is None

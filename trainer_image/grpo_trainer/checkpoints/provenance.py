@@ -1,0 +1,227 @@
+"""Writes beside an exported model what it was made of: the Statement of grpo_api.provenance, signed if there is a key.
+
+It is part of the export before that has its name, so that there is none without it. It says what rank 0 knows for
+certain; what a pod can't know (to which content an image's tag led, settings of the cluster) is left out or marked.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from grpo_api.artifacts import SUMS, parse_sums
+from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
+from grpo_api.digests import files_of
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import TrainingPlan
+from grpo_api.provenance import (
+    BUILD_TYPE,
+    BUILDER,
+    ENVELOPE_FILE,
+    PREDICATE_TYPE,
+    STATEMENT_FILE,
+    STATEMENT_TYPE,
+    AttemptRecord,
+    BuildDefinition,
+    Builder,
+    BuildMetadata,
+    Dependency,
+    End,
+    ExternalParameters,
+    FileDigest,
+    InternalParameters,
+    Provenance,
+    ReferenceRecord,
+    RunDetails,
+    RunRecord,
+    Statement,
+    Subject,
+    WeightsProof,
+)
+from grpo_api.report import DATASET_FINGERPRINT, Progress
+
+from ..paths import attempt_folder_of
+from ..process.outcome import kept_outcomes
+from ..weights.models import Source
+from ..weights.proof import Proof
+from .environment import environment, packages
+from .hashing import sha256_sums
+from .key import signed
+
+SECTIONS = sorted((GRPOJobSpec.model_fields.keys() & TrainingPlan.model_fields.keys()) - {"resume_from"})
+"""Sections of the spec that the pods are told as they are; resumeFrom they are told as a folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that is over, as rank 0 knows it."""
+
+    plan: TrainingPlan
+    source: Source
+    """Where the policy came from."""
+    proofs: Sequence[Proof]
+    """What was proven of it and of its reference, in order."""
+    progress: Progress
+    """What the attempt has come to."""
+    started: float
+    """Unix time of the process's start, in seconds."""
+
+
+def write_provenance(run: Finished, folder: Path) -> None:
+    """Write the Statement about all files of an export into its folder, and the envelope if the plan wants a signature.
+
+    Raises:
+        OSError: a file can't be read or written.
+        BadInput: the key can't be used; it could at the start.
+    """
+    subjects = [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(_sums(folder).items())]
+    text = _statement(run, subjects).model_dump_json(exclude_none=True, indent=2).encode()
+    (folder / STATEMENT_FILE).write_bytes(text)
+    if run.plan.export and run.plan.export.signing_key_secret_ref:
+        (folder / ENVELOPE_FILE).write_bytes(signed(text))
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """Name → sha256 of all files; those in the export's own list, which are most of its bytes, aren't read again."""
+    known = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
+    return {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
+
+
+def _statement(run: Finished, subjects: list[Subject]) -> Statement:
+    plan = run.plan
+    return Statement(
+        type=STATEMENT_TYPE,
+        subject=subjects,
+        predicate_type=PREDICATE_TYPE,
+        predicate=Provenance(
+            build_definition=BuildDefinition(
+                build_type=BUILD_TYPE,
+                external_parameters=_asked(plan),
+                internal_parameters=_told(plan),
+                resolved_dependencies=list(_made_of(run)),
+            ),
+            run_details=RunDetails(
+                builder=Builder(id=BUILDER, version=packages()),
+                metadata=BuildMetadata(
+                    invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
+                    started_on=_time(run.started),
+                    finished_on=_time(time.time()),
+                ),
+                grpo_run=_record(run),
+            ),
+        ),
+    )
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
+
+
+def _asked(plan: TrainingPlan) -> ExternalParameters:
+    """The spec's sections, and which of them the pods were not told."""
+    spec = plan.model_dump(mode="json", exclude_none=True, include=set(SECTIONS))
+    for reward in spec["rewards"]:
+        if "http" in reward:
+            reward["http"]["url"] = _public(reward["http"]["url"])
+    omitted = (field.alias or name for name, field in GRPOJobSpec.model_fields.items() if name not in SECTIONS)
+    return ExternalParameters(spec=spec, omitted=sorted(omitted))
+
+
+def _public(url: str) -> str:
+    """An address without what may be a secret in it: user and password, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _told(plan: TrainingPlan) -> InternalParameters:
+    apart = {"job", "execution"}
+    return InternalParameters(
+        job=plan.job.model_dump(),
+        execution=plan.execution.model_dump(mode="json", exclude_none=True),
+        told=plan.model_dump(mode="json", exclude_none=True, exclude=apart.union(SECTIONS)),
+    )
+
+
+def _made_of(run: Finished) -> Iterator[Dependency]:
+    """Model, data, reward models, and the image as far as it is known."""
+    plan, commits = run.plan, dict(run.progress.revisions)
+    rows = commits.pop(DATASET_FINGERPRINT, "")
+    yield _model(run, commits.get("model", ""))
+    yield _dataset(plan, commits.get("dataset", ""))
+    yield Dependency(name="rows", digest={"sha256": rows} if rows else {})
+    for position, reward in enumerate(plan.rewards):
+        if reward.model:
+            name = f"rewards[{position}].model"
+            yield _from_hub(name, reward.model.name, commits.get(name, ""))
+    if image := os.environ.get(IMAGE_ENV):
+        yield _image(image)
+
+
+def _model(run: Finished, commit: str) -> Dependency:
+    """The model that the run began with; its fingerprint names the weights also where there is no commit."""
+    found = _from_hub("model", run.source.name, commit or run.source.revision)
+    known = {"xxh3_128": run.proofs[0].fingerprint} if run.proofs else {}
+    return found.model_copy(update={"annotations": known})
+
+
+def _dataset(plan: TrainingPlan, commit: str) -> Dependency:
+    if plan.dataset.name:
+        return _from_hub("dataset", f"datasets/{plan.dataset.name}", commit)
+    return Dependency(name="dataset", uri=Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT)).as_uri())
+
+
+def _from_hub(name: str, repository: str, commit: str) -> Dependency:
+    """A repository of the hub, or where there is no commit the folder that its name is."""
+    if not commit:
+        return Dependency(name=name, uri=Path(repository).as_uri() if repository.startswith("/") else repository)
+    return Dependency(name=name, uri=f"hf://{repository}@{commit}", digest={"gitCommit": commit})
+
+
+def _image(image: str) -> Dependency:
+    """The image as the pod's template names it; a pod can't see what a tag led to."""
+    digest = image.rpartition("@sha256:")[2] if "@sha256:" in image else ""
+    if digest:
+        return Dependency(name="image", uri=f"docker://{image}", digest={"sha256": digest})
+    said = {"known": "by its tag only, which may lead elsewhere later"}
+    return Dependency(name="image", uri=f"docker://{image}", annotations=said)
+
+
+def _record(run: Finished) -> RunRecord:
+    return RunRecord(
+        steps=run.progress.step,
+        attempts=_attempts(run),
+        reference=_reference(run),
+        proofs=[
+            WeightsProof(what=one.what, parameters=one.parameters, fingerprint=one.fingerprint) for one in run.proofs
+        ],
+        environment=environment(),
+    )
+
+
+def _attempts(run: Finished) -> list[AttemptRecord]:
+    """All attempts; of the earlier ones what their processes left on the volume."""
+    own = run.plan.job.attempt
+    earlier = [AttemptRecord(attempt=number, ends=_ends(run.plan, number)) for number in range(1, own)]
+    return [*earlier, AttemptRecord(attempt=own, resumed_from_step=run.progress.resumed_from_step)]
+
+
+def _ends(plan: TrainingPlan, attempt: int) -> list[End]:
+    """The ends of an attempt's processes; without their messages, which may quote anything."""
+    folder = attempt_folder_of(plan, attempt)
+    counted = Counter((str(one.result), one.step) for one in kept_outcomes(folder)) if folder else Counter()
+    return [End(result=result, step=step, ranks=ranks) for (result, step), ranks in sorted(counted.items())]
+
+
+def _reference(run: Finished) -> ReferenceRecord:
+    sync, strategy, step = run.plan.reference.sync, run.plan.execution.strategy, run.progress.step
+    if sync is None:
+        return ReferenceRecord(strategy=strategy)
+    # resumes are exact, moved references included: how often follows from the steps, however many attempts they took
+    syncs = step // sync.every_steps
+    moved: dict[str, Any] = {"syncs": syncs, "last_sync_step": syncs * sync.every_steps}
+    return ReferenceRecord(strategy=strategy, sync_every_steps=sync.every_steps, mixup=sync.mixup, **moved)

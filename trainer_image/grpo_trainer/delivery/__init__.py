@@ -1,0 +1,1 @@
+"""Hands an exported model out of its volume: what runs in the short-lived pod of `grpo export`."""

@@ -1,0 +1,54 @@
+"""`python -m grpo_trainer.delivery`: the pod of `grpo export`.
+
+`serve` is the container's command: it prepares the folder and stays as long as somebody asks for it. `list` and `send`
+are run beside it by `kubectl exec`: each says one thing on stdout and ends. Neither needs torch.
+"""
+
+import argparse
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_api.contract import SCRATCH
+
+from . import sending
+
+STATE = Path(SCRATCH) / "delivery"
+"""What the processes of the pod know of each other."""
+
+
+def main(arguments: Sequence[str] | None = None, state: Path = STATE) -> int:
+    """Run one of the commands; returns the exit code."""
+    given = _options(arguments)
+    if given.command == "list":
+        return sending.tell(state, sys.stdout.buffer)
+    if given.command == "send":
+        sending.send(state, given.name, given.offset, sys.stdout.buffer)
+        return 0
+    from . import serving  # what prepares a folder needs more than what is asked often
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the first process has no default for it
+    try:
+        return serving.serve(state, given.dtype, merge=given.merge)
+    except Exception as error:
+        traceback.print_exc()
+        return serving.refuse(f"{type(error).__name__}: {error}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m grpo_trainer.delivery", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="prepare the folder and wait for requests")
+    serve.add_argument("--merge", action="store_true", help="merge the adapter into its base")
+    serve.add_argument("--dtype", choices=("bfloat16", "float32"), help="dtype of the weights; unset: as they are")
+    commands.add_parser("list", help="print the folder's files as JSON, once they are there")
+    send = commands.add_parser("send", help="print a file")
+    send.add_argument("name")
+    send.add_argument("offset", type=int, help="first byte to print")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""`python -m grpo_trainer.evaluation`: what a job's exported model earns on held-out rows.
+
+In a pod it is the command of a GRPOJob whose `resumeFrom` names the job that trains: it waits for that job's model and
+ends with the Outcome that the operator waits for. Dataset, rewards and sampling are those of its own spec, so that they
+are written, mounted and planned as for training. Elsewhere GRPO_PLAN names a plan's file and --export the folder.
+"""
+
+import argparse
+import json
+import os
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_api.contract import EXPORT_FOLDER
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
+
+from ..__main__ import leave, read_plan
+from ..errors import BadInput, Transient, classify
+from ..gang.placement import placement
+from ..process.outcome import announce, last_success
+from .score import Score, as_json, reported, sentence
+
+POLL_SECONDS = 1.0
+WAIT_SECONDS = 1500.0
+"""Less than spec.guard.hangTimeoutSeconds, so that it is this process that says what it waited for."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate, and say how it ended; returns the exit code."""
+    attempt = 0
+    try:
+        plan = read_plan(os.environ)
+        attempt = plan.job.attempt
+        outcome = evaluate(plan, options(arguments))
+    except Exception as error:
+        traceback.print_exc()
+        result, message = classify(error)
+        outcome = with_message(Outcome(result=result), message)
+    return announce(outcome.model_copy(update={"attempt": attempt}))
+
+
+def evaluate(plan: TrainingPlan, given: argparse.Namespace) -> Outcome:
+    """The Outcome of an evaluation, with the reward and its deviation as metrics.
+
+    Raises:
+        BadInput: there is nothing to evaluate, or the dataset or a reward can't be used.
+        Transient: the model is not there in time.
+        RewardError: a reward failed.
+    """
+    place = placement(plan, os.environ)
+    if not place.is_main:
+        return Outcome(result=Result.SUCCEEDED, rank=place.rank, message="evaluated by rank 0")
+    folder, job = (given.export, None) if given.export else exported(plan, given.wait)
+    from .run import held_out
+
+    found = held_out(plan, folder, given.completions, given.seed)
+    estimate = reported(job, plan.training.prompts_per_step, found.spread) if job else None
+    print(json.dumps(as_json(found, estimate)), flush=True)
+    outcome = Outcome(result=Result.SUCCEEDED, metrics=metrics(found))
+    return with_message(outcome, sentence(found, estimate))
+
+
+def metrics(found: Score) -> dict[str, float]:
+    """What `kubectl get` shows of it."""
+    return {"reward": found.reward.mean}
+
+
+def exported(plan: TrainingPlan, seconds: float) -> tuple[Path, Outcome]:
+    """The model of spec.resumeFrom and the Outcome that its job ended with, once both are there.
+
+    Raises:
+        BadInput: the spec names no other job.
+        Transient: the job has not succeeded in so many seconds.
+    """
+    if plan.resume_from is None:
+        raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")
+    root, end = Path(plan.resume_from), time.monotonic() + seconds
+    print(f"waiting for the model in {root / EXPORT_FOLDER}", flush=True)
+    while not ((outcome := last_success(root)) and (root / EXPORT_FOLDER).is_dir()):
+        if time.monotonic() >= end:
+            raise Transient(
+                f"no finished model in {root / EXPORT_FOLDER} after {seconds:.0f} s: has its job succeeded?"
+            )
+        time.sleep(POLL_SECONDS)
+    return root / EXPORT_FOLDER, outcome
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_trainer.evaluation", description=__doc__)
+    parser.add_argument("--export", type=Path, help="folder of the model; unset: that of spec.resumeFrom's job")
+    parser.add_argument("--completions", type=int, help="completions per row; unset: spec.training.numGenerations")
+    parser.add_argument("--seed", type=int, help="of the sampling; unset: spec.training.seed")
+    parser.add_argument("--wait", type=float, default=WAIT_SECONDS, help="seconds to wait for the job to succeed")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    try:
+        leave(main())
+    except BaseException:
+        traceback.print_exc()
+        leave(EXIT_CODES[Result.ERROR])

@@ -1,0 +1,115 @@
+"""The mean reward of held-out rows with its noise, and whether it is what the job reported. Pure.
+
+Noise is a 95 % confidence interval of the mean. Completions of one row are alike, so that rows are what is counted: the
+standard error is that of the rows' means (clustered standard errors with clusters of one size; Miller 2024, "Adding
+error bars to evals", section 2.2).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from grpo_api.report import Outcome
+
+NORMAL_95 = 1.96
+"""Standard errors on each side of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean with its standard error."""
+
+    mean: float
+    standard_error: float
+
+    @property
+    def margin(self) -> float:
+        """Half of its 95 % interval."""
+        return NORMAL_95 * self.standard_error
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a model earns on held-out rows."""
+
+    reward: Estimate
+    rows: int
+    """Rows with at least one completion that a reward had something to say about."""
+    completions: int
+    """Completions of each row."""
+    by_function: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each reward before weighting, where it said something."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the rows' means."""
+        return self.reward.standard_error * math.sqrt(self.rows)
+
+
+def score(rewards: Sequence[Sequence[float | None]], by_function: Mapping[str, float]) -> Score:
+    """The score of weighted rewards by row and completion; None counts for nothing, as in training.
+
+    Raises:
+        ValueError: no completion has a reward.
+    """
+    means = [fmean(known) for row in rewards if (known := [one for one in row if one is not None])]
+    if not means:
+        raise ValueError("no completion has a reward")
+    error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+    return Score(Estimate(fmean(means), error), len(means), max(map(len, rewards)), by_function)
+
+
+def reported(outcome: Outcome, prompts_per_step: int, spread: float = 0.0) -> Estimate | None:
+    """The reward of a job's last step; None where its outcome has none.
+
+    A step's completions stand for at least as many independent ones as it has prompts, so that the error is at most the
+    standard deviation of all of them by the root of that. Where the last step's happened to be alike, `spread` is what
+    rows differ by.
+    """
+    mean, deviation = (outcome.metrics.get(key, math.nan) for key in ("reward", "reward_std"))
+    if not (math.isfinite(mean) and math.isfinite(deviation)):
+        return None
+    return Estimate(mean, max(deviation, spread) / math.sqrt(prompts_per_step))
+
+
+def noise(one: Estimate, other: Estimate) -> float:
+    """How far two means of the same thing may be apart: half of the 95 % interval of their difference."""
+    return NORMAL_95 * math.hypot(one.standard_error, other.standard_error)
+
+
+def agree(one: Estimate, other: Estimate) -> bool:
+    """Whether two means are within noise of each other."""
+    return abs(one.mean - other.mean) <= noise(one, other)
+
+
+def as_json(found: Score, job: Estimate | None) -> dict[str, Any]:
+    """All of it, for a line of JSON."""
+    told: dict[str, Any] = {
+        "reward": found.reward.mean,
+        "interval": [found.reward.mean - found.reward.margin, found.reward.mean + found.reward.margin],
+        "rows": found.rows,
+        "completionsPerRow": found.completions,
+        "rewards": dict(found.by_function),
+    }
+    if job:
+        told["job"] = {
+            "reward": job.mean,
+            "noise": noise(found.reward, job),
+            "withinNoise": agree(found.reward, job),
+        }
+    return told
+
+
+def sentence(found: Score, job: Estimate | None) -> str:
+    """All of it in words."""
+    own = found.reward
+    text = (
+        f"held-out reward {own.mean:.3f} ± {own.margin:.3f} (95 %, {found.rows} rows, {found.completions} completions "
+        "each)"
+    )
+    if job is None:
+        return f"{text}; the job reported none"
+    word = "within" if agree(own, job) else "outside"
+    return f"{text}; the job reported {job.mean:.3f}, which is {word} the noise of ±{noise(own, job):.3f}"

@@ -1,0 +1,166 @@
+"""README.md of an exported model: what it was made of and how to load it, in the form that the hub reads.
+
+It says nothing of the attempt: a later one that exports the same model writes the same page. What users wrote comes
+into the front matter only as names that the hub itself would take, and below it only as code, which renders as it is.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in __all__
+
+from grpo_api.artifacts import WEIGHTS, weights_hash
+from grpo_api.plan import ExecutionPlan, TrainingPlan
+from grpo_api.report import DATASET_FINGERPRINT
+from grpo_api.rewards import reward_names
+
+CARD = "README.md"
+TAGS = ["grpo", "trl", "grpo-operator"]
+HERE = "PATH_OF_THIS_FOLDER"
+"""What a model that is in no repository is loaded by."""
+CHOICES = {
+    "strategy", "method", "zero_stage", "offload", "accelerator", "gpu_product", "gpus", "nodes", "processes_per_node",
+    "micro_batch", "gradient_accumulation", "steps_per_generation", "gradient_checkpointing", "optimizer", "dtype",
+    "autocast",
+}  # fmt: skip
+"""Of the plan, what says how it was computed; prices and labels of the cluster are nobody else's business."""
+SECTIONS = ("model", "dataset", "training", "reference", "adapter")
+"""Of the spec, what is shown; rewards by name only, since they may hold addresses."""
+SECRETS = {"token_secret_ref", "volume", "cache", "files"}
+"""Fields of these sections that tell of the cluster, and nothing of the model."""
+LOADERS = {True: ("peft", "AutoPeftModelForCausalLM"), False: ("transformers", "AutoModelForCausalLM")}
+"""Library and class that load an adapter (True) or a whole model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A model that is trained, and what it was made of."""
+
+    plan: TrainingPlan
+    steps: int
+    """Optimizer steps of the whole run."""
+    metrics: Mapping[str, float]
+    """Of the last step, by the keys of grpo_api.training_metrics."""
+    revisions: Mapping[str, str]
+    """Commits by path in the spec, and the data's fingerprint."""
+    address: str = HERE
+    """What it is loaded by."""
+
+    @property
+    def adapter(self) -> bool:
+        """Whether the export is an adapter that needs its base."""
+        return self.plan.execution.method == "LoRA" and not self.plan.adapter.merge_on_export
+
+
+def write_card(trained: Trained, folder: Path) -> None:
+    """Write the page into the folder of an exported model, in place of one that a library wrote.
+
+    Raises:
+        OSError: a file can't be read or written.
+    """
+    (folder / CARD).write_text(model_card(trained, _hash_of_weights(folder)), encoding="utf-8")
+
+
+def _hash_of_weights(folder: Path) -> str:
+    hashes = {}
+    for path in folder.glob(f"*{WEIGHTS}"):
+        with path.open("rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return weights_hash(hashes)
+
+
+def model_card(trained: Trained, hash_of_weights: str) -> str:
+    """The page: front matter between two lines `---`, then Markdown."""
+    return "\n".join(["---", _front_matter(trained).to_yaml(), "---", "", *_body(trained, hash_of_weights), ""])
+
+
+def _front_matter(trained: Trained) -> ModelCardData:
+    plan, datasets = trained.plan, _on_the_hub(trained.plan.dataset.name)
+    base = _on_the_hub(plan.model.name)
+    return ModelCardData(
+        base_model=base,
+        base_model_relation=("adapter" if trained.adapter else "finetune") if base else None,
+        datasets=[datasets] if datasets else None,
+        library_name=LOADERS[trained.adapter][0],
+        pipeline_tag="text-generation",
+        tags=TAGS,
+    )
+
+
+def _on_the_hub(name: str | None) -> str | None:
+    """The name if it can be a repository's: the hub refuses a page with another, such as a folder's."""
+    try:
+        validate_repo_id(name or "")
+    except HFValidationError:
+        return None
+    return name
+
+
+def _body(trained: Trained, hash_of_weights: str) -> Iterator[str]:
+    plan = trained.plan
+    kind = "adapter" if trained.adapter else "model"
+    yield f"# {_code(plan.job.name)}"
+    yield f"\nThis {kind} was trained by GRPO with grpo-operator for {trained.steps} steps.\n"
+    yield from _facts(trained, hash_of_weights)
+    yield f"\n## Load\n\n{_loading(trained)}\n"
+    yield f"## Metrics of step {trained.steps}\n"
+    yield from (f"- {_code(key)}: {_number(value)}" for key, value in sorted(trained.metrics.items()))
+    yield f"\n## Settings\n\n```json\n{_settings(plan)}\n```\n"
+    yield f"## Plan\n\n```json\n{_choices(plan.execution)}\n```"
+
+
+def _facts(trained: Trained, hash_of_weights: str) -> Iterator[str]:
+    plan, found = trained.plan, trained.revisions
+    yield f"- base: {_named(plan.model.name, found.get('model'))}"
+    yield f"- dataset: {_named(plan.dataset.name or 'files', found.get('dataset'))}"
+    yield f"- fingerprint of the rows (sha256): {_code(found.get(DATASET_FINGERPRINT, 'unknown'))}"
+    yield f"- rewards: {', '.join(map(_code, reward_names(plan.rewards)))}"
+    yield f"- hash of the weights (`sha256sum *{WEIGHTS} | sha256sum`): {_code(hash_of_weights)}"
+
+
+def _named(name: str, commit: str | None) -> str:
+    return f"{_code(name)}, commit {_code(commit)}" if commit else _code(name)
+
+
+def _loading(trained: Trained) -> str:
+    library, loader = LOADERS[trained.adapter]
+    lines = (
+        f"from {library} import {loader}",
+        "from transformers import AutoTokenizer",
+        "",
+        f'model = {loader}.from_pretrained("{trained.address}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{trained.address}")',
+    )
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _settings(plan: TrainingPlan) -> str:
+    hidden: dict[str, Any] = dict.fromkeys(("model", "dataset"), SECRETS)
+    return _json(plan.model_dump(mode="json", include=set(SECTIONS), exclude=hidden, exclude_none=True, by_alias=True))
+
+
+def _choices(execution: ExecutionPlan) -> str:
+    return _json(execution.model_dump(mode="json", include=CHOICES, by_alias=True))
+
+
+def _json(value: Any) -> str:
+    """JSON on lines that begin with a space, a quote or a bracket, so that none of them ends the block of code."""
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _code(text: str) -> str:
+    """A text of any content as code in one line (CommonMark, section 6.1): more backticks around it than inside."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split()) or "?"
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{ticks} {line} {ticks}"

@@ -1,0 +1,95 @@
+"""`python -m grpo_trainer.prefetch`: fetches what a plan's job will need of the hub, and trains nothing.
+
+A job that fetches its model holds its GPUs meanwhile; a pod without any can fill the cache before. It is the job's own
+code that fetches, so that nothing is left to fetch: the same files of the same commits, under the same leases, with the
+same tokens and the same patience. Begun again, it goes on with what is missing.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
+
+from .__main__ import read_plan
+from .errors import classify
+from .hub.repositories import Hub, Repository
+from .process.outcome import announce
+from .process.unused import leave_out
+
+TELL_SECONDS = 5.0
+"""Least time between two lines of progress."""
+
+
+class Progress:
+    """Prints what has arrived of one repository after the other."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing has been begun; `clock` gives seconds."""
+        self._clock, self._what, self._last = clock, "", float("-inf")
+
+    def begin(self, what: str) -> None:
+        """Bytes from now on are those of this repository."""
+        self._what = what
+
+    def arrived(self, count: int) -> None:
+        """So many bytes of it are in the cache."""
+        now = self._clock()
+        if now - self._last >= TELL_SECONDS:
+            self._last = now
+            print(f"{self._what}: {count / 1e6:.1f} MB in the cache", flush=True)
+
+
+def fetch(plan: TrainingPlan) -> Outcome:
+    """Fetches the plan's models and its dataset, those that are not folders; says what was fetched and its commits.
+
+    Raises:
+        BadInput: there is no such repository or revision, no right to it, or it can't be used.
+        Transient: the hub can't be asked now, or there is no room.
+    """
+    leave_out(plan)
+    from .data.hub_dataset import read_hub
+    from .weights.models import locate
+
+    progress = Progress()
+    hub, models = Hub(plan.revisions, progress.arrived), _models(plan)
+    for repository in models:
+        progress.begin(repository.words)
+        locate(repository, plan.execution.dtype, hub)
+        print(f"{repository.words}: complete, commit {hub.commits.get(repository.path, 'unknown')}", flush=True)
+    dataset, names = plan.dataset, [repository.name for repository in models]
+    if dataset.name and not dataset.name.startswith("/"):
+        progress.begin(f"spec.dataset.name: {dataset.name}")
+        rows = read_hub(dataset, hub)
+        print(f"spec.dataset.name: {dataset.name}: complete, {len(rows)} rows", flush=True)
+        names.append(dataset.name)
+    return with_message(
+        Outcome(result=Result.SUCCEEDED, revisions=hub.commits),
+        f"in the cache: {', '.join(names) or 'nothing to fetch'}",
+    )
+
+
+def _models(plan: TrainingPlan) -> list[Repository]:
+    """The repositories of all models; a folder is there already."""
+    named = [("model", plan.model.name, plan.model.revision)]
+    judges = ((position, reward.model) for position, reward in enumerate(plan.rewards))
+    named += [(f"rewards[{position}].model", judge.name, judge.revision) for position, judge in judges if judge]
+    return [Repository("model", name, revision, path) for path, name, revision in named if not name.startswith("/")]
+
+
+def main() -> int:
+    """Fetches what the pod's plan names; returns the exit code."""
+    # the first process of a container isn't ended by SIGTERM unless it says so
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_CODES[Result.PREEMPTED]))
+    try:
+        return announce(fetch(read_plan(os.environ)))
+    except Exception as error:
+        result, message = classify(error)
+        return announce(with_message(Outcome(result=result), message))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""An object store as the trainer needs it: whole objects, conditional writes, and patience with what passes.
+
+Every request is asked again after what may pass, and the client below asks again by itself. So a write may have been
+carried out although its answer is a refusal: one's own write was met. Who writes under a condition settles that by
+reading (head.py).
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    JoinError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import ObjectStore, from_url
+
+from grpo_api.quantity import MIB
+from grpo_api.stores import ObjectStoreSpec
+
+from ..errors import BadInput, Denied, StoreFailed
+from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
+
+REQUEST_SECONDS = 120
+"""Longest time of one request, so that a part of PART_BYTES gets through at 140 KB/s."""
+PART_BYTES = 16 * MIB
+"""Bytes of one request of a large object: a request that fails costs no more than these."""
+DELETED_AT_ONCE = 1000
+"""Most objects that S3 deletes by one request."""
+REGION = "us-east-1"
+"""What a store that has no regions takes, too."""
+
+Tell = Callable[[], None]
+"""Told when something has come or gone, and while a pause lasts: somebody is at work."""
+Version = dict[str, str]
+"""What a conditional write says of the object that it replaces: `e_tag`, `version`, or both."""
+T = TypeVar("T")
+
+_FOR_GOOD = re.compile(r"status code: 4(?!08|09|25|29)[0-9]{2}\b")
+"""A client error that the same request would get again (RFC 9110, section 15.5)."""
+
+
+def silent() -> None:
+    """A Tell that nobody hears."""
+
+
+class Store:
+    """A folder of an object store; keys are relative to it. May be used by several threads."""
+
+    def __init__(self, url: str, backend: ObjectStore, tell: Tell = silent, longest_wait: float = LONGEST_WAIT) -> None:
+        self.url = url
+        self.longest_wait = longest_wait
+        """Seconds without any answer of the store until a request is given up."""
+        self._backend = backend
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._answered_at = 0.0
+
+    def within(self, longest_wait: float) -> "Store":
+        """The same store, waited for only so long."""
+        return Store(self.url, self._backend, self._tell, longest_wait)
+
+    def get(self, key: str) -> tuple[bytes, Version] | None:
+        """An object and its version; None if there is none.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long. Denied: it refuses. The same is true of all below.
+        """
+
+        def get() -> tuple[bytes, Version] | None:
+            try:
+                found = obstore.get(self._backend, key)
+                return bytes(found.bytes()), _version(found.meta)
+            except FileNotFoundError:
+                return None
+
+        return self._ask(f"get {key}", get)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, whatever is there."""
+        self._ask(f"put {key}", lambda: obstore.put(self._backend, key, data, use_multipart=False))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write a file as one object, a large one in several requests."""
+
+        def put() -> None:
+            obstore.put(self._backend, key, path, chunk_size=PART_BYTES, max_concurrency=4)
+
+        self._ask(f"put {key}", put)
+
+    def put_if(self, key: str, data: bytes, version: Version | None) -> bool:
+        """Write an object if it is still in this version, or, for None, if there is none. A refusal may also mean that
+        this very write was carried out before, and its answer lost."""
+
+        def put() -> bool:
+            try:
+                obstore.put(self._backend, key, data, mode=version or "create", use_multipart=False)  # type: ignore[arg-type]
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._ask(f"put {key} if it is unchanged", put)
+
+    def listed(self, folder: str = "") -> list[str]:
+        """Keys of all objects of a folder."""
+
+        def found() -> list[str]:
+            pages = obstore.list(self._backend, folder or None, chunk_size=1000)
+            return [one["path"] for page in pages for one in page]
+
+        return self._ask(f"list {folder}", found)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; one that is gone already is no matter."""
+        for begin in range(0, len(keys), DELETED_AT_ONCE):
+            some = keys[begin : begin + DELETED_AT_ONCE]
+            self._ask(f"delete {some[0]} and {len(some) - 1} more", lambda some=some: self._delete(some))  # type: ignore[misc]
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        try:
+            obstore.delete(self._backend, keys)
+        except FileNotFoundError:  # where a store says so of one, what is left must be asked for one by one
+            for key in keys:
+                with suppress(FileNotFoundError):
+                    obstore.delete(self._backend, key)
+
+    def _ask(self, what: str, action: Callable[[], T]) -> T:
+        pause, asked_at = FIRST_PAUSE, time.monotonic()
+        while True:
+            try:
+                result = action()
+            except (BaseError, OSError) as error:
+                self._require_passing(what, error)
+                with self._lock:
+                    silence = time.monotonic() - max(asked_at, self._answered_at)
+                if silence + pause > self.longest_wait:
+                    raise StoreFailed(
+                        f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed with: {_words(error)}"
+                    ) from error
+                print(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s", flush=True)
+            else:
+                with self._lock:
+                    self._answered_at = time.monotonic()
+                self._tell()
+                return result
+            self._wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._tell()
+            time.sleep(min(left, POLL_SECONDS))
+
+    def _require_passing(self, what: str, error: Exception) -> None:
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
+        if denied or (isinstance(error, GenericError) and _FOR_GOOD.search(str(error))):
+            raise Denied(
+                f"{self.url}: {what} is refused: {_words(error)}. Check the bucket, the endpoint, the region and the "
+                "rights of the credentials (docs/object-stores.md)"
+            ) from error
+        if not isinstance(error, GenericError | JoinError | OSError):
+            raise error
+
+
+def _version(meta: Mapping[str, Any]) -> Version:
+    """What the store tells an object's versions apart by: an ETag, a version, or both."""
+    return {name: str(meta[name]) for name in ("e_tag", "version") if meta[name]}
+
+
+def _words(error: Exception) -> str:
+    """The first line of what the client says, which goes on with its own source files."""
+    return str(error).strip().partition("\n")[0][:500]
+
+
+def open_store(spec: ObjectStoreSpec, settings: dict[str, str], tell: Tell = silent, folder: str = "") -> Store:
+    """The folder below the spec's URL; nothing is asked for yet.
+
+    Args:
+        spec: where it is.
+        settings: the client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
+        tell: hears that somebody is at work.
+        folder: below the URL.
+
+    Raises:
+        BadInput: the client doesn't know a setting, or takes none of its values.
+    """
+    given = {"endpoint": spec.endpoint, "region": spec.region or REGION} if spec.url.startswith("s3://") else {}
+    config = settings | {name: value for name, value in given.items() if value}
+    url = f"{spec.url}/{folder}" if folder else spec.url
+    try:
+        backend = from_url(
+            url,
+            config=config,  # type: ignore[call-overload]  # its type lists every key of every store
+            client_options={"timeout": timedelta(seconds=REQUEST_SECONDS), "allow_http": _plain(spec)},
+            retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
+        )
+    except (UnknownConfigurationKeyError, BaseError, ValueError) as error:
+        raise BadInput(
+            f"the object store {spec.url} can't be opened with the settings {', '.join(sorted(config))}: "
+            f"{_words(error)} (docs/object-stores.md)"
+        ) from error
+    return Store(url, backend, tell)
+
+
+def _plain(spec: ObjectStoreSpec) -> bool:
+    """Whether the user asked for a connection without TLS."""
+    return (spec.endpoint or "").startswith("http://")

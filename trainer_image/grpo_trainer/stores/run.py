@@ -1,0 +1,182 @@
+"""A run's folder on an object store: what is where in it, who may write it, and what belongs to nobody.
+
+    <url>/<job>-<uid>/head.json                                  who may commit, and what counts (head.py)
+    <url>/<job>-<uid>/attempt-N/checkpoint-S/manifest.json       the files of a checkpoint, with their hashes
+    <url>/<job>-<uid>/attempt-N/checkpoint-S/FILE.000000         a file's first part, then .000001 …
+    <url>/<job>-<uid>/attempt-N/export/FILE                      the finished model
+
+An attempt writes below its own folder only. What the head doesn't name counts for nothing, and the newest attempt
+deletes it, of its own and of older attempts.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import Outcome
+
+from ..errors import BadInput, Denied, Preempted, StoreFailed
+from ..paths import MANIFEST, attempt_named, checkpoint_folder, run_folder
+from . import head as heads
+from .client import Store, Tell, open_store, silent
+from .head import Committed, Head
+from .multiparts import Multiparts, multiparts_of
+from .probe import require_conditions
+
+_ATTEMPT = re.compile(rf"{ATTEMPT_PREFIX}([0-9]{{1,15}})/")
+SAVE_WAIT = 60.0
+"""Seconds without any answer after which a checkpoint is given up: the next one is due soon, and training goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore:
+    """The folder of one run, for one of its attempts."""
+
+    store: Store
+    uid: str
+    """uid of the GRPOJob."""
+    attempt: int
+    keep: int
+    """Checkpoints that are kept."""
+    multiparts: Multiparts | None = None
+    """The folder's open multipart uploads, where they can be asked for."""
+
+    def claim(self) -> None:
+        """Take the run for this attempt, and clear away what older ones left.
+
+        Raises:
+            BadInput: the store can't be used, or the folder is another job's.
+            Preempted: a newer attempt has it.
+            StoreFailed: the store gave no answer for too long.
+        """
+        try:
+            require_conditions(self.store, attempt_named(self.attempt))
+            self.sweep(heads.claim(self.store, self.uid, self.attempt))
+            self._sweep_multiparts()
+        except Denied as error:
+            if self.attempt > 1:
+                raise
+            raise BadInput(f"spec.checkpoint.store: {error}") from error
+
+    def head(self) -> Head | None:
+        """What is true of the run."""
+        return heads.read(self.store)
+
+    def manifest(self, made: Committed) -> bytes | None:
+        """A committed checkpoint's manifest; None if it is not the one that was committed."""
+        found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
+        return found[0] if found and hashlib.sha256(found[0]).hexdigest() == made.manifest else None
+
+    def commit(self, step: int, manifest: bytes, time: float) -> None:
+        """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
+
+        Raises:
+            Preempted: a newer attempt has the run; what was uploaded is deleted.
+            StoreFailed: the checkpoint may count or not, as if the process had been killed here.
+        """
+        self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
+        made = Committed(
+            attempt=self.attempt, step=step, manifest=hashlib.sha256(manifest).hexdigest(), time=max(0.0, time)
+        )
+        try:
+            stands = self._change(lambda now: heads.with_checkpoint(now, made, self.keep))
+        except Preempted:
+            self.store.delete(self.store.listed(checkpoint_key(self.attempt, step)))
+            raise
+        self._tidy(stands)
+
+    def withdraw(self, dropped: list[Committed]) -> None:
+        """Make checkpoints count no more.
+
+        Raises:
+            Preempted, StoreFailed: as commit.
+        """
+        self._tidy(self._change(lambda now: heads.without_checkpoints(now, dropped)))
+
+    def export(self, folder: Path) -> str:
+        """Upload the finished model and make it count; returns its URL.
+
+        Raises:
+            Preempted, StoreFailed: as commit.
+        """
+        where = export_key(self.attempt)
+        try:
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
+            stands = self._change(lambda now: now.model_copy(update={"export": self.attempt}))
+        except Preempted:
+            self.store.delete(self.store.listed(where))
+            raise
+        self._tidy(stands)
+        self._sweep_multiparts()
+        return f"{self.store.url}/{where}"
+
+    def finish(self, outcome: Outcome) -> None:
+        """Keep how the run ended, for an attempt that is started although it did.
+
+        Raises:
+            Preempted, StoreFailed: as commit.
+        """
+        self._change(lambda now: now.model_copy(update={"outcome": outcome}))
+
+    def sweep(self, now: Head) -> None:
+        """Delete what neither counts nor belongs to a newer attempt.
+
+        Nothing that counts no more ever counts again, so an old attempt that does this late deletes nothing of worth.
+        """
+        kept = {checkpoint_key(one.attempt, one.step) for one in now.checkpoints}
+        kept |= {export_key(now.export)} if now.export else set()
+        self.store.delete([key for key in self.store.listed() if self._is_left(key, kept)])
+
+    def _tidy(self, now: Head) -> None:
+        """Sweep once something counts: that it does must not depend on what is left being deleted."""
+        try:
+            self.sweep(now)
+        except StoreFailed as error:
+            print(f"what counts no more stays until the next checkpoint: {error}", flush=True)
+
+    def _sweep_multiparts(self) -> None:
+        """Abort uploads that killed processes left open. This one sends a large file only while it exports."""
+        if self.multiparts:
+            self.multiparts.abort(lambda key: self._is_left(key, set()))
+
+    def _is_left(self, key: str, kept: set[str]) -> bool:
+        of = _ATTEMPT.match(key)
+        return of is not None and int(of[1]) <= self.attempt and "/".join(key.split("/")[:2]) not in kept
+
+    def _change(self, changed: heads.Change) -> Head:
+        return heads.change(self.store, self.uid, self.attempt, changed)
+
+
+def checkpoint_key(attempt: int, step: int) -> str:
+    """Folder of a checkpoint."""
+    return checkpoint_folder(Path(attempt_named(attempt)), step).as_posix()
+
+
+def export_key(attempt: int) -> str:
+    """Folder of an attempt's finished model."""
+    return f"{attempt_named(attempt)}/{EXPORT_FOLDER}"
+
+
+def run_store(plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str, str] = os.environ) -> RunStore | None:
+    """The run's folder on its object store; None without spec.checkpoint.store.
+
+    Raises:
+        BadInput: as open_store.
+    """
+    spec, folder = plan.checkpoint.store, run_folder(plan)
+    if spec is None or folder is None:
+        return None
+    settings = {
+        name.removeprefix(CHECKPOINT_STORE_ENV): value
+        for name, value in environment.items()
+        if name.startswith(CHECKPOINT_STORE_ENV)
+    }
+    store = open_store(spec, settings, tell, folder.name)
+    multiparts = multiparts_of(spec, settings, folder.name)
+    return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep, multiparts)
