@@ -67,9 +67,10 @@ def running(job: Object) -> bool:
 
 
 def finish(gangs: Jobs, name: str) -> Object:
-    """Lets the job's pods end well, and waits for it."""
-    for pod in gangs.list("pods", name):
-        gangs.kubectl("exec", pod["metadata"]["name"], "--", "touch", "/tmp/finish")
+    """Lets the newest attempt's pods end well, and waits for the job; pods of an attempt before may still be going."""
+    newest = gangs.get(name)["status"]["pods"]
+    for pod in newest:
+        gangs.kubectl("exec", pod["name"], "--", "touch", "/tmp/finish")
     return gangs.wait_succeeded(name)
 
 

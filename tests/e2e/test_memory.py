@@ -63,9 +63,10 @@ def run_to_the_end(jobs: Jobs, name: str) -> tuple[Object, dict[int, dict[int, O
 
 
 def lines(jobs: Jobs, name: str, number: int) -> dict[int, Object]:
-    """What rank 0 of an attempt has logged, by step."""
+    """What rank 0 of an attempt has logged, by step; kubectl puts `[pod/…] ` before each line."""
     log = jobs.kubectl("logs", f"job/{name}-{number}", "--all-pods")
-    found = [json.loads(line[line.index("{") :]) for line in log.splitlines() if '{"step"' in line]
+    texts = (line.partition("] ")[2] for line in log.splitlines())
+    found = [json.loads(text) for text in texts if text.startswith('{"step"')]
     return {line["step"]: line for line in found}
 
 
