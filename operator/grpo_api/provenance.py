@@ -35,20 +35,20 @@ BUILDER = f"https://{GROUP}/trainer"
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Record(Model):
+class Record(Model):
     """A part of the document."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class FileDigest(_Record):
+class FileDigest(Record):
     """A file's digest."""
 
     sha256: Hex
     """In hex."""
 
 
-class Subject(_Record):
+class Subject(Record):
     """One file of the export."""
 
     name: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -57,7 +57,7 @@ class Subject(_Record):
     """Of its content."""
 
 
-class Dependency(_Record):
+class Dependency(Record):
     """One thing that the model was made of (in-toto's ResourceDescriptor)."""
 
     name: str
@@ -70,7 +70,7 @@ class Dependency(_Record):
     """What else is known of it."""
 
 
-class ExternalParameters(_Record):
+class ExternalParameters(Record):
     """What the user asked for."""
 
     spec: dict[str, Any]
@@ -79,7 +79,7 @@ class ExternalParameters(_Record):
     """Sections of the spec that they aren't told, and so are not in here."""
 
 
-class InternalParameters(_Record):
+class InternalParameters(Record):
     """What the operator made of it."""
 
     job: dict[str, str | int]
@@ -90,7 +90,7 @@ class InternalParameters(_Record):
     """All else that its pods were told: where to begin, which commits to take, what to leave out of the data."""
 
 
-class BuildDefinition(_Record):
+class BuildDefinition(Record):
     """SLSA's: what was asked for, and what it was made of."""
 
     build_type: str
@@ -103,7 +103,7 @@ class BuildDefinition(_Record):
     """Model, data, reward models and image."""
 
 
-class Builder(_Record):
+class Builder(Record):
     """SLSA's: who made it."""
 
     id: str
@@ -112,7 +112,7 @@ class Builder(_Record):
     """Every Python package of the image by its name, Python itself included."""
 
 
-class BuildMetadata(_Record):
+class BuildMetadata(Record):
     """SLSA's: which run this was."""
 
     invocation_id: str
@@ -123,7 +123,7 @@ class BuildMetadata(_Record):
     """When the Statement was made, by the same clock."""
 
 
-class End(_Record):
+class End(Record):
     """How processes of an attempt ended."""
 
     result: str
@@ -134,7 +134,7 @@ class End(_Record):
     """How many processes ended so."""
 
 
-class AttemptRecord(_Record):
+class AttemptRecord(Record):
     """One attempt of the run."""
 
     attempt: int
@@ -145,7 +145,7 @@ class AttemptRecord(_Record):
     """Step of the checkpoint that it began at, 0 for none; known of the one that exported."""
 
 
-class ReferenceRecord(_Record):
+class ReferenceRecord(Record):
     """What the KL term was measured against."""
 
     strategy: str
@@ -160,7 +160,7 @@ class ReferenceRecord(_Record):
     """The step after which it was moved last; 0 for never."""
 
 
-class WeightsProof(_Record):
+class WeightsProof(Record):
     """A model that was compared with its files, bit for bit, in the attempt that exported."""
 
     what: str
@@ -171,7 +171,7 @@ class WeightsProof(_Record):
     """XXH3-128 over the ranks' weights; the same for the same weights, parallelism and number of ranks."""
 
 
-class EnvironmentRecord(_Record):
+class EnvironmentRecord(Record):
     """Where rank 0 of the attempt ran that exported the model."""
 
     platform: str
@@ -188,7 +188,7 @@ class EnvironmentRecord(_Record):
     """Version of CUDA that torch was built for; empty for a build without."""
 
 
-class RunRecord(_Record):
+class RunRecord(Record):
     """What SLSA has no place for: the run itself."""
 
     steps: int
@@ -203,7 +203,7 @@ class RunRecord(_Record):
     """Where rank 0 ran."""
 
 
-class RunDetails(_Record):
+class RunDetails(Record):
     """SLSA's: how it was made."""
 
     builder: Builder
@@ -214,7 +214,7 @@ class RunDetails(_Record):
     """The run; SLSA wants a vendor's name before fields of its own."""
 
 
-class Provenance(_Record):
+class Provenance(Record):
     """The predicate."""
 
     build_definition: BuildDefinition
@@ -223,17 +223,15 @@ class Provenance(_Record):
     """How it was made."""
 
 
-class Statement(_Record):
-    """The document."""
+class Described(Record):
+    """A document about the files that it lies beside, less what they were made of."""
 
     type: Annotated[Literal["https://in-toto.io/Statement/v1"], Field(alias="_type")]
     """The format of the document."""
     subject: list[Subject]
-    """Every file of the export but OWN_FILES, sorted by name."""
+    """Every file of the folder but OWN_FILES, sorted by name."""
     predicate_type: Literal["https://slsa.dev/provenance/v1"]
     """The format of the predicate."""
-    predicate: Provenance
-    """What the files were made of, and how."""
 
     @field_validator("subject")
     @classmethod
@@ -243,8 +241,20 @@ class Statement(_Record):
             raise ValueError("names a file twice")
         return subjects
 
+    @property
+    def sums(self) -> dict[str, str]:
+        """Name → sha256 of the files."""
+        return {subject.name: subject.digest.sha256 for subject in self.subject}
 
-class Signature(_Record):
+
+class Statement(Described):
+    """The document beside an export."""
+
+    predicate: Provenance
+    """What the files were made of, and how."""
+
+
+class Signature(Record):
     """One signature of an envelope."""
 
     keyid: str = ""
@@ -253,7 +263,7 @@ class Signature(_Record):
     """The signature's bytes in base64."""
 
 
-class Envelope(_Record):
+class Envelope(Record):
     """DSSE's envelope."""
 
     payload: str

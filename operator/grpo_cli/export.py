@@ -27,6 +27,7 @@ from .delivery import Delivery
 from .download import Arrived, download, missing, require_folder, require_room
 from .errors import KubectlError, NotYet, OptionError
 from .export_job import DTYPE_BYTES, Manifest, export_job
+from .integrity import require_made_of
 from .terminal import console
 
 
@@ -57,6 +58,8 @@ def run(options: Namespace) -> int:
         with _shown(listing) as arrived:
             arrived(listing.bytes - sum(entry.bytes for entry in wanted.values()))
             download(options.to, wanted, delivery.read, arrived)
+        if converts:
+            require_made_of(options.to, told.weights_hash)
     what = "converted from the job's" if converts else "as the job reported it"
     console().print(
         f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights {listing.weights_hash}, {what}",

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from grpo_api.conversion import ORIGINAL, ConversionStatement, read_statement
 from grpo_api.digests import Read, digests, files_of, regular
-from grpo_api.provenance import ENVELOPE_FILE, MOST_BYTES, OWN_FILES, STATEMENT_FILE, Envelope, Statement
+from grpo_api.provenance import ENVELOPE_FILE, MOST_BYTES, OWN_FILES, STATEMENT_FILE, Described, Envelope, Statement
 
-from .errors import OptionError
+from .errors import KubectlError, OptionError
 
 
 class NotGenuine(Exception):
@@ -24,8 +25,8 @@ class NotGenuine(Exception):
 class Documents:
     """What lies beside the model."""
 
-    statement: Statement
-    """What the model was made of."""
+    statement: Statement | ConversionStatement
+    """What the model was made of: by training, or of an export."""
     envelope: Envelope | None
     """The same, signed; None where nobody signed it."""
 
@@ -48,9 +49,58 @@ def documents(folder: Path) -> Documents:
     if not same:
         raise NotGenuine(f"{STATEMENT_FILE} is not what was signed in {ENVELOPE_FILE}")
     try:
-        return Documents(Statement.model_validate_json(text), envelope)
+        return Documents(read_statement(text), envelope)
     except ValueError as error:
         raise NotGenuine(f"{STATEMENT_FILE} is no provenance of a model: {_first(error)}") from error
+
+
+def original(folder: Path, conversion: ConversionStatement) -> tuple[Statement, Envelope | None]:
+    """The documents of the export that a conversion was made of; all files of the folder have been compared.
+
+    Raises:
+        NotGenuine: they can't be read, or are about other files than those that went in.
+    """
+    found = documents(folder / ORIGINAL)
+    if isinstance(found.statement, ConversionStatement):
+        raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is a conversion's, not an export's")
+    known = found.statement.sums
+    others = sorted(name for name, digest in conversion.predicate.consumed.items() if known.get(name) != digest)
+    if others:
+        raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: {', '.join(others)}")
+    return found.statement, found.envelope
+
+
+def unsigned(envelope: Envelope | None, key: Path) -> str:
+    """What a conversion that nobody signed has instead: its original's envelope, signed by the key or not.
+
+    Raises:
+        OptionError: the key can't be used, or cryptography isn't installed.
+    """
+    try:
+        signer = require_signature(envelope, key)
+    except NotGenuine as error:
+        return f"the conversion is not signed, and neither is its original by this key: {error}"
+    return (
+        f"the conversion is not signed, its original is signed by the given key, {signer}: for files that are, leave "
+        "out --merge and --dtype of grpo export"
+    )
+
+
+def require_made_of(folder: Path, told: str) -> None:
+    """Make sure that a converted model was made of the weights with that hash, as far as it says of what.
+
+    Raises:
+        KubectlError: it was made of others.
+    """
+    if not (folder / STATEMENT_FILE).exists():
+        return  # by a trainer that wrote none
+    try:
+        statement = documents(folder).statement
+    except NotGenuine as error:
+        raise KubectlError(f"the conversion can't be told from another model: {error}") from error
+    used = statement.predicate.weights_hash if isinstance(statement, ConversionStatement) else "those of no conversion"
+    if used != told:
+        raise KubectlError(f"weights {used} were converted, the job reported {told}: somebody changed them")
 
 
 def _content(path: Path) -> bytes | None:
@@ -107,7 +157,7 @@ class Comparison:
     """What differs, a sentence per file."""
 
 
-def compare(folder: Path, statement: Statement, ignored: Iterable[str] = (), read: Read = lambda _: None) -> Comparison:
+def compare(folder: Path, statement: Described, ignored: Iterable[str] = (), read: Read = lambda _: None) -> Comparison:
     """Compares every file; `read` is called, from any thread, with the bytes of each piece.
 
     `ignored` are patterns (`*` matches slashes, too) of files that may be there although nothing says so.
@@ -115,7 +165,7 @@ def compare(folder: Path, statement: Statement, ignored: Iterable[str] = (), rea
     Raises:
         OSError: a file or a folder can't be read.
     """
-    expected = {subject.name: subject.digest.sha256 for subject in statement.subject}
+    expected = statement.sums
     found = {name: path for name, path in files_of(folder).items() if name not in OWN_FILES}
     patterns = tuple(ignored)
     added = [name for name in found.keys() - expected.keys() if not any(fnmatchcase(name, one) for one in patterns)]

@@ -1,12 +1,12 @@
 """`grpo verify`: is this folder the model that a job exported, unchanged, and what was it made of; no cluster needed.
 
-Exit codes: 0 as exported, and signed by the key if one is given; 1 not so, with a line per file that differs; 2 the
-folder or the key can't be read.
+Exit codes: 0 as exported or converted, and signed by the key if one is given; 1 not so, with a line per file that
+differs; 2 the folder or the key can't be read.
 """
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from rich.table import Column, Table
 from rich.text import Text
 
+from grpo_api.conversion import ConversionStatement
 from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, Envelope, Provenance
 
 from .errors import OptionError
-from .integrity import Comparison, NotGenuine, compare, documents, require_signature
+from .integrity import Comparison, NotGenuine, compare, documents, original, require_signature, unsigned
 from .terminal import console
 
 GENUINE, DIFFERENT = 0, 1
@@ -40,26 +41,38 @@ def run(options: Namespace) -> int:
     folder: Path = options.folder
     if not folder.is_dir():
         raise OptionError(f"{folder} is no folder")
-    out = console()
     try:
-        found = documents(folder)
-        signer = require_signature(found.envelope, options.key) if options.key else None
-        with _progress() as read:
-            compared = compare(folder, found.statement, options.ignore, read)
+        return _verified(folder, options)
     except NotGenuine as error:
         return _different([str(error)])
     except OSError as error:
         raise OptionError(f"{error.filename} can't be read: {error.strerror}") from error
+
+
+def _verified(folder: Path, options: Namespace) -> int:
+    found = documents(folder)
+    statement, envelope = found.statement, found.envelope
+    converted = isinstance(statement, ConversionStatement)
+    key: Path | None = options.key
+    signer = require_signature(envelope, key) if key and (envelope or not converted) else None
+    with _progress() as read:
+        compared = compare(folder, statement, options.ignore, read)
     if compared.problems:
         return _different(compared.problems)
-    _show(out, _checked(compared, found.envelope, signer), found.statement.predicate)
+    if isinstance(statement, ConversionStatement):
+        trained, signed = original(folder, statement)
+        if key and not signer:
+            return _different([unsigned(signed, key)], "these files are a conversion of it")
+        conversion = ("converted", statement.predicate.words)
+        _show([*_checked(compared, envelope, signer), conversion, *_facts(trained.predicate)])
+    else:
+        _show([*_checked(compared, envelope, signer), *_facts(statement.predicate)])
     return GENUINE
 
 
-def _different(problems: list[str]) -> int:
-    for problem in problems:
+def _different(problems: list[str], verdict: str = "this is not the model that was exported") -> int:
+    for problem in (*problems, verdict):
         print(f"grpo: {_plain(problem)}", file=sys.stderr)
-    print("grpo: this is not the model that was exported", file=sys.stderr)
     return DIFFERENT
 
 
@@ -89,11 +102,11 @@ def _checked(compared: Comparison, envelope: Envelope | None, signer: str | None
         yield "signed", "by nobody: whoever changes a file can change what is said of it"
 
 
-def _show(out: Console, checked: Iterator[tuple[str, str]], predicate: Provenance) -> None:
+def _show(facts: Iterable[tuple[str, str]]) -> None:
     table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    for label, value in (*checked, *_facts(predicate)):
+    for label, value in facts:
         table.add_row(Text(_plain(label), "dim"), Text(_plain(value)))
-    out.print(table)
+    console().print(table)
 
 
 def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:

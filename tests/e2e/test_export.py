@@ -1,4 +1,4 @@
-"""A model is brought home: interrupted, over a connection that is cut, converted; and nothing stays in the namespace.
+"""An adapter is brought home: interrupted, over a connection that is cut, merged, signed; and nothing stays behind.
 
 One job, made once for the file. kubectl is the real one behind a script, which cuts the connection where a test says.
 """
@@ -6,6 +6,7 @@ One job, made once for the file. kubectl is the real one behind a script, which 
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from harness.guard import REPOSITORY
 from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
 from harness.programs.build import component
 
-NAME = "exported"
-WEIGHTS = "model.safetensors"
+NAME, SECRET = "exported", "model-signing"
+WEIGHTS = "adapter_model.safetensors"
 CUT_AFTER = 10_000
 SCRIPT = f"""
 import os, signal, subprocess, sys
@@ -49,9 +50,21 @@ nothing of them for ever."""
 
 
 @pytest.fixture(scope="module")
-def done(jobs: Jobs) -> Object:
-    """A job that has trained and exported its model."""
-    jobs.create(NAME, {"maxSteps": 2}, placement={"accelerator": "CPU", "nodes": 1})
+def public_key(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the key in the Secret by which the job signs; both are made as docs/verify.md says."""
+    folder = tmp_path_factory.mktemp("key")
+    subprocess.run(shlex.split("openssl genpkey -algorithm ed25519 -out signing.key"), cwd=folder, check=True)
+    subprocess.run(shlex.split("openssl pkey -in signing.key -pubout -out signing.pub"), cwd=folder, check=True)
+    jobs.kubectl("create", "secret", "generic", SECRET, f"--from-file=key.pem={folder}/signing.key")
+    return folder / "signing.pub"
+
+
+@pytest.fixture(scope="module")
+def done(jobs: Jobs, public_key: Path) -> Object:
+    """A job that has trained and exported its adapter."""
+    export = {"to": "Volume", "signingKeySecretRef": {"name": SECRET, "key": "key.pem"}}
+    alone = {"accelerator": "CPU", "nodes": 1}
+    jobs.create(NAME, {"maxSteps": 2}, placement=alone, adapter={"use": "Always"}, export=export)
     return jobs.wait_succeeded(NAME)
 
 
@@ -76,6 +89,14 @@ def exported(jobs: Jobs, place: Path, mode: str, *more: str) -> str:
     done = subprocess.run(line, env=environment(jobs, place, mode), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def verified(folder: Path, key: Path | None = None) -> tuple[int, str]:
+    """Exit code and words of `grpo verify`."""
+    line = [sys.executable, "-m", "grpo_cli", "verify", str(folder), *(["--key", str(key)] if key else [])]
+    paths = {"PYTHONPATH": str(REPOSITORY / "operator")}
+    done = subprocess.run(line, env=os.environ | paths, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
 def nothing_left(jobs: Jobs) -> None:
@@ -115,8 +136,6 @@ def test_ctrl_c_leaves_nothing_in_the_cluster(jobs: Jobs, done: Object, tmp_path
 
 
 def test_a_model_comes_whole_over_a_connection_that_is_cut(jobs: Jobs, done: Object, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     said = exported(jobs, tmp_path, "cut")
     assert (tmp_path / "cut").read_text() == "xx", "cut twice, once with the pod"
     told, folder = GRPOJobStatus.model_validate(done["status"]).export, tmp_path / "model"
@@ -126,18 +145,44 @@ def test_a_model_comes_whole_over_a_connection_that_is_cut(jobs: Jobs, done: Obj
     source = jobs.checkpoints / f"{NAME}-{done['metadata']['uid']}" / "export"
     here, there = ({path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, source))
     assert here == there
-    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 70_000
     nothing_left(jobs)
     again = exported(jobs, tmp_path, "whole")
     assert again == said, "what is there is checked and not fetched again"
 
 
-def test_weights_are_converted_in_the_cluster(jobs: Jobs, done: Object, tmp_path: Path) -> None:
+def test_what_a_pod_signed_with_a_key_from_a_secret_is_verified_and_a_changed_byte_is_not(
+    jobs: Jobs, done: Object, public_key: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(jobs.checkpoints / f"{NAME}-{done['metadata']['uid']}" / "export", folder)
+    code, said = verified(folder, public_key)
+    assert code == 0, said
+    assert "by the given key" in said
+    spoiled = bytearray((folder / WEIGHTS).read_bytes())
+    spoiled[-1] ^= 1
+    (folder / WEIGHTS).write_bytes(spoiled)
+    code, said = verified(folder, public_key)
+    assert code == 1
+    assert f"{WEIGHTS} was changed" in said
+
+
+def test_an_adapter_is_merged_in_the_cluster_and_says_so(
+    jobs: Jobs, done: Object, public_key: Path, tmp_path: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    said = exported(jobs, tmp_path, "whole", "--dtype", "bfloat16")
+    said, folder = exported(jobs, tmp_path, "whole", "--merge", "--dtype", "bfloat16"), tmp_path / "model"
     assert "converted from the job's" in said
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path / "model", check=True)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == torch.bfloat16
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert (model.dtype, model.num_parameters() > 70_000) == (torch.bfloat16, True)
+    told = GRPOJobStatus.model_validate(done["status"]).export
+    assert told is not None
+    code, said = verified(folder)
+    assert code == 0, said
+    assert f"merged into its base, to bfloat16, from weights {told.weights_hash}" in said
+    code, said = verified(folder, public_key)
+    assert code == 1, said
+    assert "its original is signed by the given key" in said
     nothing_left(jobs)

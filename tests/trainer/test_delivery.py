@@ -15,7 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from grpo_api.artifacts import SUMS, Listing, parse_sums, weights_hash
 from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.conversion import ConversionStatement, read_statement
+from grpo_api.digests import files_of
 from grpo_api.plan import TrainingPlan
+from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.delivery import sending, serving
@@ -23,6 +26,7 @@ from grpo_trainer.delivery.__main__ import main
 from grpo_trainer.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs
+from tests.exported_model import KEYS, describe, public, verify
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +118,8 @@ def test_an_adapter_is_merged_into_its_base(plan: TrainingPlan, model: Path, pod
 @pytest.mark.parametrize("plan", ["Clone"], indirect=True)
 def test_weights_are_given_in_another_dtype(plan: TrainingPlan, pod: Path) -> None:
     export = Path(str(plan.checkpoint_directory)) / "export"
-    (export / "provenance.json").write_text("of other weights")
     assert serving.serve(pod, "bfloat16", merge=False, idle=0) == 0
-    assert "provenance.json" not in listed(pod).files
+    assert "provenance.json" not in listed(pod).files, "there is nothing that it could name"
     given = AutoModelForCausalLM.from_pretrained(pod / "model")
     exported = AutoModelForCausalLM.from_pretrained(export)
     assert given.dtype == torch.bfloat16
@@ -132,6 +135,37 @@ def test_weights_are_given_in_another_dtype(plan: TrainingPlan, pod: Path) -> No
 def test_a_pod_that_can_hand_out_nothing_says_why(pod: Path, tmp_path: Path, given: list[str], says: str) -> None:
     assert main(["serve", *given], pod) == 1
     assert says in (tmp_path / "termination").read_text()
+
+
+def test_a_conversion_says_what_it_was_made_of_and_is_not_taken_for_what_was_signed(
+    plan: TrainingPlan, pod: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, merge = Path(str(plan.checkpoint_directory)) / "export", plan.execution.method == "LoRA"
+    describe(export, KEYS["Ed25519"])
+    assert serving.serve(pod, "bfloat16", merge=merge, idle=0) == 0
+    folder = pod / "model"
+    assert listed(pod).files.keys() == files_of(folder).keys()
+    assert not (folder / ENVELOPE_FILE).exists()
+    statement = read_statement((folder / STATEMENT_FILE).read_bytes())
+    assert isinstance(statement, ConversionStatement)
+    made_of = statement.predicate.consumed
+    assert made_of == parse_sums((export / SUMS).read_text())
+    base = [one.uri for one in statement.predicate.build_definition.resolved_dependencies if one.name == "base"]
+    assert base == ([Path(plan.model.name).as_uri()] if merge else [])
+    assert verify(folder) == 0
+    said = capsys.readouterr().out
+    assert ("merged into its base, to bfloat16" in said) is merge
+    assert f"to bfloat16, from weights {weights_hash(made_of)}" in said
+    assert verify(folder, "--key", public(tmp_path / "signing.pub", KEYS["Ed25519"])) == 1
+    assert "its original is signed by the given key" in capsys.readouterr().err
+
+
+def test_an_export_that_was_spoiled_is_not_converted(plan: TrainingPlan, pod: Path) -> None:
+    export = Path(str(plan.checkpoint_directory)) / "export"
+    weights = next(export.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadInput, match=f"{weights.name} of .*export is not what was exported"):
+        serving.serve(pod, "bfloat16", merge=plan.execution.method == "LoRA", idle=0)
 
 
 @pytest.mark.parametrize("plan", ["Clone"], indirect=True)

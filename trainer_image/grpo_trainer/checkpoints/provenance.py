@@ -79,24 +79,28 @@ def write_provenance(run: Finished, folder: Path) -> None:
         OSError: a file can't be read or written.
         BadInput: the key can't be used; it could at the start.
     """
-    subjects = [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(_sums(folder).items())]
-    text = _statement(run, subjects).model_dump_json(exclude_none=True, indent=2).encode()
+    text = _statement(run, subjects(folder)).model_dump_json(exclude_none=True, indent=2).encode()
     (folder / STATEMENT_FILE).write_bytes(text)
     if run.plan.export and run.plan.export.signing_key_secret_ref:
         (folder / ENVELOPE_FILE).write_bytes(signed(text))
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    """Name → sha256 of all files; those in the export's own list, which are most of its bytes, aren't read again."""
+def subjects(folder: Path) -> list[Subject]:
+    """All files of a folder; those in its own list of hashes, which are most of its bytes, aren't read again.
+
+    Raises:
+        OSError: a file can't be read.
+    """
     known = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
-    return {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
+    found = {**sha256_sums(folder, files_of(folder).keys() - known.keys()), **known}
+    return [Subject(name=name, digest=FileDigest(sha256=one)) for name, one in sorted(found.items())]
 
 
-def _statement(run: Finished, subjects: list[Subject]) -> Statement:
+def _statement(run: Finished, about: list[Subject]) -> Statement:
     plan = run.plan
     return Statement(
         type=STATEMENT_TYPE,
-        subject=subjects,
+        subject=about,
         predicate_type=PREDICATE_TYPE,
         predicate=Provenance(
             build_definition=BuildDefinition(
@@ -109,8 +113,8 @@ def _statement(run: Finished, subjects: list[Subject]) -> Statement:
                 builder=Builder(id=BUILDER, version=packages()),
                 metadata=BuildMetadata(
                     invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
-                    started_on=_time(run.started),
-                    finished_on=_time(time.time()),
+                    started_on=moment(run.started),
+                    finished_on=moment(time.time()),
                 ),
                 grpo_run=_record(run),
             ),
@@ -118,7 +122,8 @@ def _statement(run: Finished, subjects: list[Subject]) -> Statement:
     )
 
 
-def _time(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """A Unix time as RFC 3339 writes it, in whole seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -157,25 +162,25 @@ def _made_of(run: Finished) -> Iterator[Dependency]:
     for position, reward in enumerate(plan.rewards):
         if reward.model:
             name = f"rewards[{position}].model"
-            yield _from_hub(name, reward.model.name, commits.get(name, ""))
+            yield from_hub(name, reward.model.name, commits.get(name, ""))
     if image := os.environ.get(IMAGE_ENV):
         yield _image(image)
 
 
 def _model(run: Finished, commit: str) -> Dependency:
     """The model that the run began with; its fingerprint names the weights also where there is no commit."""
-    found = _from_hub("model", run.source.name, commit or run.source.revision)
+    found = from_hub("model", run.source.name, commit or run.source.revision)
     known = {"xxh3_128": run.proofs[0].fingerprint} if run.proofs else {}
     return found.model_copy(update={"annotations": known})
 
 
 def _dataset(plan: TrainingPlan, commit: str) -> Dependency:
     if plan.dataset.name:
-        return _from_hub("dataset", f"datasets/{plan.dataset.name}", commit)
+        return from_hub("dataset", f"datasets/{plan.dataset.name}", commit)
     return Dependency(name="dataset", uri=Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT)).as_uri())
 
 
-def _from_hub(name: str, repository: str, commit: str) -> Dependency:
+def from_hub(name: str, repository: str, commit: str) -> Dependency:
     """A repository of the hub, or where there is no commit the folder that its name is."""
     if not commit:
         return Dependency(name=name, uri=Path(repository).as_uri() if repository.startswith("/") else repository)

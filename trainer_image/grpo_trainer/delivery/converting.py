@@ -4,11 +4,15 @@ In the pod, since the base is there, and so that no laptop needs torch or room f
 """
 
 import shutil
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from grpo_api.artifacts import SUMS, WEIGHTS, sums_text
+from grpo_api.conversion import ORIGINAL
 from grpo_api.plan import TrainingPlan
+from grpo_api.provenance import OWN_FILES, STATEMENT_FILE
 
 from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import read_sums, sha256_sums
@@ -17,40 +21,62 @@ from ..errors import BadInput
 from ..hub.repositories import Hub, Repository
 from ..weights.files import ADAPTER_CONFIG
 from ..weights.models import Dtype, Source, load_causal, locate
+from .describing import write_conversion
 
 _INDEX = ".safetensors.index.json"
 
 
 def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *, merge: bool) -> Path:
-    """Write the converted model, with hashes of its own, to `folder`, which must not exist; returns it.
+    """Write the converted model to `folder`, which must not exist, with hashes and a provenance of its own; returns it.
 
-    What belongs to the exported weights only, such as a signature, stays behind.
+    What was said of the export, and signed, is in the folder ORIGINAL of it: it is false of these files.
 
     Raises:
-        BadInput: there is no adapter to merge, or one that isn't asked to be, or its base can't be had.
+        BadInput: there is no adapter to merge, or one that isn't asked to be, or its base can't be had; or the export
+            is not what it was.
         OSError: the disk fails, or is full.
     """
     adapter = (export / ADAPTER_CONFIG).is_file()
     if adapter != merge:
         raise BadInput("the export is a whole model: leave --merge out" if merge else "--dtype needs --merge here")
+    started, consumed = time.time(), _unchanged(export)
     target = cast(Dtype, dtype or plan.execution.dtype)
-    _copy(export, folder, weights=adapter)
+    _copy(export, consumed, folder, weights=adapter)
+    source = Source(plan.model.name, export, "", target)
     if adapter:
         base = Repository("model", plan.model.name, plan.model.revision, "model")
         source = locate(base, target, Hub(plan.revisions))
         merge_adapter(source, folder, remote_code=plan.model.trust_remote_code)
     else:
-        source = Source(plan.model.name, export, "", target)
         model: Any = load_causal(source, plan.model.trust_remote_code)
         model.save_pretrained(folder)
     (folder / SUMS).write_text(sums_text(sha256_sums(folder, list_files(folder))), encoding="utf-8")
+    if (export / STATEMENT_FILE).exists():
+        write_conversion(plan, consumed, source, folder, merge=merge, started=started)
     return folder
 
 
-def _copy(export: Path, folder: Path, *, weights: bool) -> None:
-    """Copy the model's files, with its weights or without."""
-    folder.mkdir()
-    for name in read_sums(export) or list_files(export):
+def _unchanged(export: Path) -> dict[str, str]:
+    """Name → sha256 of the model's files, which were read and are what was exported.
+
+    Raises:
+        BadInput: one is not.
+    """
+    recorded = read_sums(export)
+    found = sha256_sums(export, recorded or list_files(export))
+    changed = sorted(name for name, digest in recorded.items() if found[name] != digest)
+    if changed:
+        raise BadInput(f"{', '.join(changed)} of {export} is not what was exported: restore it, or its volume")
+    return found
+
+
+def _copy(export: Path, names: Iterable[str], folder: Path, *, weights: bool) -> None:
+    """Copy the model's files, with its weights or without, and what was said of them."""
+    (folder / ORIGINAL).mkdir(parents=True)
+    for name in names:
         if weights or not name.endswith((WEIGHTS, _INDEX)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(export / name, folder / name)
+    for name in OWN_FILES:
+        if (export / name).exists():
+            shutil.copyfile(export / name, folder / ORIGINAL / name)

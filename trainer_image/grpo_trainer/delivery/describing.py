@@ -1,0 +1,74 @@
+"""Writes beside a converted model which files of which export it was made of: the ConversionStatement of grpo_api.
+
+Whoever has only the conversion can still tell what it comes from, and nobody takes it for what was signed.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo_api.conversion import (
+    CONSUMED,
+    CONVERSION_TYPE,
+    Conversion,
+    ConversionDefinition,
+    ConversionDetails,
+    ConversionParameters,
+    ConversionStatement,
+)
+from grpo_api.plan import TrainingPlan
+from grpo_api.provenance import (
+    BUILDER,
+    PREDICATE_TYPE,
+    STATEMENT_FILE,
+    STATEMENT_TYPE,
+    Builder,
+    BuildMetadata,
+    Dependency,
+)
+
+from ..checkpoints.environment import packages
+from ..checkpoints.provenance import from_hub, moment, subjects
+from ..weights.models import Source
+
+
+def write_conversion(
+    plan: TrainingPlan, consumed: Mapping[str, str], source: Source, folder: Path, *, merge: bool, started: float
+) -> None:
+    """Write the document about all files of a converted model into its folder.
+
+    Args:
+        plan: of the attempt whose export it was.
+        consumed: name → sha256 of the export's files.
+        source: the base that an adapter was merged into, or the export itself.
+        folder: the converted model, complete.
+        merge: whether an adapter was merged.
+        started: Unix time, in seconds.
+
+    Raises:
+        OSError: a file can't be read or written.
+    """
+    used = [Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one}) for name, one in sorted(consumed.items())]
+    if merge:
+        used.append(from_hub("base", source.name, source.revision))
+    statement = ConversionStatement(
+        type=STATEMENT_TYPE,
+        subject=subjects(folder),
+        predicate_type=PREDICATE_TYPE,
+        predicate=Conversion(
+            build_definition=ConversionDefinition(
+                build_type=CONVERSION_TYPE,
+                external_parameters=ConversionParameters(merge=merge, dtype=source.dtype),
+                resolved_dependencies=used,
+            ),
+            run_details=ConversionDetails(
+                builder=Builder(id=BUILDER, version=packages()),
+                metadata=BuildMetadata(
+                    invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
+                    started_on=moment(started),
+                    finished_on=moment(time.time()),
+                ),
+            ),
+        ),
+    )
+    (folder / STATEMENT_FILE).write_text(statement.model_dump_json(exclude_none=True, indent=2), encoding="utf-8")
