@@ -63,6 +63,7 @@ def _one(options: Namespace, job: wanted.Wanted) -> int:
         plan_table.show(console(), name, result, everything=options.all)
         if result.chosen and not options.model:
             plan_table.show_export(console(), name, spec, result.chosen)
+            plan_table.show_staged(console(), spec)
         plan_table.show_learned(console(), learned)
     if options.sizes:
         _sizes(options, spec, learned, result)

@@ -17,6 +17,7 @@ from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_operator.names import checkpoint_volume, run_folder
 from grpo_planner import Candidate, PlanResult
+from grpo_planner.memory.disk import staged_bytes
 from grpo_planner.why import why
 from grpo_planner.words import sharding
 
@@ -136,6 +137,13 @@ def _disk(plan: ExecutionPlan) -> str:
     if not plan.ephemeral_storage_bytes:
         return "no ephemeral storage requested"
     return f"ephemeral storage per pod {gib(plan.ephemeral_storage_bytes):.1f} GiB"
+
+
+def show_staged(out: Console, spec: GRPOJobSpec) -> None:
+    """Prints what a pod has on its node's disk of checkpoints and exports that go elsewhere, if there is any."""
+    if staged := staged_bytes(spec):
+        what = "its way: the export" if spec.checkpoint.store is None else "their way: checkpoints and the export"
+        out.print(f"on a pod's own disk, on {what}, up to {gib(staged):.1f} GiB")
 
 
 def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan) -> None:

@@ -130,6 +130,14 @@ def test_a_new_job_that_would_lose_its_model_is_refused_and_a_stored_one_is_not(
             "the trained model, 0.00 GiB, will be at s3://bucket/runs/a-<uid>/export",
         ),
         ({"checkpoint.volume": {"claimName": "team"}}, "the trained model is not kept"),
+        (
+            {"export": REMOVE, "checkpoint.store": {"url": "s3://b/runs"}, "model.parameters": "2B"},
+            "on a pod's own disk, on their way: checkpoints and the export, up to 59.6 GiB",
+        ),
+        (
+            {"export": {"to": "Hub", "hub": HUB}, "model.parameters": "2B"},
+            "on a pod's own disk, on its way: the export, up to 7.5 GiB",
+        ),
     ],
 )
 def test_the_plan_says_where_the_model_will_be(

@@ -51,6 +51,63 @@ def test_the_sizes_of_what_is_fetched_are_added_up(fields: dict[str, Any], fetch
     assert scratch_bytes(spec(**fields)) == WORKING + fetched
 
 
+STORE = {"store": {"url": "s3://bucket/runs"}}
+VOLUME = {"volume": {"claimName": "kept"}}
+HUB = {"to": "Hub", "hub": {"repository": "team/m", "tokenSecretRef": {"name": "hub", "key": "token"}}}
+FOLDER = {"model": {"name": "/models/m", "parameters": "2B"}, **MOUNTED}
+FLOAT, NARROW = {"dtype": "float32"}, {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "staged"),
+    [
+        ({"checkpoint": VOLUME}, 0),
+        ({"checkpoint": VOLUME, "export": HUB}, 0),
+        ({"export": {"to": "None"}}, 0),
+        # twice weights, float32 copies and moments: one that was resumed from, one that is sent
+        ({"checkpoint": STORE, "training": FLOAT}, 2 * 16 * 2e9),
+        ({"checkpoint": STORE, "training": NARROW}, 2 * 14 * 2e9),
+        ({"checkpoint": STORE, "export": {"to": "None"}}, 2 * 16 * 2e9),
+        ({"checkpoint": STORE, "reference": {"sync": {"everySteps": 10, "mixup": 0.5}}}, 2 * 20 * 2e9),
+        ({"export": HUB, "training": FLOAT}, 4 * 2e9),
+        ({"export": HUB, "training": NARROW}, 2 * 2e9),
+        ({"export": HUB, "adapter": {"use": "Always", "mergeOnExport": True}}, 4 * 2e9),
+    ],
+)
+def test_what_is_on_its_way_to_a_store_or_the_hub_is_counted(fields: dict[str, Any], staged: float) -> None:
+    assert scratch_bytes(spec(**FOLDER, **fields)) - WORKING == pytest.approx(staged, rel=0.05)
+
+
+@settings(max_examples=cases(60))
+@given(
+    place=st.sampled_from([STORE, VOLUME, {}]),
+    export=st.sampled_from([HUB, {"to": "None"}, {"to": "ObjectStore"}]),
+    adapter=st.fixed_dictionaries(
+        {"use": st.sampled_from(["Never", "IfNeeded", "Always"]), "mergeOnExport": st.booleans()}
+    ),
+    dtype=st.sampled_from(["Auto", "float32", "bfloat16"]),
+    sync=st.booleans(),
+    gpus=st.integers(1, 8),
+)
+def test_no_plan_writes_more_than_its_pods_request(
+    *, place: dict[str, Any], export: dict[str, Any], adapter: dict[str, Any], dtype: str, sync: bool, gpus: int
+) -> None:
+    kept = export if export["to"] != "ObjectStore" or place is STORE else HUB
+    fields: dict[str, Any] = {"checkpoint": place, "adapter": adapter, "training": {"dtype": dtype}, "export": kept}
+    if sync and adapter["use"] == "Never":
+        fields["reference"] = {"sync": {"everySteps": 10, "mixup": 0.5}}
+    job = spec(model={"name": QWEN_32B if gpus > 4 else LLAMA_1B, "cache": CACHE}, **fields)
+    chosen = plan_job(job, Inventory((nodes(2, gpus, H100),), reports_disk=True)).chosen
+    if chosen is None:
+        return
+    assert chosen.memory is not None
+    staged = 2 * chosen.memory.checkpoint_bytes if place is STORE else 0
+    if place is not VOLUME and job.keeps_model:
+        staged = max(staged, chosen.export_bytes)
+    assert chosen.ephemeral_storage_bytes >= WORKING + staged
+    assert bool(staged) == (chosen.ephemeral_storage_bytes > WORKING)
+
+
 COUNTS = st.integers(1_000, 10**12).map(str)
 
 

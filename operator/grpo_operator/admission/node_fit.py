@@ -10,7 +10,7 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
 from grpo_api.pods.resources import EPHEMERAL_STORAGE
-from grpo_planner.memory.disk import disk_request
+from grpo_planner.memory.disk import disk_request, less_disk
 from grpo_planner.words import gib
 
 from ..podspec import init_container
@@ -72,7 +72,7 @@ def _way_out(spec: GRPOJobSpec) -> str:
     """How the pods would request less of their nodes' disks."""
     if EPHEMERAL_STORAGE in spec.resources.requested:
         return f": lower spec.resources.requests.{EPHEMERAL_STORAGE}"
-    return ": give spec.model.cache a claim for what is fetched" if not spec.model.cache else ""
+    return less_disk(spec).replace(", or ", ": ", 1)
 
 
 def lacks(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:

@@ -1,8 +1,8 @@
 """What a pod writes to its node's disk, and what it therefore requests of the node's ephemeral storage.
 
 A pod that requests nothing is put where there is no room for what it fetches, and is the first to be evicted there.
-Only /tmp counts: claims, image volumes and /dev/shm are no ephemeral storage. Where the sizes come from is in
-docs/model-cache.md.
+Only /tmp counts: claims, image volumes and /dev/shm are no ephemeral storage. What is fetched stays there; checkpoints
+and exports are there on their way to an object store or the hub. Where the sizes come from is in docs/model-cache.md.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,11 @@ from grpo_api.quantity import GIB, MIB, quantity_bytes
 from grpo_api.rewards import ModelReward
 
 from ..model.architecture import by_name_and_size, resolve
+from ..model.shapes import Shape
 from ..result import SpecRejected
 from ..words import gib
-from .device import whole_mib
+from .device import checkpoint_bytes, export_bytes, whole_mib
+from .setup import Setup, ZeroStage
 
 WIDE, NARROW = 4, 2
 """Bytes of a parameter as hubs store it: models below SMALL are often float32, larger ones bfloat16 (assumed)."""
@@ -31,23 +33,56 @@ _OWN_PLACE = frozenset({"HF_HOME", "HF_HUB_CACHE"})
 """Variables by which a user keeps what is fetched somewhere else."""
 
 
-def scratch_bytes(spec: GRPOJobSpec, policy: int = 0) -> int:
+def scratch_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
     """Bytes that one pod writes to /tmp at most.
 
     Args:
         spec: the job.
-        policy: parameters of its model, for a spec that doesn't tell; 0 where nobody knows.
+        policy: shape of its model, for a spec that doesn't tell; None where nobody knows.
     """
+    return WORKING + _fetched(spec, policy) + staged_bytes(spec, policy)
+
+
+def _fetched(spec: GRPOJobSpec, policy: Shape | None) -> int:
     if spec.model.cache or any(variable.name in _OWN_PLACE for variable in spec.env):
-        return WORKING
+        return 0
     judges = tuple(reward.model for reward in spec.rewards if reward.model)
-    return WORKING + (DATASET if spec.dataset.name else 0) + _weights(spec.model, judges, policy)
+    return (DATASET if spec.dataset.name else 0) + _weights(spec.model, judges, policy)
+
+
+def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
+    """Bytes of checkpoints on their way to an object store, and of an export on its way there or to the hub, at most.
+
+    The plan decides what is trained and how it is split, and a node's disk is judged before there is one: so it is all
+    parameters unless an adapter is asked for, with ZeRO's float32 copy, and the pod of rank 0 writes it all.
+    """
+    shape = None if spec.checkpoint.on_volume else _shape(spec.model) or policy
+    if shape is None:
+        return 0
+    setups, drifts = [_setup(spec, 0), _setup(spec, 3)], spec.reference.sync is not None
+    merged = spec.adapter.merge_on_export
+    export = max(export_bytes(shape, setup, merged) for setup in setups) if spec.keeps_model else 0
+    if spec.checkpoint.store is None:
+        return export
+    one = max(checkpoint_bytes(shape, setup, drifts) for setup in setups)
+    return one + max(one, export)  # the one that was resumed from is there until the next has been sent
+
+
+def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
+    """What of the settings decides the size of a checkpoint, with weights as wide as the spec allows."""
+    return Setup(
+        precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
+        prompt=1, completion=1, micro_batch=1, zero=zero,
+        lora_rank=spec.adapter.rank if spec.adapter_requested else 0,
+        lora_targets=tuple(spec.adapter.target_modules),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
-def _weights(model: ModelSpec, judges: Sequence[ModelReward], policy: int) -> int:
+def _weights(model: ModelSpec, judges: Sequence[ModelReward], policy: Shape | None) -> int:
     """Bytes of what is fetched of the hub, as far as sizes are known; a folder is there already."""
-    found = 0 if model.name.startswith("/") else _stored(_policy(model) or policy)
+    shape = None if model.name.startswith("/") else _shape(model) or policy
+    found = _stored(shape.parameters) if shape else 0
     return found + sum(_stored(_judge(judge)) for judge in judges if not judge.name.startswith("/"))
 
 
@@ -55,11 +90,12 @@ def _stored(parameters: int) -> int:
     return parameters * (WIDE if parameters < SMALL else NARROW)
 
 
-def _policy(model: ModelSpec) -> int:
+@lru_cache(maxsize=4096)
+def _shape(model: ModelSpec) -> Shape | None:
     try:
-        return resolve(model).shape.parameters
+        return resolve(model).shape
     except SpecRejected:
-        return 0
+        return None
 
 
 def _judge(judge: ModelReward) -> int:
@@ -69,7 +105,7 @@ def _judge(judge: ModelReward) -> int:
         return 0
 
 
-def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: int = 0) -> int:
+def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = None) -> int:
     """Bytes of ephemeral storage that one pod requests; 0 for no request. The spec's own request wins.
 
     Args:
@@ -87,7 +123,7 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: int = 0) -> int:
     return whole_mib(scratch_bytes(spec, policy)) if reported and counted else 0
 
 
-def disk_note(spec: GRPOJobSpec, policy: int = 0) -> str:
+def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     """The sentence to a user who asks for less than the pods will write; empty to others."""
     asked, needed = spec.resources.requested.get(EPHEMERAL_STORAGE), scratch_bytes(spec, policy)
     if asked is None or quantity_bytes(asked) >= needed:
@@ -96,5 +132,15 @@ def disk_note(spec: GRPOJobSpec, policy: int = 0) -> str:
     fate = "may be" if limit is None or quantity_bytes(limit) >= needed else "will be"
     return (
         f"spec.resources lets a pod have {asked} of {EPHEMERAL_STORAGE}, and it is expected to write {gib(needed)} to "
-        f"/tmp: it {fate} evicted; raise that, or give spec.model.cache a claim"
+        f"/tmp: it {fate} evicted; raise that{less_disk(spec)}"
     )
+
+
+def less_disk(spec: GRPOJobSpec) -> str:
+    """The end of a sentence: how pods would write less to their nodes' disks; empty where nothing helps."""
+    ways = [] if spec.model.cache else ["give spec.model.cache a claim for what is fetched"]
+    if spec.checkpoint.store:
+        ways.append("set spec.checkpoint.volume instead of store")
+    elif spec.keeps_model and not spec.checkpoint.on_volume:
+        ways.append("set spec.checkpoint.volume for the export")
+    return "".join(f", or {way}" for way in ways)

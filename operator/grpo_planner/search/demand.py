@@ -53,7 +53,7 @@ class Demand:
                 f"importanceSamplingLevel sequence with lossType {training.loss_type} is not GSPO, whose loss is the "
                 "mean over sequences; set spec.training.lossType to grpo for that, and epsilon to about 3e-4"
             )
-        return [*told, *filter(None, [disk_note(self.spec, self.shape.parameters)])]
+        return [*told, *filter(None, [disk_note(self.spec, self.shape)])]
 
     @cached_property
     def margin(self) -> float:
@@ -107,7 +107,7 @@ class Demand:
 
     def pod_disk(self, *, reported: bool) -> int:
         """Ephemeral storage that one pod requests, in bytes; 0 for no request."""
-        return disk_request(self.spec, reported=reported, policy=self.shape.parameters)
+        return disk_request(self.spec, reported=reported, policy=self.shape)
 
     @cached_property
     def updates_per_generation(self) -> int:
