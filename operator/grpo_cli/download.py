@@ -136,7 +136,9 @@ def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived
             return
         arrived(-part.stat().st_size)
         part.write_bytes(b"")
-    raise KubectlError(f"{name} came twice with another sha256 than the recorded {entry.sha256}: its volume is damaged")
+    raise KubectlError(
+        f"{name} came twice with another sha256 than the recorded {entry.sha256}: what is there is damaged"
+    )
 
 
 def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived) -> None:

@@ -1,4 +1,4 @@
-"""`grpo export`: the trained model of a job, from its volume into a folder of this machine.
+"""`grpo export`: the trained model of a job, from its volume or object store into a folder of this machine.
 
 `kubectl cp` needs a pod that still runs, begins anew after each cut and checks nothing. This makes a pod for it, goes
 on where it was, and compares every file with the hash that the trainer took of it.
@@ -70,16 +70,16 @@ def run(options: Namespace) -> int:
 
 
 def exported(name: str, job: GRPOJob) -> Export:
-    """The model that the job has exported on its volume.
+    """The model that the job has exported on its volume or object store.
 
     Raises:
         NotYet: there is none, or it is elsewhere; the message says what there is.
     """
     status, phase = job.status, str(job.status.phase or "Pending")
-    if status.export and status.export.to == "Volume":
+    if status.export and status.export.to != "Hub":
         return status.export
     if status.export:
-        raise NotYet(f"the model of {name} is on no volume but at {status.export.path}: fetch it there")
+        raise NotYet(f"the model of {name} is at {status.export.path}: fetch it there")
     if phase == "Succeeded":
         raise NotYet(f"{name} kept no model: status.export is empty, since its spec.export keeps none")
     kept = status.checkpoint
@@ -110,7 +110,7 @@ def requested(options: Namespace, told: Export) -> bool:
 
 
 def require_reported(listing: Listing, told: Export) -> None:
-    """Make sure that what is on the volume is what the job says that it has exported.
+    """Make sure that what is there is what the job says that it has exported.
 
     Raises:
         KubectlError: the weights are others.

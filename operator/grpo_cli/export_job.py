@@ -1,7 +1,8 @@
-"""The short-lived Job through which `grpo export` reads a job's volume: its own training pod, but for what trains.
+"""The short-lived Job through which `grpo export` reads a job's volume or store: its training pod, less the training.
 
-The same image, user, claim and node selection: what could write the model can read it. Nothing of it stays: its pod
-ends when nobody asks for anything, the Job is deleted at the end, and by its TTL if the laptop was gone before.
+The same image, user, claim, credentials and node selection: what could write the model can read it. Nothing of it
+stays: its pod ends when nobody asks for anything, the Job is deleted at the end, and by its TTL if the laptop was gone
+before.
 """
 
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from grpo_api.contract import (
     API_VERSION,
     CACHE_VOLUME,
+    CHECKPOINT_STORE_ENV,
     CHECKPOINT_VOLUME,
     CONTAINER,
     GROUP,
@@ -80,8 +82,8 @@ def _pod(training: Manifest, attempt: Attempt, merge: bool, dtype: str | None) -
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_mount(one) for one in trainer["volumeMounts"] if one["name"] in volumes],
     }
-    if merge and "envFrom" in trainer:
-        container["envFrom"] = trainer["envFrom"]
+    if sources := [one for one in trainer.get("envFrom", ()) if merge or one.get("prefix") == CHECKPOINT_STORE_ENV]:
+        container["envFrom"] = sources
     pod: Manifest = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -107,5 +109,6 @@ def _converts(attempt: Attempt, dtype: str | None) -> Manifest:
     """
     parameters = attempt.plan.parameters or attempt.spec.model.parameters
     model = parameter_count(parameters) * DTYPE_BYTES[dtype or attempt.plan.dtype] if parameters else 0
-    memory, disk = 2 * model + 2 * GIB, model + GIB
+    copies = 2 if attempt.spec.checkpoint.store else 1  # what is on a store is brought before it is converted
+    memory, disk = 2 * model + 2 * GIB, copies * model + GIB
     return {"requests": {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(disk)}}

@@ -1,4 +1,4 @@
-"""A proxy in front of an object store that fails some requests: before they are carried out, or after.
+"""A proxy in front of an object store that fails some requests, before they are carried out or after, or is slow.
 
 A store that is down, slow, or whose answers get lost can't be asked of a healthy one. Signatures hold, since they are
 of the name that the client called.
@@ -7,17 +7,45 @@ of the name that the client called.
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-FAULTS = ("503", "cut before", "cut after")
-"""What may befall a request: a refusal that passes, a connection that is cut, an answer that is lost. There is also
-`ignores HEADER`: the store seems to have taken what it refused because of this condition."""
+FAULTS = ("503", "cut before", "cut amid", "cut after")
+"""What may befall a request: a refusal that passes, a connection that is cut, half an answer, an answer that is lost.
+There are also `ignores HEADER`: the store seems to have taken what it refused because of this condition; `dies before`
+and `dies after`: StoreProxy.struck is called, and nobody gets an answer; `held`: it waits for StoreProxy.released."""
+CHUNK = 64 * 1024
 Fault = Callable[[int, str], str]
 """From the request's number, from 0, and its words (`PUT /bucket/key`) to its fault; empty to let it pass."""
+
+
+class Pace:
+    """How slow a store is: what all its connections together carry, and how long each answer takes to begin."""
+
+    def __init__(self, latency: float = 0.0, bytes_per_second: float = 0.0) -> None:
+        """0 bytes per second: as many as there are."""
+        self.latency = latency
+        self.bytes_per_second = bytes_per_second
+        self._lock = threading.Lock()
+        self._busy_until = 0.0
+
+    def answer(self) -> None:
+        """Takes the time until an answer begins."""
+        time.sleep(self.latency)
+
+    def carry(self, count: int) -> None:
+        """Takes the time of so many bytes, after those of other connections."""
+        if not self.bytes_per_second:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._busy_until = max(self._busy_until, now) + count / self.bytes_per_second
+            wait = self._busy_until - now
+        time.sleep(wait)
 
 
 class StoreProxy(ThreadingHTTPServer):
@@ -31,6 +59,11 @@ class StoreProxy(ThreadingHTTPServer):
         self.fault: Fault = lambda *_: ""
         self.asked: list[str] = []
         """`METHOD /path` of every request, without queries."""
+        self.struck: Callable[[], None] = lambda: None
+        self.passed: Callable[[str, int], None] = lambda *_: None
+        """Hears the words of each request that was carried out, and its status."""
+        self.released = threading.Event()
+        self.pace = Pace()
         self._lock = threading.Lock()
 
     @property
@@ -61,22 +94,34 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        fault = self.server.noted(f"{self.command} {urlsplit(self.path).path}")
+        body, words = self._body(), f"{self.command} {urlsplit(self.path).path}"
+        fault = self.server.noted(words)
         if fault == "503":
             self._send(503, {}, b"<Error><Code>SlowDown</Code></Error>")
-        elif fault == "cut before":
-            self._hang_up()
+        elif fault in ("cut before", "dies before"):
+            self._hang_up(fault)
         else:
+            if fault == "held":
+                self.server.released.wait()
             status, headers, answer = self._passed(body)
+            self.server.passed(words, status)
             if status == 412 and fault.removeprefix("ignores ") in self.headers:
                 status, headers, answer = 200, {"ETag": '"taken"'}, b""
-            if fault == "cut after":
-                self._hang_up()
+            if fault in ("cut after", "dies after"):
+                self._hang_up(fault)
             else:
-                self._send(status, headers, answer)
+                self.server.pace.answer()
+                self._send(status, headers, answer, cut=fault == "cut amid")
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
+
+    def _body(self) -> bytes:
+        parts, left = [], int(self.headers.get("content-length", 0))
+        while left:
+            parts.append(self.rfile.read(min(left, CHUNK)))
+            self.server.pace.carry(len(parts[-1]))
+            left -= len(parts[-1]) or left
+        return b"".join(parts)
 
     def _passed(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         target = self.server.target
@@ -91,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             connection.close()
 
-    def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
+    def _send(self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False) -> None:
         self.send_response_only(status)
         hop = ("connection", "transfer-encoding", "content-length", "keep-alive")
         for name, value in headers.items():
@@ -101,9 +146,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            sent = body[: len(body) // 2] if cut else body
+            for chunk in (sent[begin : begin + CHUNK] for begin in range(0, len(sent), CHUNK)):
+                self.server.pace.carry(len(chunk))
+                self.wfile.write(chunk)
+        if cut:
+            self.wfile.flush()
+            self._hang_up("")
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, fault: str) -> None:
+        if fault.startswith("dies"):
+            self.server.struck()
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_api.quantity import MIB
 from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.stores import client
 from grpo_trainer.stores.client import Store, open_store
@@ -48,6 +49,14 @@ class World:
         return found
 
 
+def open_uploads(multiparts: Multiparts | None) -> list[str]:
+    """Keys of the multipart uploads that nobody has ended."""
+    found: list[str] = []
+    assert multiparts
+    multiparts.abort(lambda key: found.append(key) or False)  # type: ignore[func-returns-value]
+    return found
+
+
 def replaced_wait(store: Store) -> Store:
     """The store, waited for a moment only."""
     return store.within(0.5)
@@ -73,12 +82,13 @@ def named(run: RunStore) -> set[str]:
 
 @contextmanager
 def served_world(kind: str, folder: Path) -> Iterator[World]:
-    """One of the implementations, whose pauses are short."""
+    """One of the implementations, whose pauses are short, and parts as small as S3 has them."""
     with (
         pytest.MonkeyPatch.context() as patch,
         serving(kind, folder) as served,
         proxy_to(served.endpoint) as proxy,
     ):
+        patch.setattr(client, "PART_BYTES", 5 * MIB)
         patch.setattr(client, "FIRST_PAUSE", 0.01)
         patch.setattr(client, "LONGEST_PAUSE", 0.05)
         patch.setattr(client, "POLL_SECONDS", 0.01)

@@ -23,6 +23,7 @@ from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.delivery import sending, serving
 from grpo_trainer.delivery.__main__ import main
+from grpo_trainer.delivery.sources import Folder
 from grpo_trainer.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs
@@ -88,13 +89,13 @@ def test_what_was_exported_is_handed_out_as_it_is(plan: TrainingPlan, pod: Path)
 
 def test_a_spoiled_file_keeps_the_hash_that_the_trainer_took(plan: TrainingPlan, pod: Path) -> None:
     export = Path(str(plan.checkpoint_directory)) / "export"
-    before = serving.listing(export)
+    before = serving.listing(Folder(export))
     weights = next(export.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert serving.listing(export) == before
+    assert serving.listing(Folder(export)) == before
     weights.unlink()
     with pytest.raises(BadInput, match=f"lacks {weights.name}, which SHA256SUMS names"):
-        serving.listing(export)
+        serving.listing(Folder(export))
 
 
 @pytest.mark.parametrize("plan", ["Adapter"], indirect=True)

@@ -20,7 +20,7 @@ from grpo_trainer.stores.multiparts import multiparts_of
 from grpo_trainer.stores.run import RunStore, checkpoint_key
 from harness.programs.object_stores import BUCKET, CREDENTIALS, KINDS
 from tests.trainer.store_proxy import FAULTS
-from tests.trainer.store_world import KEEP, UID, World, named, save, served_world
+from tests.trainer.store_world import KEEP, UID, World, named, open_uploads, save, served_world
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -58,13 +58,11 @@ def test_what_is_committed_stays_and_what_is_not_goes(world: World, tmp_path: Pa
 def test_uploads_that_a_killed_process_left_open_are_aborted(world: World) -> None:
     folder = world.folder()
     world.run(folder, 1).claim()
-    open_uploads = world.multiparts(folder)
+    multiparts = world.multiparts(folder)
     for attempt in (1, 2, 9):
-        open_uploads.ask("POST", f"/runs/{folder}/attempt-{attempt}/export/model.safetensors", {"uploads": ""})
+        multiparts.ask("POST", f"/runs/{folder}/attempt-{attempt}/export/model.safetensors", {"uploads": ""})
     world.run(folder, 2).claim()
-    left: list[str] = []
-    open_uploads.abort(lambda key: left.append(key) or False)  # type: ignore[func-returns-value]
-    assert left == ["attempt-9/export/model.safetensors"]
+    assert open_uploads(multiparts) == ["attempt-9/export/model.safetensors"]
 
 
 def test_a_store_that_lists_no_uploads_fails_nobody(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +88,7 @@ def test_an_old_attempt_that_lives_on_commits_nothing_and_leaves_nothing(world: 
     old.claim()
     save(old, 1)
     new.claim()
+    old.store.put(f"{checkpoint_key(1, 4)}/model.000000", b"of a save that failed")
     (tmp_path / "model.safetensors").write_bytes(b"w")
     before = new.store.get(HEAD)
     for act in (partial(save, old, 2), old.claim, partial(old.withdraw, []), partial(old.export, tmp_path)):
@@ -173,7 +172,7 @@ def test_a_store_that_ignores_conditions_is_refused(world: World, condition: str
     finally:
         world.proxy.reset()
     assert run.head() is None
-    assert run.store.listed() == []
+    assert run.store.listed() == {}
 
 
 def test_settings_that_no_client_knows_are_told() -> None:

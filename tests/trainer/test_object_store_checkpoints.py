@@ -9,6 +9,8 @@ import pytest
 
 from grpo_api.contract import CHECKPOINT_STORE_ENV
 from grpo_api.plan import TrainingPlan
+from grpo_api.quantity import MIB
+from grpo_api.training_metrics import CHECKPOINT_SECONDS
 from grpo_trainer.checkpoints import remote
 from grpo_trainer.checkpoints.remote import Remote, remote_of
 from grpo_trainer.checkpoints.resume import choose, claim_folder
@@ -22,8 +24,10 @@ from grpo_trainer.stores import client
 from grpo_trainer.stores.client import PART_BYTES
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from harness.ranks import runs
-from tests.trainer.store_proxy import StoreProxy, proxy_to
+from tests.trainer.store_proxy import Pace, StoreProxy, proxy_to
 
+WAIT = 0.1
+"""Seconds without any answer after which a save is given up."""
 FILES = {"model.safetensors": b"m" * (PART_BYTES + 1), "deep/optimizer.pt": b"o", "empty": b""}
 
 
@@ -34,7 +38,7 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProx
         monkeypatch.setenv(CHECKPOINT_STORE_ENV + name, value)
     for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "POLL_SECONDS"):
         monkeypatch.setattr(client, name, 0.01)
-    monkeypatch.setattr(remote, "SAVE_WAIT", 0.1)
+    monkeypatch.setattr(remote, "SAVE_WAIT", WAIT)
     with serving("moto", tmp_path / "store") as served, proxy_to(served.endpoint) as proxy:
         yield proxy
 
@@ -114,6 +118,23 @@ def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Pat
     save(seal, made, 3)
     assert recorder.progress.checkpoint_problem == ""
     assert {key.split("/")[1] for key in of(made).run.store.listed("attempt-1")} == {"checkpoint-3"}
+
+
+def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
+    proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PART_BYTES", MIB)
+    first, second = plan(proxy, tmp_path, 1), plan(proxy, tmp_path, 2)
+    seal, recorder = started(first)
+    proxy.pace = Pace(latency=0.01, bytes_per_second=16 * MIB)
+    proxy.reset(lambda number, _: "503" if number % 5 == 4 else "")
+    save(seal, first, 2)
+    assert recorder.progress.checkpoint_problem == ""
+    told = recorder.progress.metrics[CHECKPOINT_SECONDS.key]
+    assert told > 10 * WAIT, "a save may take long, as long as something moves"
+    found = brought(second)
+    assert found is not None
+    assert found.name == "checkpoint-2"
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "no manifest"])

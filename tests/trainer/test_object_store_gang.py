@@ -1,95 +1,77 @@
-"""Two pods with a disk each and checkpoints on an object store only: killed, and gone on with to the last digit."""
+"""Two pods with a disk each and checkpoints on an object store only: killed at any request, cut off, and gone on with
+to the last digit; nothing is left."""
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from grpo_api.contract import CHECKPOINT_STORE_ENV, DATA_MOUNT_ENV
-from grpo_api.plan import TrainingPlan
+from grpo_api.contract import DATA_MOUNT_ENV
 from grpo_api.report import Result
-from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.checkpoints.remote import needed
-from grpo_trainer.stores.client import Store, open_store
-from grpo_trainer.stores.head import HEAD, Head
-from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
-from harness.ranks import demo_model
-from harness.ranks.pods import Gang, free_port
-from harness.ranks.resume_cases import Case, plan, write_data
-from tests.trainer.store_proxy import StoreProxy, proxy_to
+from grpo_trainer.stores import head as heads
+from harness.programs.object_stores import BUCKET, serving
+from tests.trainer.store_crashes import Strike, drawn, story
+from tests.trainer.store_gang import CASE, Run, Whole, prepare, undisturbed
+from tests.trainer.store_proxy import proxy_to
 
-CASE = Case(rows=8, steps=6, save=2, kill=5, accumulation=2, sync=2, strategy="Sharded", zero=3)
-ENVIRONMENT = {f"{CHECKPOINT_STORE_ENV}{name}": value for name, value in CREDENTIALS.items()}
-RUN = "demo-0"
-
-
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[StoreProxy]:
-    """A versitygw behind a proxy that notes what is asked."""
-    with serving("versitygw", tmp_path / "store") as served, proxy_to(served.endpoint) as proxy:
-        yield proxy
+PARTS, CRASHES = 4, 25
+"""A hundred crashes."""
+AT_MOST = 12
+"""Strikes of one run."""
 
 
-def two_pods(folder: Path, attempt: int, proxy: StoreProxy | None) -> TrainingPlan:
-    """The case on two nodes with a process each; without a proxy its checkpoints are in a shared folder."""
-    made = plan(CASE, folder, attempt)
-    update: dict[str, object] = {
-        "rendezvous": made.rendezvous.model_copy(update={"port": free_port()}),
-        "execution": made.execution.model_copy(update={"nodes": 2, "processes_per_node": 1}),
-        "checkpoint_directory": str(folder / ("whole" if proxy is None else "disk") / RUN),
-    }
-    if proxy:
-        store = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=proxy.url)
-        update["checkpoint"] = made.checkpoint.model_copy(update={"store": store, "keep": 1})
-    return made.model_copy(update=update)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the model and the data, for pods and for this process."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(DATA_MOUNT_ENV, str(folder))
+        prepare(CASE, folder)
+        yield folder
 
 
-def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(
-    proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
-    demo_model.save_policy(tmp_path / "model")
-    write_data(CASE, tmp_path)
-    first = two_pods(tmp_path, 1, proxy)
-    with Gang(first, tmp_path, tmp_path / "pods-1", environment=ENVIRONMENT, own_disks=True) as gang:
-        gang.until(lambda: CASE.kill in gang.steps())
-        for pod in gang.pods:
-            pod.kill()
-        gang.wait()
-        killed = gang.steps()
-    proxy.reset()
-    second = two_pods(tmp_path, 2, proxy)
-    with Gang(second, tmp_path, tmp_path / "pods-2", environment=ENVIRONMENT, own_disks=True) as gang:
-        gang.wait()
-        resumed, outcome = gang.steps(), gang.outcome()
-    asked = list(proxy.asked)
-    with Gang(two_pods(tmp_path, 1, None), tmp_path, tmp_path / "pods-3") as gang:
-        gang.wait()
-        whole = gang.steps()
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Whole:
+    """The run that nothing befalls."""
+    return undisturbed(CASE, place)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A versitygw."""
+    with serving("versitygw", tmp_path_factory.mktemp("store")) as served:
+        yield served.endpoint
+
+
+def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(endpoint: str, place: Path, whole: Whole) -> None:
+    run = Run(place, endpoint, "demo-0")
+    with proxy_to(endpoint) as proxy:
+        with run.gang(1, proxy.url) as gang:
+            gang.until(lambda: CASE.kill in gang.steps())
+            for pod in gang.pods:
+                pod.kill()
+            run.ended(gang)
+        proxy.reset()
+        with run.gang(2, proxy.url) as gang:
+            run.ended(gang)
+            outcome = gang.outcome()
+        asked = list(proxy.asked)
+    killed, resumed = run.logged
     assert outcome.result is Result.SUCCEEDED, outcome
     assert min(resumed) == CASE.kill // CASE.save * CASE.save + 1
-    assert {*killed, *resumed} == whole.keys()
-    for step, values in [*killed.items(), *resumed.items()]:
-        assert not different(values, whole[step]), step
+    assert {*killed, *resumed} == whole.steps.keys()
     assert outcome.export is not None
-    assert outcome.export.path == f"s3://{BUCKET}/runs/{RUN}/attempt-2/export"
-    exported = store_of(proxy).get("attempt-2/export/model.safetensors")
-    assert exported is not None
-    assert exported[0] == (tmp_path / "whole" / RUN / "export" / "model.safetensors").read_bytes()
+    assert outcome.export.path == f"s3://{BUCKET}/runs/demo-0/attempt-2/export"
+    head = heads.read(run.store)
+    assert head is not None
+    assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
     brought_once(asked)
-    nothing_left(store_of(proxy), tmp_path)
-
-
-def store_of(proxy: StoreProxy) -> Store:
-    """The run's folder."""
-    spec = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=proxy.url)
-    return open_store(spec, dict(CREDENTIALS), folder=RUN)
-
-
-def different(one: dict[str, object], other: dict[str, object]) -> dict[str, object]:
-    """What differs between two lines of the log, but for times."""
-    return {key: (one[key], other.get(key)) for key in one if "second" not in key and one[key] != other.get(key)}
+    assert not list(place.glob("demo-0-2/disk-*/**/*.pt")), "a pod's disk has a checkpoint only on its way"
+    run.require_exact(whole)
+    run.require_nothing_left()
 
 
 def brought_once(asked: list[str]) -> None:
@@ -103,13 +85,26 @@ def brought_once(asked: list[str]) -> None:
     assert {needed(re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", one), range(1)) for one in parts} == {True, False}
 
 
-def nothing_left(store: Store, folder: Path) -> None:
-    """On the store is what the head names; on the pods' disks no checkpoint."""
-    found = store.get(HEAD)
-    assert found is not None
-    head = Head.model_validate_json(found[0])
-    assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
-    assert head.outcome is not None
-    folders = {key.rpartition("/")[0].split("/", 2)[1] for key in store.listed() if "/" in key}
-    assert folders == {f"checkpoint-{CASE.steps}", "export"}
-    assert not list(folder.glob("pods-2/disk-*/**/*.pt"))
+def test_two_attempts_alive_at_once_on_a_slow_and_stormy_store(endpoint: str, place: Path, whole: Whole) -> None:
+    run = Run(place, endpoint, "demo-1")
+    strikes = [
+        Strike("head write", 2, "cut off", pace=(0.05, 2e6)),
+        Strike("model", 1, "both after", stormy=True),
+    ]
+    assert story(run, strikes, random.Random(1)) == strikes
+    run.require_exact(whole)
+    run.require_nothing_left()
+
+
+@pytest.mark.seeded
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_hundred_crashes(endpoint: str, place: Path, whole: Whole, chance: random.Random, part: int) -> None:
+    own = random.Random(f"{chance.random()}/{part}")
+    fallen: list[Strike] = []
+    while len(fallen) < CRASHES:
+        run = Run(place, endpoint, f"storm-{part}-{len(fallen)}")
+        fallen += story(run, [drawn(own) for _ in range(min(AT_MOST, CRASHES - len(fallen)))], own)
+        run.require_exact(whole)
+        run.require_nothing_left()
+        print(f"{len(fallen)} crashes, {len(run.logged)} attempts of {run.name}", flush=True)

@@ -34,8 +34,9 @@ def job(phase: str = "Succeeded", **status: Any) -> GRPOJob:
     return GRPOJob(spec=known.spec, status=known.status)
 
 
-def test_a_model_on_a_volume_can_be_had() -> None:
-    assert exported("run", job(export=EXPORT)).path == "pvc://team/run/export"
+@pytest.mark.parametrize(("to", "path"), [("Volume", "pvc://team/run/export"), ("ObjectStore", "s3://team/run/export")])
+def test_a_model_of_one_s_own_place_can_be_had(to: str, path: str) -> None:
+    assert exported("run", job(export=EXPORT | {"to": to, "path": path})).path == path
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,19 @@ def test_the_pod_reads_the_claim_and_has_no_right_beside(merge: bool) -> None:
     assert "nvidia.com/gpu" not in str(container["resources"])
     assert (pod["nodeSelector"], pod["tolerations"][0]["key"]) == ({"pool": "a"}, "gpu")
     assert container["command"][3:] == (["serve", "--merge", "--dtype", "float32"] if merge else ["serve"])
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_pod_reads_the_store_with_the_job_s_own_credentials_and_no_other(merge: bool) -> None:
+    store = {"url": "s3://bucket/runs", "credentialsSecretRef": {"name": "keys"}}
+    identity = {"spec": {"serviceAccountName": "trainer"}}
+    made = manifest({**SPEC, "checkpoint": {"store": store}, "podTemplate": identity}, merge=merge)
+    pod = made["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    keys = {"prefix": "GRPO_CHECKPOINT_STORE_", "secretRef": {"name": "keys"}}
+    assert container["envFrom"] == ([keys, *SPEC["envFrom"]] if merge else [keys])
+    assert "checkpoints" not in {one["name"] for one in pod["volumes"]}
+    assert pod["serviceAccountName"] == "trainer"
 
 
 def test_nothing_takes_the_pod_for_one_of_the_job_s_own_and_nothing_of_it_stays() -> None:

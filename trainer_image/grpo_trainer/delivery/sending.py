@@ -1,16 +1,11 @@
 """Answers of a delivery's pod to one question each: which files there are, and the bytes of one from an offset on."""
 
-import os
 import time
 from pathlib import Path
 from typing import BinaryIO
 
-from grpo_api.quantity import MIB
+from .state import asked, published, source
 
-from .state import asked, model_file, published
-
-CHUNK = MIB
-"""Bytes that are read and written at a time."""
 BEAT_SECONDS = 5.0
 """Between two empty lines while the folder is being prepared: proxies cut connections on which nothing moves."""
 
@@ -32,11 +27,9 @@ def send(state: Path, name: str, offset: int, out: BinaryIO) -> None:
     """Print a file's bytes from that offset to its end.
 
     Raises:
-        OSError: it can't be read, or nobody reads what is printed.
+        OSError: it can't be read, or nobody reads what is printed. StoreFailed: its store gave nothing for too long.
     """
-    with model_file(state, name).open("rb", buffering=0) as file:
-        file.seek(offset, os.SEEK_SET)
-        while chunk := file.read(CHUNK):
-            asked(state)
-            out.write(chunk)
-        out.flush()
+    for chunk in source(state).read(name, offset):
+        asked(state)
+        out.write(chunk)
+    out.flush()

@@ -1,22 +1,21 @@
 """Prepares the folder that a delivery's pod hands out, and stays as long as somebody asks for it.
 
 What was exported is handed out as it is, with the hashes that the trainer wrote beside it: so a byte that was lost on
-the volume is found on the laptop. Only what has no recorded hash is hashed here.
+the volume or the store is found on the laptop. Only what has no recorded hash is hashed here.
 """
 
+import hashlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from grpo_api.artifacts import SUMS, FileEntry, Listing
-from grpo_api.contract import EXPORT_FOLDER
+from grpo_api.artifacts import SUMS, FileEntry, Listing, parse_sums
 
 from ..__main__ import read_plan
-from ..checkpoints.hashing import read_sums, sha256_sums
-from ..checkpoints.volume import list_files
 from ..errors import BadInput
-from ..paths import run_folder
 from ..process.outcome import termination_log
+from .sources import Folder, Source, exported
 from .state import asked, idle_seconds, publish
 
 IDLE_SECONDS = 300.0
@@ -29,44 +28,72 @@ def serve(state: Path, dtype: str | None, *, merge: bool, idle: float = IDLE_SEC
 
     Raises:
         BadInput: there is no export, or it lacks a file.
-        OSError: the disk fails, or is full.
+        OSError: the disk fails, or is full. StoreFailed: the store gave nothing for too long.
     """
     state.mkdir(parents=True, exist_ok=True)
     asked(state)
-    folder = prepare(state, dtype, merge=merge)
-    publish(state, folder, listing(folder))
+    found = prepare(state, dtype, merge=merge)
+    publish(state, found, listing(found))
     asked(state)
     while idle_seconds(state) < idle:
         time.sleep(min(POLL_SECONDS, idle))
     return 0
 
 
-def prepare(state: Path, dtype: str | None, *, merge: bool) -> Path:
-    """The folder to hand out: the export itself, or its conversion below `state`."""
+def prepare(state: Path, dtype: str | None, *, merge: bool) -> Source:
+    """What is handed out: the export itself, or its conversion below `state`."""
     plan = read_plan(os.environ)
-    root = run_folder(plan)
-    export = root and root / EXPORT_FOLDER
-    if export is None or not export.is_dir():
-        raise BadInput(f"{export or 'the job has no checkpoint volume, so its export'} does not exist")
+    export = exported(plan)
     if not (merge or dtype):
         return export
     from .converting import convert
 
-    return convert(plan, export, state / "converted", dtype, merge=merge)
+    return Folder(convert(plan, _local(export, state / "brought"), state / "converted", dtype, merge=merge))
 
 
-def listing(folder: Path) -> Listing:
-    """The files of a folder with their sizes and hashes: those that were recorded, and of other files those found now.
+def _local(export: Source, folder: Path) -> Path:
+    """The export on this node's disk, where a conversion reads it.
 
     Raises:
-        BadInput: a recorded file is missing.
-        OSError: a file can't be read.
+        BadInput: what came differs from its recorded hash.
     """
-    sizes, sums = list_files(folder), read_sums(folder)
+    if isinstance(export, Folder):
+        return export.path
+    for name, entry in listing(export).files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        found = hashlib.sha256()
+        with (folder / name).open("wb") as file:
+            for chunk in export.read(name):
+                file.write(chunk)
+                found.update(chunk)
+        if found.hexdigest() != entry.sha256:
+            raise BadInput(f"{export.where}/{name} differs from its recorded sha256 {entry.sha256}")
+    return folder
+
+
+def listing(found: Source) -> Listing:
+    """The files of a model with their sizes and hashes: those that were recorded, and of other files those found now.
+
+    Raises:
+        BadInput: a recorded file is missing, or the record can't be read.
+        OSError: a file can't be read. StoreFailed: the store gave nothing for too long.
+    """
+    sizes = found.sizes()
+    try:
+        sums = parse_sums(b"".join(found.read(SUMS)).decode()) if SUMS in sizes else {}
+    except ValueError as error:
+        raise BadInput(f"{found.where}/{SUMS}: {error}") from error
     if missing := sorted(sums.keys() - sizes.keys()):
-        raise BadInput(f"{folder} lacks {', '.join(missing)}, which {SUMS} names")
-    found = {**sha256_sums(folder, {name: size for name, size in sizes.items() if name not in sums}), **sums}
-    return Listing(files={name: FileEntry(bytes=sizes[name], sha256=found[name]) for name in sizes})
+        raise BadInput(f"{found.where} lacks {', '.join(missing)}, which {SUMS} names")
+    hashes = {name: sums.get(name) or _sha256(found.read(name)) for name in sizes}
+    return Listing(files={name: FileEntry(bytes=sizes[name], sha256=hashes[name]) for name in sizes})
+
+
+def _sha256(chunks: Iterator[bytes]) -> str:
+    found = hashlib.sha256()
+    for chunk in chunks:
+        found.update(chunk)
+    return found.hexdigest()
 
 
 def refuse(why: str) -> int:

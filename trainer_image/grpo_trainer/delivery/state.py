@@ -3,21 +3,25 @@
 The pod lives as long as somebody asks for something, so that none stays behind whose user has gone.
 """
 
+import os
 import time
 from pathlib import Path
 
 from grpo_api.artifacts import Listing
 
+from ..__main__ import read_plan
 from ..files import write_atomically
+from .sources import Folder, Source, exported
 
 _LISTING = "listing.json"
 _MODEL = "model"
 _ASKED = "asked"
 
 
-def publish(state: Path, model: Path, listing: Listing) -> None:
-    """The folder can be had from now on."""
-    (state / _MODEL).symlink_to(model)
+def publish(state: Path, model: Source, listing: Listing) -> None:
+    """The files can be had from now on."""
+    if isinstance(model, Folder):
+        (state / _MODEL).symlink_to(model.path)
     write_atomically(state / _LISTING, listing.model_dump_json())
 
 
@@ -29,9 +33,14 @@ def published(state: Path) -> Listing | None:
         return None
 
 
-def model_file(state: Path, name: str) -> Path:
-    """A file of the folder."""
-    return state / _MODEL / name
+def source(state: Path) -> Source:
+    """Where the files are.
+
+    Raises:
+        BadInput: they are gone from the object store.
+    """
+    folder = state / _MODEL
+    return Folder(folder) if folder.is_symlink() else exported(read_plan(os.environ))
 
 
 def asked(state: Path) -> None:

@@ -8,9 +8,10 @@ reading (head.py).
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +89,15 @@ class Store:
 
         return self._ask(f"get {key}", get)
 
+    def stream(self, key: str, offset: int = 0) -> Iterator[bytes]:
+        """The bytes of an object from there on, PART_BYTES at a time: what breaks off is asked for again alone."""
+        size = self._ask(f"head {key}", lambda: obstore.head(self._backend, key)["size"])
+        for begin in range(offset, size, PART_BYTES):
+            yield self._ask(f"get {key}", partial(self._range, key, begin, min(begin + PART_BYTES, size)))
+
+    def _range(self, key: str, begin: int, end: int) -> bytes:
+        return bytes(obstore.get_range(self._backend, key, start=begin, end=end))
+
     def put(self, key: str, data: bytes) -> None:
         """Write an object, whatever is there."""
         self._ask(f"put {key}", lambda: obstore.put(self._backend, key, data, use_multipart=False))
@@ -113,12 +123,12 @@ class Store:
 
         return self._ask(f"put {key} if it is unchanged", put)
 
-    def listed(self, folder: str = "") -> list[str]:
-        """Keys of all objects of a folder."""
+    def listed(self, folder: str = "") -> dict[str, int]:
+        """Keys of all objects of a folder, with their sizes in bytes."""
 
-        def found() -> list[str]:
+        def found() -> dict[str, int]:
             pages = obstore.list(self._backend, folder or None, chunk_size=1000)
-            return [one["path"] for page in pages for one in page]
+            return {one["path"]: one["size"] for page in pages for one in page}
 
         return self._ask(f"list {folder}", found)
 

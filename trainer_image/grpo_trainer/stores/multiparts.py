@@ -7,6 +7,7 @@ are waste and nothing more: a store that doesn't list them fails nobody.
 
 import hashlib
 import hmac
+import http.client
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ class Multiparts:
                     return
                 for key, upload in found:
                     self.ask("DELETE", f"/{key}", {"uploadId": upload})
-        except (OSError, ElementTree.ParseError) as error:
+        except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
             print(f"{self.bucket}: open multipart uploads are not collected: {error}", flush=True)
 
     def _open(self) -> list[tuple[str, str]]:
@@ -59,7 +60,7 @@ class Multiparts:
         """The answer to a request without a body.
 
         Raises:
-            OSError: none came, or a refusal.
+            OSError: none came, or a refusal. HTTPException: it broke off.
         """
         url = urlsplit(self.bucket + quote(path))
         asked = urlencode(sorted(query.items()), quote_via=quote)

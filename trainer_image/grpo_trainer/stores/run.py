@@ -76,7 +76,7 @@ class RunStore:
         """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
 
         Raises:
-            Preempted: a newer attempt has the run; what was uploaded is deleted.
+            Preempted: a newer attempt has the run; what this one uploaded in vain is deleted.
             StoreFailed: the checkpoint may count or not, as if the process had been killed here.
         """
         self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
@@ -86,7 +86,7 @@ class RunStore:
         try:
             stands = self._change(lambda now: heads.with_checkpoint(now, made, self.keep))
         except Preempted:
-            self.store.delete(self.store.listed(checkpoint_key(self.attempt, step)))
+            self._tidy()
             raise
         self._tidy(stands)
 
@@ -110,11 +110,16 @@ class RunStore:
                 self.store.put_file(f"{where}/{path.relative_to(folder).as_posix()}", path)
             stands = self._change(lambda now: now.model_copy(update={"export": self.attempt}))
         except Preempted:
-            self.store.delete(self.store.listed(where))
+            self._tidy()
             raise
         self._tidy(stands)
         self._sweep_multiparts()
         return f"{self.store.url}/{where}"
+
+    def exported(self) -> str | None:
+        """Folder of the finished model; None before there is one."""
+        now = self.head()
+        return export_key(now.export) if now and now.export else None
 
     def finish(self, outcome: Outcome) -> None:
         """Keep how the run ended, for an attempt that is started although it did.
@@ -133,10 +138,11 @@ class RunStore:
         kept |= {export_key(now.export)} if now.export else set()
         self.store.delete([key for key in self.store.listed() if self._is_left(key, kept)])
 
-    def _tidy(self, now: Head) -> None:
-        """Sweep once something counts: that it does must not depend on what is left being deleted."""
+    def _tidy(self, now: Head | None = None) -> None:
+        """Sweep once something counts, or is in vain: neither must depend on what is left being deleted."""
         try:
-            self.sweep(now)
+            if stands := now or self.head():
+                self.sweep(stands)
         except StoreFailed as error:
             print(f"what counts no more stays until the next checkpoint: {error}", flush=True)
 

@@ -1,0 +1,103 @@
+"""Where the files are that a delivery's pod hands out: in a folder, or on the run's object store.
+
+What is on a store is passed on as it comes: a node needs no room for it, and the first byte needn't wait for the last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from grpo_api.contract import EXPORT_FOLDER
+from grpo_api.plan import TrainingPlan
+from grpo_api.quantity import MIB
+
+from ..checkpoints.volume import list_files
+from ..errors import BadInput
+from ..paths import run_folder
+from ..stores.client import Store
+from ..stores.run import run_store
+
+CHUNK = MIB
+"""Bytes that are read at a time."""
+
+
+class Source(Protocol):
+    """The files of a model."""
+
+    @property
+    def where(self) -> str:
+        """The place, for messages."""
+
+    def sizes(self) -> dict[str, int]:
+        """Size in bytes of every file by its path, sorted."""
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """A file's bytes from there to its end.
+
+        Raises:
+            OSError: it can't be read. StoreFailed: the store gave nothing for too long.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A model in a folder."""
+
+    path: Path
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+    def sizes(self) -> dict[str, int]:
+        """As Source says."""
+        return list_files(self.path)
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """As Source says."""
+        with (self.path / name).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while chunk := file.read(CHUNK):
+                yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class OnStore:
+    """A model below a key of an object store."""
+
+    store: Store
+    key: str
+
+    @property
+    def where(self) -> str:
+        """Its URL."""
+        return f"{self.store.url}/{self.key}"
+
+    def sizes(self) -> dict[str, int]:
+        """As Source says."""
+        found = self.store.listed(self.key)
+        return {name.removeprefix(f"{self.key}/"): found[name] for name in sorted(found)}
+
+    def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
+        """As Source says."""
+        yield from self.store.stream(f"{self.key}/{name}", offset)
+
+
+def exported(plan: TrainingPlan) -> Source:
+    """What the plan's run has exported.
+
+    Raises:
+        BadInput: nothing.
+    """
+    root, run = run_folder(plan), run_store(plan)
+    if run:
+        key = run.exported()
+        if key is None:
+            raise BadInput(f"{run.store.url} has no exported model")
+        return OnStore(run.store, key)
+    export = root and root / EXPORT_FOLDER
+    if export is None or not export.is_dir():
+        raise BadInput(f"{export or 'the job has no checkpoint volume, so its export'} does not exist")
+    return Folder(export)
