@@ -18,8 +18,8 @@ from .hardware.pools import Pool, build_pools
 from .memory import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve
 from .needs import MOST_RENTED, smallest
+from .places import no_place, short_of_disk
 from .result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
-from .search.batch import indivisible, micro_batches
 from .search.choice import choose, closest_miss, notable, same_method
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
@@ -28,7 +28,7 @@ from .search.links import as_measured
 from .search.methods import conflicting_pins, methods
 from .search.option import Option
 from .search.search import Search
-from .words import gib, plural
+from .words import gib
 
 LACKS_HARDWARE = (
     PlanReason.NO_GPUS, PlanReason.NOT_ENOUGH_GPUS, PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY,
@@ -132,6 +132,10 @@ class Planner:
         notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools)
         if search.feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
+        if emptied.short_of_disk:
+            pools, _ = build_pools(emptied.with_larger_disks, self._spec)
+            if Search(self._footprints, pools).feasible:
+                return short_of_disk(self._demand, emptied.warnings)
         result = _with_hardware(_nowhere(self._footprints, search, emptied, notes), self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
@@ -154,7 +158,7 @@ def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: 
     options, fixes = search.options(), _fixes(footprints, emptied, pools)
     if options:
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
-    rejected = _no_place(demand, pools, notes)
+    rejected = no_place(demand, pools, notes)
     result = PlanResult(
         feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
     )
@@ -256,37 +260,3 @@ def _best(footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool]) -> Optio
     demand = footprints.demand
     changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
     return choose(Search(changed, pools).fitting(), spec.placement.objective)
-
-
-def _no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
-    """Why there is no place at all for a gang of the wanted extent."""
-    spec, said = demand.spec, "; ".join(notes)
-    wanted = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
-    if not pools:
-        return SpecRejected(
-            PlanReason.NO_GPUS, f"no node has GPUs{wanted} that this job may use" + (f": {said}" if said else "")
-        )
-    most = max(pool.gpus for pool in pools)
-    if demand.fewest_gpus > most:
-        return SpecRejected(
-            PlanReason.NOT_ENOUGH_GPUS,
-            f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; there are at most {most} of one kind: "
-            "lower spec.placement.gpus.min or spec.placement.nodes",
-        )
-    pods = spec.nodes or 1
-    worlds = range(-(-demand.fewest_gpus // pods) * pods, min(most, demand.most_gpus or most) + 1, pods)
-    if worlds and not any(micro_batches(spec, world) for world in worlds):
-        where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
-        return indivisible(spec, worlds[0], where)
-    if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
-        return SpecRejected(
-            PlanReason.INVALID_COMBINATION,
-            "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
-            f"{pools[0].label} is older: set it to Auto",
-        )
-    where = plural(pods, "node") if spec.nodes else "any number of nodes"
-    return SpecRejected(
-        PlanReason.NOT_ENOUGH_GPUS,
-        f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
-        "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu",
-    )

@@ -20,6 +20,7 @@ class PlanReason(StrEnum):
     NOT_ENOUGH_GPUS = "NotEnoughGPUs"
     OUT_OF_DEVICE_MEMORY = "OutOfDeviceMemory"
     OUT_OF_HOST_MEMORY = "OutOfHostMemory"
+    OUT_OF_EPHEMERAL_STORAGE = "OutOfEphemeralStorage"
     ONLY_ADAPTER_FITS = "OnlyAdapterFits"
     PLAN_EXCLUDED = "PlanExcluded"
 

@@ -199,13 +199,29 @@ LARGE = {"placement": {"accelerator": "GPU", "nodes": 1}, "model": {"name": "tea
 def test_a_request_that_no_node_can_meet_is_told_before_there_is_a_pod() -> None:
     job = make_job(LARGE)
     verdict = judged([job], offering("50", "40"))[job.uid]
-    assert (verdict.admitted, verdict.plan, verdict.reason) == (False, None, "NoGPUs")
+    assert (verdict.admitted, verdict.plan, verdict.reason) == (False, None, "OutOfEphemeralStorage")
+    assert verdict.message.startswith("the job would fit, but for the room on nodes' disks: node node-0: left out, ")
     told = "it offers 50.0 GiB of ephemeral-storage, and a pod requests 61.9 GiB: give spec.model.cache a claim"
     assert told in verdict.message
     smaller = make_job({**LARGE, "model": {"name": QWEN_32B, "cache": CACHE}})
     assert judged([smaller], offering("50", "40"))[smaller.uid].admitted
     asking = make_job({**LARGE, "resources": {"requests": {DISK: "60Gi"}}})
     assert "lower spec.resources.requests.ephemeral-storage" in judged([asking], offering("50"))[asking.uid].message
+
+
+def test_the_reason_is_the_disks_only_where_the_nodes_would_do_but_for_them() -> None:
+    def reason(placement: dict[str, Any], *sizes: str) -> tuple[str, str]:
+        job = make_job({**LARGE, "placement": {"accelerator": "GPU", **placement}})
+        verdict = judged([job], offering(*sizes))[job.uid]
+        return verdict.reason, verdict.message
+
+    assert reason({"nodes": 1, "nodeSelector": {"pool": "mine"}}, "50")[0] == "NoGPUs"
+    assert reason({"nodes": 1, "gpuProduct": "NVIDIA-B200"}, "50")[0] == "NoGPUs"
+    assert reason({"gpus": {"min": 24}, "nodes": None}, "50", "100")[0] == "NotEnoughGPUs"
+    fewer, told = reason({"gpus": {"min": 16}, "nodes": None}, "50", "100")
+    assert fewer == "OutOfEphemeralStorage"
+    assert "node node-0: left out, it offers 50.0 GiB" in told
+    assert "node-1" not in told
 
 
 @pytest.mark.parametrize(

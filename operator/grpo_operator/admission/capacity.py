@@ -138,8 +138,10 @@ class Capacity:
                 warnings.append(self._snapshot.problem)
             if not visible:
                 warnings.append(NOT_VISIBLE)
-            found = Inventory(tuple(self._seen(suitable)), tuple(warnings), visible, suitable.reports_disk)
-            self._inventories[suitable] = found
+            short = tuple(one for node, found in suitable.short_of_disk for one in self._planner_nodes(node, found))
+            self._inventories[suitable] = Inventory(
+                tuple(self._seen(suitable)), tuple(warnings), visible, suitable.reports_disk, short
+            )
         return self._inventories[suitable]
 
     def _seen(self, suitable: Suitable) -> Iterator[Node]:

@@ -53,12 +53,10 @@ def reports_disk(nodes: Iterable[NodeFacts]) -> bool:
 
 
 def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
-    """Why the job's pods can never run on the node, empty when they can."""
+    """Why the job's pods can never run on the node, whatever its disk, empty when they can."""
     for name, value in extra.items():
         offered = node.offers.get(name, 0.0)
-        if offered < value and name == EPHEMERAL_STORAGE:
-            return f"it offers {gib(offered)} of {name}, and a pod requests {gib(value)}{_way_out(spec)}"
-        if offered < value:
+        if offered < value and name != EPHEMERAL_STORAGE:
             return f"it offers {offered:g} {name}, and a pod requests {value:g}"
     affinity = spec.pod_template.spec.affinity
     wanted = affinity.node_affinity if affinity else None
@@ -66,6 +64,14 @@ def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     if required and not any(_meets(node, term) for term in required.node_selector_terms):
         return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
     return ""
+
+
+def short_of_disk(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
+    """Why the node's disk can never take what a pod writes, empty when it can."""
+    offered, wanted = node.offers.get(EPHEMERAL_STORAGE, 0.0), extra.get(EPHEMERAL_STORAGE, 0.0)
+    if offered >= wanted:
+        return ""
+    return f"it offers {gib(offered)} of {EPHEMERAL_STORAGE}, and a pod requests {gib(wanted)}{_way_out(spec)}"
 
 
 def _way_out(spec: GRPOJobSpec) -> str:

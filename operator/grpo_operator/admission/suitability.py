@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from grpo_api.job import GRPOJobSpec
 
 from .inventory import Cards, NodeFacts, cards, left_out
-from .node_fit import extra_amounts, reports_disk, unfit
+from .node_fit import extra_amounts, reports_disk, short_of_disk, unfit
 from .resources import Amounts
 
 Sight = tuple[NodeFacts, tuple[Cards, ...]]
@@ -18,6 +18,8 @@ class Suitable:
     """The nodes for all specs that ask the same of them; compared by identity."""
 
     nodes: tuple[Sight, ...]
+    short_of_disk: tuple[Sight, ...]
+    """Nodes that would do, but for the room on their disks."""
     warnings: tuple[str, ...]
     """A sentence for each GPU node that is left out, or known in part only."""
     extra: Amounts
@@ -49,12 +51,19 @@ class Suitability:
 
     def _suitable(self, spec: GRPOJobSpec, extra: Amounts, avoided: Sequence[str]) -> Suitable:
         nodes: list[Sight] = []
+        short: list[Sight] = []
         warnings: list[str] = []
         for node, found, said in self._sights:
             broken = "two attempts in a row ended on it" if node.name in avoided else ""
             if why := broken or left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
+            elif why := short_of_disk(node, spec, extra):
+                warnings.append(f"node {node.name}: left out, {why}")
+                short.append((node, found))
             else:
                 warnings += said
                 nodes.append((node, found))
-        return Suitable(nodes=tuple(nodes), warnings=tuple(warnings), extra=extra, reports_disk=self._reports_disk)
+        return Suitable(
+            nodes=tuple(nodes), short_of_disk=tuple(short), warnings=tuple(warnings), extra=extra,
+            reports_disk=self._reports_disk,
+        )  # fmt: skip

@@ -74,11 +74,14 @@ class Inventory:
     """False when other namespaces' pods can't be seen: `free` is then a guess, and the fit is left to the scheduler."""
     reports_disk: bool = False
     """Whether nodes say how much ephemeral storage they have, so that pods may request it."""
+    short_of_disk: tuple[Node, ...] = ()
+    """Nodes that would do, but for the room on their disks; `warnings` has a sentence of each."""
 
     @cached_property
     def emptied(self) -> "Inventory":
         """The same nodes with nothing running on them: what the cluster has at all."""
-        return replace(self, nodes=tuple(node.emptied for node in self.nodes))
+        nodes, short = (tuple(node.emptied for node in found) for found in (self.nodes, self.short_of_disk))
+        return replace(self, nodes=nodes, short_of_disk=short)
 
     @cached_property
     def merged(self) -> "Inventory":
@@ -86,10 +89,18 @@ class Inventory:
 
         Only a node whose GPUs' memory is unknown is named to the user, so only it keeps its name.
         """
-        alike: dict[tuple[Any, ...], list[Node]] = {}
-        for node in self.nodes:
-            name = "" if node.gpu_memory_mib else node.name
-            alike.setdefault((name, node.compute_capability or (), *_GIVES(node)), []).append(node)
-        groups = ((name, alike[name, *gives]) for name, *gives in sorted(alike))
-        nodes = (replace(group[0], name=name, count=sum(node.count for node in group)) for name, group in groups)
-        return replace(self, nodes=tuple(nodes))
+        return replace(self, nodes=_merged(self.nodes), short_of_disk=_merged(self.short_of_disk))
+
+    @property
+    def with_larger_disks(self) -> "Inventory":
+        """What there would be if all disks had room."""
+        return replace(self, nodes=self.nodes + self.short_of_disk, short_of_disk=())
+
+
+def _merged(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    alike: dict[tuple[Any, ...], list[Node]] = {}
+    for node in nodes:
+        name = "" if node.gpu_memory_mib else node.name
+        alike.setdefault((name, node.compute_capability or (), *_GIVES(node)), []).append(node)
+    groups = ((name, alike[name, *gives]) for name, *gives in sorted(alike))
+    return tuple(replace(group[0], name=name, count=sum(node.count for node in group)) for name, group in groups)

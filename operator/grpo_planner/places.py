@@ -1,0 +1,58 @@
+"""Why there is no place for a gang at all, in a sentence with what would make one.
+
+What fits no place of those that there are is told in plan.py, with the numbers of the nearest.
+"""
+
+from collections.abc import Sequence
+
+from grpo_api.pods.resources import EPHEMERAL_STORAGE
+
+from .hardware.pools import Pool
+from .result import PlanReason, PlanResult, SpecRejected
+from .search.batch import indivisible, micro_batches
+from .search.demand import Demand
+from .search.methods import methods
+from .words import plural
+
+
+def short_of_disk(demand: Demand, notes: Sequence[str]) -> PlanResult:
+    """The explanation where it is the nodes' disks alone that keep the gang away."""
+    said = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
+    return PlanResult(
+        feasible=False, reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE, architecture=demand.model.source,
+        message=f"the job would fit, but for the room on nodes' disks: {said}",
+    )  # fmt: skip
+
+
+def no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
+    """Why there is no place at all for a gang of the wanted extent."""
+    spec, said = demand.spec, "; ".join(notes)
+    wanted = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
+    if not pools:
+        return SpecRejected(
+            PlanReason.NO_GPUS, f"no node has GPUs{wanted} that this job may use" + (f": {said}" if said else "")
+        )
+    most = max(pool.gpus for pool in pools)
+    if demand.fewest_gpus > most:
+        return SpecRejected(
+            PlanReason.NOT_ENOUGH_GPUS,
+            f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; there are at most {most} of one kind: "
+            "lower spec.placement.gpus.min or spec.placement.nodes",
+        )
+    pods = spec.nodes or 1
+    worlds = range(-(-demand.fewest_gpus // pods) * pods, min(most, demand.most_gpus or most) + 1, pods)
+    if worlds and not any(micro_batches(spec, world) for world in worlds):
+        where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
+        return indivisible(spec, worlds[0], where)
+    if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
+        return SpecRejected(
+            PlanReason.INVALID_COMBINATION,
+            "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
+            f"{pools[0].label} is older: set it to Auto",
+        )
+    where = plural(pods, "node") if spec.nodes else "any number of nodes"
+    return SpecRejected(
+        PlanReason.NOT_ENOUGH_GPUS,
+        f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
+        "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu",
+    )
