@@ -175,6 +175,15 @@ class Rendezvous(Model):
     """Its port."""
 
 
+class EarlierEnd(Model):
+    """How an earlier attempt ended, as the operator saw it."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Its number."""
+    reason: Annotated[str, Field(max_length=128)]
+    """The result of its outcome, or why the gang was released."""
+
+
 class TrainingPlan(Model):
     """All that a training pod is told. JSON in an annotation, a file in the pod."""
 
@@ -210,6 +219,8 @@ class TrainingPlan(Model):
     """What earlier attempts found: these commits are asked for, wherever branches and tags point to by now."""
     skipped: list[Generations] = []
     """What the run diverged on in earlier attempts (spec.guard.onDivergence): left out of the order of the data."""
+    ends: list[EarlierEnd] | None = None
+    """How the newest of the earlier attempts ended; absent for none."""
     grace_period_seconds: Annotated[int, Field(ge=0)] = 60
     """Time between SIGTERM and SIGKILL."""
     execution: ExecutionPlan

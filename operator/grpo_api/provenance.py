@@ -140,7 +140,9 @@ class AttemptRecord(Record):
     attempt: int
     """Its number, from 1."""
     ends: list[End] = []
-    """What its processes wrote of their ends; empty where none lived to, or where it is the one that exported."""
+    """What its processes wrote of their ends onto the volume; empty where there is none, or none lived to."""
+    reason: str = ""
+    """How it ended as the operator saw it; empty where it no longer knew, and for the one that exported."""
     resumed_from_step: int | None = None
     """Step of the checkpoint that it began at, 0 for none; known of the one that exported."""
 

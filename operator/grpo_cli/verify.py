@@ -120,7 +120,7 @@ def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
         yield one.name, _dependency(one)
     for attempt in run.attempts[:-1]:
         ends = ", ".join(f"{end.ranks} × {end.result} at step {end.step}" for end in attempt.ends)
-        yield f"attempt {attempt.attempt}", ends or "ended without a word"
+        yield f"attempt {attempt.attempt}", ends or attempt.reason or "ended without a word"
     for attempt in run.attempts[-1:]:
         yield f"attempt {attempt.attempt}", f"began at step {attempt.resumed_from_step or 0} and exported the model"
     yield "reference", _reference(predicate)

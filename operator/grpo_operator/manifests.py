@@ -10,9 +10,9 @@ from typing import Any
 
 from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, CHECKPOINT_SCRATCH, KIND, PLAN_ANNOTATION, RESUME_MOUNT
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.plan import EarlierEnd, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
 from grpo_api.report import Generations
-from grpo_api.status import ResumeSource
+from grpo_api.status import AttemptEnd, ResumeSource
 
 from .names import (
     COMPONENT_RENDEZVOUS,
@@ -62,6 +62,8 @@ class Attempt:
     """Nodes that its pods must not go to; see restarting.avoided_nodes."""
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found."""
+    ends: Sequence[AttemptEnd] = ()
+    """How earlier attempts ended."""
 
 
 def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
@@ -78,6 +80,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         skipped=[one.skipped for one in job.status.rollbacks],
         avoided_nodes=job.status.avoided_nodes,
         revisions=job.status.revisions or {},
+        ends=job.status.ends,
     )
 
 
@@ -100,6 +103,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         resume_from=_resume_folder(attempt),
         revisions=dict(attempt.revisions),
         skipped=list(attempt.skipped),
+        ends=[EarlierEnd(attempt=one.attempt, reason=one.reason) for one in attempt.ends] or None,
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )

@@ -17,7 +17,7 @@ from grpo_api.contract import EXPORT_TOKEN_ENV
 from grpo_api.dataset import DatasetSpec
 from grpo_api.exporting import ExportSpec
 from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import OWN_FILES
+from grpo_api.provenance import OWN_FILES, STATEMENT_FILE
 from grpo_api.rewards import RewardSpec
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput, HubUnavailable
@@ -110,7 +110,9 @@ def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
     message = trained(tmp_path / "run", attempt=2)
     assert f"and in {tmp_path / 'run' / 'export'}" in message
     assert told_alike(tmp_path / "run" / "export") == exported, "nothing was trained, and the same is told of it"
-    assert exported.items() <= hub.repositories[OUT].commits[hub.repositories[OUT].main].items()
+    on_the_hub = hub.repositories[OUT].commits[hub.repositories[OUT].main]
+    assert files_of(tmp_path / "run" / "export").items() <= on_the_hub.items()
+    assert {"README.md", SUMS, STATEMENT_FILE} <= on_the_hub.keys()
     assert_on_the_hub(hub, tmp_path / "fetched", message)
 
 

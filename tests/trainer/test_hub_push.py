@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from grpo_api.causes import PERMANENT
 from grpo_api.contract import EXPORT_TOKEN_ENV
 from grpo_api.exporting import HubExportSpec
+from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
 from grpo_trainer.errors import BadInput, HubUnavailable, classify
 from grpo_trainer.hub import client, patience, pushing
 from tests.generated import cases
@@ -226,13 +227,20 @@ def test_what_a_gitignore_leaves_out_is_told(hub: WritableHub, export: Path) -> 
         push(export)
 
 
-def test_what_tells_of_the_attempt_is_no_reason_for_another_commit(hub: WritableHub, export: Path) -> None:
-    (export / "provenance.json").write_text('{"attempt": 1}', encoding="utf-8")
+def test_the_hub_has_what_the_attempt_that_succeeded_says_of_the_model(hub: WritableHub, export: Path) -> None:
+    (export / STATEMENT_FILE).write_text('{"attempt": 1}', encoding="utf-8")
     first = push(export)
-    (export / "provenance.json").write_text('{"attempt": 2}', encoding="utf-8")
     assert push(export) == first
-    (export / "model-1.safetensors").write_bytes(b"other")
-    assert push(export) != first
+    (export / STATEMENT_FILE).write_text('{"attempt": 2}', encoding="utf-8")
+    assert made(hub).commits[push(export)] == FIRST_COMMIT | files_of(export)
+
+
+def test_a_signature_of_a_former_model_does_not_stay_beside_another(hub: WritableHub, export: Path) -> None:
+    (export / STATEMENT_FILE).write_text("{}", encoding="utf-8")
+    (export / ENVELOPE_FILE).write_text("{}", encoding="utf-8")
+    push(export)
+    (export / ENVELOPE_FILE).unlink()
+    assert made(hub).commits[push(export)] == FIRST_COMMIT | files_of(export)
 
 
 @pytest.mark.parametrize("fault", ["403", "400"])

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_api.artifacts import SUMS
 from grpo_api.contract import DATA_MOUNT_ENV
+from grpo_api.provenance import STATEMENT_FILE
 from grpo_api.report import Result
 from grpo_trainer.checkpoints.remote import needed
 from grpo_trainer.stores import head as heads
@@ -68,6 +70,8 @@ def test_two_pods_without_a_volume_go_on_exactly_and_leave_a_model(endpoint: str
     head = heads.read(run.store)
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(2, CASE.steps)]
+    names = {key.removeprefix("attempt-2/export/") for key in run.store.listed("attempt-2/export")}
+    assert {"README.md", SUMS, STATEMENT_FILE} <= names, "what is told of the model is beside it"
     brought_once(asked)
     assert not list(place.glob("demo-0-2/disk-*/**/*.pt")), "a pod's disk has a checkpoint only on its way"
     run.require_exact(whole)

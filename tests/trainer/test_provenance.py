@@ -132,7 +132,7 @@ def made_of(one: Statement) -> dict[str, Dependency]:
 
 
 def test_every_attempt_is_told_with_its_ends_and_what_can_t_be_read_is_left_out(tmp_path: Path) -> None:
-    """Attempt 1 failed on two ranks, 2 left dirt, 3 nothing at all, 4 exports."""
+    """Attempt 1 failed on two ranks, 2 left dirt, 3 nothing at all but what the operator saw of it, 4 exports."""
     plan = runs.plan(tmp_path / "model", folder=tmp_path / "run")
     (tmp_path / "run" / "attempt-1").mkdir(parents=True)
     for rank in range(2):
@@ -140,12 +140,13 @@ def test_every_attempt_is_told_with_its_ends_and_what_can_t_be_read_is_left_out(
     (tmp_path / "run" / "attempt-2" / "outcome-rank-0.json").mkdir(parents=True)
     for name, content in {"1": b"\xff", "2": b"{}", "3": b"", "x": b"[]"}.items():
         (tmp_path / "run" / "attempt-2" / f"outcome-rank-{name}.json").write_bytes(content)
-    told = statement(tmp_path, changed(plan, job={**plan.job.model_dump(by_alias=True), "attempt": 4}))
-    assert [attempt.model_dump(exclude_none=True) for attempt in run_of(told).attempts] == [
+    fourth = {**plan.job.model_dump(by_alias=True), "attempt": 4}
+    told = statement(tmp_path, changed(plan, job=fourth, ends=[{"attempt": 3, "reason": "NodeLost"}]))
+    assert [attempt.model_dump(exclude_defaults=True) for attempt in run_of(told).attempts] == [
         {"attempt": 1, "ends": [{"result": "OutOfMemory", "step": 4, "ranks": 2}]},
-        {"attempt": 2, "ends": []},
-        {"attempt": 3, "ends": []},
-        {"attempt": 4, "ends": [], "resumedFromStep": 4},
+        {"attempt": 2},
+        {"attempt": 3, "reason": "NodeLost"},
+        {"attempt": 4, "resumedFromStep": 4},
     ]
     assert "a secret" not in told.model_dump_json()
 

@@ -4,8 +4,11 @@ from typing import Any
 
 from grpo_api.contract import IMAGE_ENV, SIGNING_KEY
 from grpo_api.job import parse_spec
+from grpo_api.plan import EarlierEnd
+from grpo_operator.manifests import attempt_of, plan_json, training_plan
 from grpo_operator.podspec import pod_spec
-from tests.unit.operator_world import PLAN, SPEC
+from tests.unit.operator_world import PLAN, SPEC, active_status, make_job
+from tests.unit.test_operator_milestones import end
 
 
 def pod(**spec: Any) -> Any:
@@ -25,6 +28,14 @@ def test_the_signing_key_is_a_file_that_stays_and_no_variable() -> None:
     assert signing["containers"][0]["env"] == plain["containers"][0]["env"]
     optional = pod(export={"to": "None", "signingKeySecretRef": secret | {"optional": True}})
     assert optional["volumes"][-1]["secret"]["optional"] is True
+
+
+def test_the_pods_of_a_later_attempt_are_told_how_those_before_ended() -> None:
+    known = make_job(status=active_status(ends=[end(1, "NodeLost"), end(2, "SchedulingTimeout")]))
+    told = training_plan(attempt_of(known, parse_spec(SPEC), PLAN, 3)).ends
+    assert told == [EarlierEnd(attempt=1, reason="NodeLost"), EarlierEnd(attempt=2, reason="SchedulingTimeout")]
+    first = training_plan(attempt_of(make_job(), parse_spec(SPEC), PLAN, 1))
+    assert '"ends"' not in plan_json(first)
 
 
 def test_the_container_is_told_its_image() -> None:

@@ -209,9 +209,12 @@ def _record(run: Finished) -> RunRecord:
 
 
 def _attempts(run: Finished) -> list[AttemptRecord]:
-    """All attempts; of the earlier ones what their processes left on the volume."""
-    own = run.plan.job.attempt
-    earlier = [AttemptRecord(attempt=number, ends=_ends(run.plan, number)) for number in range(1, own)]
+    """All attempts; of the earlier ones what their processes left on the volume, and what the operator saw."""
+    own, seen = run.plan.job.attempt, {one.attempt: one.reason for one in run.plan.ends or ()}
+    earlier = [
+        AttemptRecord(attempt=number, ends=_ends(run.plan, number), reason=seen.get(number, ""))
+        for number in range(1, own)
+    ]
     return [*earlier, AttemptRecord(attempt=own, resumed_from_step=run.progress.resumed_from_step)]
 
 

@@ -18,7 +18,6 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 
-from grpo_api.artifacts import SUMS
 from grpo_api.contract import EXPORT_TOKEN_ENV
 from grpo_api.exporting import HubExportSpec
 from grpo_api.provenance import OWN_FILES
@@ -39,11 +38,10 @@ REPLACED = (
     "*_model*.bin",
     "*_model.bin.index.json",
     "adapter_config.json",
+    *OWN_FILES,
 )
 """Files at the top of the repository that another model would leave behind, where ours has none of their name: left
-there, they would be loaded with it or instead of it."""
-ABOUT = frozenset({*OWN_FILES, SUMS})
-"""Files that tell of the attempt, too: another one exports the same model, which is no reason for a commit."""
+there, they would be loaded with it or instead of it, or tell of it what is true of the other."""
 FOR_GOOD = ("LFS batch API returned errors", "Invalid metadata in README.md")
 """What huggingface_hub's ValueErrors begin with where the hub has understood what it refuses."""
 CONFLICTS = frozenset({409, 412})
@@ -228,7 +226,7 @@ def _pushed(target: Target, files: Files, message: str) -> str:
     api, head = target.api(), _prepared(target).sha
     there = _tree(target, head)
     left = [CommitOperationDelete(name) for name in _outdated(files, there)]
-    if head and not left and not set(files.differing(there)) - set(_about(files, there)):
+    if head and not left and not files.differing(there):
         return head
     additions = files.additions()
     with _next_time_better():
@@ -283,8 +281,3 @@ def _outdated(files: Files, there: Mapping[str, RepoFile]) -> list[str]:
     """Files of a model that was there before, and would be taken for a part of ours."""
     top = (name for name in there if "/" not in name and name not in files.paths)
     return [name for name in top if any(fnmatchcase(name, one) for one in REPLACED)]
-
-
-def _about(files: Files, there: Mapping[str, RepoFile]) -> Iterator[str]:
-    """Files of ours that are there, too, and may differ from one attempt to the next."""
-    return (name for name in files.paths if name in there and name in ABOUT)
