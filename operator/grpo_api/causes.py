@@ -8,7 +8,8 @@ this one order.
 from collections.abc import Iterable
 from enum import IntEnum
 
-from .report import Outcome, Result, Standstill, with_message
+from .fitting import with_message
+from .report import Outcome, Result, Standstill
 
 DIVERGED = frozenset({Result.DIVERGED, Result.DIVERGED_KL})
 """Results that another batch might not give: see spec.guard.onDivergence."""

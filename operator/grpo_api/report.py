@@ -3,7 +3,6 @@
 The typed way back of the contract between operator and pod: the trainer writes it, the operator and the CLI read it.
 """
 
-from bisect import bisect_left
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -11,7 +10,6 @@ from pydantic import ConfigDict, Field, model_validator
 
 from .artifacts import Checkpoint, Export
 from .base import ATOMIC_LIST, Model
-from .contract import TERMINATION_BYTES
 from .model import Architecture
 from .quantity import MAX_COUNT, Count
 from .timing import Account, Clock, Seconds
@@ -168,46 +166,6 @@ class Outcome(Model):
     """The exported model; absent where none was kept. In the status it is status.export."""
     checkpoint: Checkpoint | None = None
     """The run's newest complete checkpoint, where it is known. In the status it is status.checkpoint."""
-
-
-_ELLIPSIS = " […] "
-
-
-def with_message(outcome: Outcome, message: str) -> Outcome:
-    """The outcome with a message of any length and content, cut in the middle until it and the JSON are short enough.
-
-    The kubelet cuts a termination message at TERMINATION_BYTES, which would leave no JSON. The bytes are counted of the
-    JSON itself: a quote takes two there, a control character six, a character of another script up to four.
-    """
-    text = message.encode(errors="replace").decode()  # a lone surrogate has no UTF-8, so it becomes a question mark
-
-    def cut(kept: int) -> Outcome:
-        return outcome.model_copy(update={"message": text[:kept] + _ELLIPSIS + text[len(text) - kept :]})
-
-    whole = outcome.model_copy(update={"message": text})
-    if _fits(whole):
-        return whole
-    return cut(bisect_left(range(1, len(text) // 2 + 1), True, key=lambda kept: not _fits(cut(kept))))
-
-
-def with_standstill(outcome: Outcome, standstill: Standstill) -> Outcome:
-    """The outcome with as many frames as leave half of the room for its message, which is cut to the rest."""
-    frames = [frame.encode(errors="replace").decode() for frame in standstill.frames]
-    bare = outcome.model_copy(update={"message": ""})
-
-    def shown(count: int) -> Outcome:
-        return bare.model_copy(update={"standstill": standstill.model_copy(update={"frames": frames[:count]})})
-
-    most = bisect_left(range(1, len(frames) + 1), True, key=lambda count: _size(shown(count)) > TERMINATION_BYTES // 2)
-    return with_message(shown(most), outcome.message)
-
-
-def _fits(outcome: Outcome) -> bool:
-    return len(outcome.message) <= MESSAGE_CHARACTERS and _size(outcome) <= TERMINATION_BYTES
-
-
-def _size(outcome: Outcome) -> int:
-    return len(outcome.model_dump_json().encode())
 
 
 class StepTime(Model):

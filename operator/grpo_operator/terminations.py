@@ -12,7 +12,8 @@ from pydantic_core import from_json
 
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import CONTAINER
-from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result, with_message
+from grpo_api.fitting import with_message
+from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result
 
 from .texts import cut
 from .untyped import MAX_OBJECT, Part, reported

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.contract import PLAN_ENV, TERMINATION_BYTES, TERMINATION_LOG_ENV
-from grpo_api.report import Outcome, Result, Standstill, with_standstill
+from grpo_api.fitting import with_standstill
+from grpo_api.report import Outcome, Result, Standstill
 from grpo_trainer.process import stacks
 from grpo_trainer.process.stacks import Stacks, main_frames, stood_still, telling
 from grpo_trainer.process.supervisor import PATIENCE_SECONDS, patience_after, root_cause

@@ -3,18 +3,29 @@ of; causes come before symptoms; a phase of a step is not a phase of a job.
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.artifacts import Checkpoint, Export, weights_hash
 from grpo_api.causes import Tier, tier
 from grpo_api.contract import TERMINATION_BYTES
+from grpo_api.fitting import MESSAGE_BYTES, with_message
 from grpo_api.metrics import JOB_PHASE, JOBS, OPERATOR
 from grpo_api.plan import MemoryPhases
 from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import LOAD, MESSAGE_CHARACTERS, STEP_PHASES, Outcome, Result, with_message
-from grpo_api.timing import LAST_TIME
+from grpo_api.report import (
+    DATASET_FINGERPRINT,
+    LOAD,
+    MESSAGE_CHARACTERS,
+    STEP_PHASES,
+    Generations,
+    MemoryShortage,
+    Outcome,
+    Result,
+)
+from grpo_api.timing import LAST_TIME, Account, Clock
 from grpo_api.training_metrics import OUTCOME_KEYS, TRAINER
+from tests.generated import cases
 
 COUNTS = st.integers(min_value=0, max_value=MAX_COUNT)
 KEYS = st.sampled_from(OUTCOME_KEYS) | st.from_regex(r"[a-z0-9_]{32}", fullmatch=True)
@@ -22,7 +33,19 @@ NUMBERS = st.floats()
 CHARACTERS = st.characters(codec=None) | st.sampled_from('"\\\n\x00\x7f […]ü語😀\ud800')
 """Any character: what JSON escapes, what takes one to four bytes, and halves of pairs that have no UTF-8 at all."""
 PARTS = st.tuples(st.text(CHARACTERS, max_size=40), st.integers(min_value=1, max_value=3000))
-PATHS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=300)
+PATHS = st.text(st.characters(min_codepoint=33, exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8).flatmap(
+    lambda part: st.integers(1, 128).map(lambda times: part * times)
+)
+"""As long as a path may be, of characters of one to four bytes."""
+REVISIONS = st.dictionaries(
+    st.sampled_from(["model", "dataset"])
+    | st.integers(0, 999).map("rewards[{}].model".format)
+    | st.from_regex(r"[a-z]{64}", fullmatch=True),
+    st.sampled_from(["a" * 40, "f" * 64]),
+    max_size=39,
+).flatmap(lambda found: st.sampled_from([found, {DATASET_FINGERPRINT: "d" * 64, **found}]))
+SECONDS = st.floats(0, LAST_TIME)
+CLOCKS = st.builds(Clock, loading=SECONDS, proving=SECONDS, generating=SECONDS, training=SECONDS, saving=SECONDS)
 OUTCOMES = st.builds(
     Outcome,
     result=st.sampled_from(Result),
@@ -30,7 +53,12 @@ OUTCOMES = st.builds(
     step=COUNTS,
     total_steps=COUNTS,
     attempt=COUNTS,
+    diverged_on=st.none() | COUNTS.map(lambda count: Generations(first=count, last=count)),
+    shortage=st.none() | st.builds(MemoryShortage, phase=st.sampled_from(STEP_PHASES), requested_bytes=COUNTS),
+    checkpoint_step=st.none() | COUNTS,
     metrics=st.dictionaries(KEYS, NUMBERS, max_size=16),
+    revisions=REVISIONS,
+    account=st.none() | st.builds(Account, clock=CLOCKS, sealed=CLOCKS),
     export=st.none()
     | st.builds(
         Export,
@@ -44,15 +72,63 @@ OUTCOMES = st.builds(
 )
 
 
+STAYS = {"result", "rank", "step", "total_steps", "attempt", "diverged_on", "shortage", "checkpoint_step"}
+"""What tells how the attempt ended."""
+
+
+@settings(max_examples=cases(300))
 @given(OUTCOMES, st.lists(PARTS, max_size=4))
 def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[str, int]]) -> None:
     message = "".join(text * times for text, times in parts)
-    said = with_message(outcome, message).model_dump_json().encode()
+    told = with_message(outcome, message)
+    said = told.model_dump_json().encode()
     assert len(said) <= TERMINATION_BYTES
     read = Outcome.model_validate_json(said)
-    assert read.model_copy(update={"message": ""}).model_dump_json() == outcome.model_dump_json()
-    if len(outcome.model_dump_json().encode()) + 6 * len(message) <= TERMINATION_BYTES:
+    assert read.model_dump_json() == told.model_dump_json()
+    assert read.model_dump(include=STAYS) == outcome.model_dump(include=STAYS)
+    alone = outcome.model_copy(update={"message": ""})
+    if len(alone.model_dump_json().encode()) + 6 * len(message) <= TERMINATION_BYTES:
         assert read.message == message.encode(errors="replace").decode()
+    if len(alone.model_dump_json().encode()) <= TERMINATION_BYTES - MESSAGE_BYTES:
+        assert read.model_copy(update={"message": ""}).model_dump_json() == alone.model_dump_json()
+    no_message = told.model_copy(update={"message": ""}).model_dump_json()
+    assert len(no_message.encode()) <= TERMINATION_BYTES - min(MESSAGE_BYTES, len(said) - len(no_message.encode()))
+
+
+@settings(max_examples=cases(200))
+@given(OUTCOMES, st.sampled_from(["", "a" * 4000]))
+def test_what_matters_least_is_left_out_first(outcome: Outcome, message: str) -> None:
+    told = with_message(outcome, message)
+    assert told.revisions.items() <= outcome.revisions.items()
+    assert told.metrics.items() <= outcome.metrics.items() or "nan" in str(outcome.metrics.values())
+    assert list(told.metrics) == list(outcome.metrics)[: len(told.metrics)]
+    named = [key for key in ("model", "dataset", DATASET_FINGERPRINT) if key in outcome.revisions]
+    assert set(named[: len(told.revisions)]) <= told.revisions.keys()
+    lost = [len(told.revisions) < len(outcome.revisions), len(told.metrics) < len(outcome.metrics)]
+    kept = [bool(told.revisions), bool(told.metrics)]
+    for field in ("account", "checkpoint", "export"):
+        before, now = getattr(outcome, field), getattr(told, field)
+        assert now in (None, before)
+        lost.append(now != before)
+        kept.append(now is not None)
+    for position, missing in enumerate(lost):
+        assert not (missing and any(kept[:position])), "something of less worth was kept"
+
+
+def test_forty_commits_leave_room_for_what_happened_and_where_the_model_is() -> None:
+    revisions = {f"rewards[{number}].model": "a" * 40 for number in range(38)} | {
+        "dataset": "b" * 40,
+        "model": "c" * 40,
+    }
+    export = Export(
+        to="Volume", path="/checkpoints/" + "ü" * 300, format="Model", bytes=9, weights_hash=weights_hash({})
+    )
+    metrics = dict.fromkeys(OUTCOME_KEYS, 0.123456789012345)
+    outcome = Outcome(result=Result.SUCCEEDED, metrics=metrics, revisions=revisions, export=export)
+    told = with_message(outcome, "trained " * 400)
+    assert (told.export, told.metrics) == (export, metrics)
+    assert {"model", "dataset"} <= told.revisions.keys()
+    assert len(told.message) > 900
 
 
 @pytest.mark.parametrize("filling", ["a", '"', "ü", "\x01", "😀"])

@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from grpo_api.base import dotted
 from grpo_api.contract import PLAN_ENV, PLAN_PATH, THREADS_ENV
+from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
+from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from .checkpoints.key import require_key
 from .errors import BadInput, Diverged, classify

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
+from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from .__main__ import read_plan
 from .errors import classify

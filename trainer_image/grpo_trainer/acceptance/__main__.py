@@ -68,8 +68,9 @@ def conclude(summary: str, wrong: list[str]) -> None:
     path = Path(os.environ.get(PLAN_ENV, ""))
     if not path.is_file():
         return
+    from grpo_api.fitting import with_message
     from grpo_api.plan import TrainingPlan
-    from grpo_api.report import Outcome, Result, with_message
+    from grpo_api.report import Outcome, Result
 
     from ..gang.placement import placement
     from ..process.outcome import announce

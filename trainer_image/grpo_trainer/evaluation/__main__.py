@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_api.contract import EXPORT_FOLDER
+from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result, with_message
+from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from ..__main__ import leave, read_plan
 from ..errors import BadInput, Transient, classify

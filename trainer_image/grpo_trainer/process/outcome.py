@@ -12,8 +12,9 @@ from pathlib import Path
 
 from grpo_api.artifacts import Export
 from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
+from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result, with_message
+from grpo_api.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result
 from grpo_api.training_metrics import OUTCOME_KEYS
 
 from ..errors import TrainingError
