@@ -1,18 +1,14 @@
 """A real Prometheus that has a past: filled from text, then asked by HTTP, as Grafana asks it."""
 
-import json
-import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .programs.processes import ClusterError, run, until
-from .programs.prometheus import program, serving
+from .programs.processes import run, until
+from .programs.prometheus import SECONDS, ask, program, serving
 
-SECONDS = 60.0
 OPTIONS = (
     "--storage.tsdb.retention.time=100y",
     "--query.lookback-delta=1m",  # text can't say that a series has ended, as scrapes do
@@ -27,12 +23,7 @@ class Prometheus:
 
     def ask(self, what: str, **parameters: object) -> Any:
         """The data of an answer; a refused query raises ClusterError with what Prometheus says of it."""
-        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
-        try:
-            with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise ClusterError(f"{parameters}: {error.read().decode()}") from error
+        return ask(self.address, what, **parameters)
 
     def ready(self) -> bool:
         """Whether it answers."""

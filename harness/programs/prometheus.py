@@ -6,10 +6,12 @@ Only Prometheus knows whether it can read what we write.
 import json
 import subprocess
 import tempfile
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from .prerequisites import apt_alone
 from .processes import ClusterError
 
 PACKAGE = "prometheus"
+SECONDS = 60.0
+"""Longest wait for an answer."""
 
 
 def program(name: str) -> Path:
@@ -48,12 +52,27 @@ def serving(folder: Path, settings: dict[str, Any], *options: str) -> Iterator[s
         process.wait(60)
 
 
+def ask(address: str, what: str, **parameters: object) -> Any:
+    """The data of an answer of the HTTP API.
+
+    Raises:
+        ClusterError: it is refused; the message is what Prometheus says of it.
+        OSError: there is none, as while it starts.
+    """
+    url = f"http://{address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+            return json.load(answer)["data"]
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        raise ClusterError(f"{parameters}: {error.read().decode()}") from error
+
+
 def query(address: str, expression: str) -> list[dict[str, Any]]:
     """Series of an instant query; empty while Prometheus starts or has no sample."""
-    url = f"http://{address}/api/v1/query?query={urllib.parse.quote(expression)}"
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        found: list[dict[str, Any]] = ask(address, "query", query=expression)["result"]
     except OSError:
         return []
     return found

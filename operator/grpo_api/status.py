@@ -273,3 +273,12 @@ class GRPOJobStatus(Model):
     """What became of the GPUs' time; absent for a job on CPUs."""
     pods: Annotated[list[PodStatus], Field(max_length=512, json_schema_extra=ATOMIC_LIST)] = []
     """Pods of the current attempt by index."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of that type, if it has been written."""
+        return next((found for found in self.conditions if found.type == kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether the condition is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"

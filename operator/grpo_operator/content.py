@@ -48,15 +48,14 @@ def content(spec: Fields, status: GRPOJobStatus) -> Content:
 
 def ended(status: GRPOJobStatus) -> bool:
     """Whether the status says that the job has succeeded or failed."""
-    final = (ConditionType.SUCCEEDED, ConditionType.FAILED)
-    return any(condition.status == "True" for condition in status.conditions if condition.type in final)
+    return status.is_true(ConditionType.SUCCEEDED) or status.is_true(ConditionType.FAILED)
 
 
 def under_way(status: GRPOJobStatus) -> bool:
     """Whether the attempt that the status counts was admitted and has not ended, or waits for Kueue."""
     if not status.attempt or ended(status):
         return False
-    found = next((one for one in status.conditions if one.type == ConditionType.ADMITTED), None)
+    found = status.condition(ConditionType.ADMITTED)
     return found is not None and (found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE)
 
 

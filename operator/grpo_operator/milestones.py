@@ -28,7 +28,7 @@ def milestones(job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> Iterator[t
         return
     since = max(0.0, now - job.created)  # the API server's clock may be ahead of ours
     for kind, metric in _BY_CONDITION.items():
-        if _is_true(new, kind) and not _is_true(old, kind):
+        if new.is_true(kind) and not old.is_true(kind):
             yield metric, since
     if _has_stepped(new) and not _has_stepped(old):
         yield TIME_TO_FIRST_STEP, since
@@ -39,10 +39,6 @@ def restart_reason(job: GRPOJobRecord, new: GRPOJobStatus) -> str | None:
     old = job.status
     before, after = (status.restarts + status.uncounted_restarts for status in (old, new))
     return new.ends[-1].reason if after > before and new.ends else None
-
-
-def _is_true(status: GRPOJobStatus, kind: ConditionType) -> bool:
-    return any(condition.type == kind and condition.status == "True" for condition in status.conditions)
 
 
 def _has_stepped(status: GRPOJobStatus) -> bool:

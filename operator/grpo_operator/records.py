@@ -162,12 +162,11 @@ class GRPOJobRecord:
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if it has been written."""
-        return next((found for found in self.status.conditions if found.type == kind), None)
+        return self.status.condition(kind)
 
     def is_true(self, kind: ConditionType) -> bool:
         """Whether the condition is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == "True"
+        return self.status.is_true(kind)
 
     @property
     def finished(self) -> bool:

@@ -1,6 +1,7 @@
 """Around the job: others of three teams, their GPUs, and the operator."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from grpo_api import metrics as operator
 from grpo_api.metrics import CONTROLLER
@@ -130,7 +131,7 @@ def took(count: Timeline) -> World:
 
 
 OPERATOR: World = {
-    **same(1, series(operator.BUILD_INFO.name, {"version": "0.1.0", **_POD})),
+    **same(1, series(operator.BUILD_INFO.name, {"version": version("grpo-operator"), **_POD})),
     **same(0, ERRORS, DEPTH, PREEMPTIONS, RETRIES, series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"})),
     **same(0.1, LONGEST),
     **same(1, series(operator.ACTIVE_WORKERS.name, _OWN)),

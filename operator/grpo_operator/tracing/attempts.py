@@ -86,7 +86,7 @@ class AttemptTraces:
             return
         goes_on = before and new.attempt == job.status.attempt
         attempt = self._of(job) if goes_on else self._begun(job, new, now)
-        admitted = _condition(new, C.ADMITTED)
+        admitted = new.condition(C.ADMITTED)
         if admitted and admitted.status == "True":
             self._admit(attempt, int(seconds(admitted.last_transition_time) or 0.0), now)
         elif attempt.waits_since is None:  # Kueue has taken its gang back
@@ -179,7 +179,7 @@ class AttemptTraces:
 def _waiting_since(created: float, status: GRPOJobStatus) -> float:
     """When a job began to wait for its next attempt: its creation, its last end, or when it was resumed or retried."""
     before = [seconds(status.ends[-1].end_time) or 0.0] if status.ends else []
-    rests = (_condition(status, kind) for kind in (C.SUSPENDED, C.FAILED))
+    rests = (status.condition(kind) for kind in (C.SUSPENDED, C.FAILED))
     before += [_since(rest) for rest in rests if rest and rest.status == "False" and _was_true(rest, status)]
     return max(created, *before) if before else created
 
@@ -199,10 +199,6 @@ def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
     if end and not failed:
         failed = end.reason in set(Result) - set(_NO_FAILURES)
     return reason, failed, (told.message if told else "") or (final.message if final else "")
-
-
-def _condition(status: GRPOJobStatus, kind: ConditionType) -> Condition | None:
-    return next((found for found in status.conditions if found.type == kind), None)
 
 
 def _since(condition: Condition | None) -> float:
