@@ -3,6 +3,9 @@
 The cluster, the images and the demo's content are made once; each test works with jobs of its own names.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +15,27 @@ import yaml
 from examples.demo.__main__ import EXAMPLE
 from examples.demo.prepare import prepare
 from harness import stack
+from harness.__main__ import user_commands
+from harness.access import Access
 from harness.fixtures import AnyCluster, node_level
+from harness.guard import REPOSITORY
 from harness.images import recipes as images
 from harness.jobs import Jobs
 
 NAMESPACE = "team"
 CLAIM = "first-job"
+
+
+def grpo(access: Access, *arguments: str) -> str:
+    """What the command line prints on a user's machine."""
+    paths = {
+        "PYTHONPATH": str(REPOSITORY / "operator"),
+        "PATH": f"{user_commands()}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [sys.executable, "-m", "grpo_cli", *arguments]
+    done = subprocess.run(command, env=access.environment | paths, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="session")

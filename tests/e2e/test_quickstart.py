@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from harness.images import recipes as images
 from harness.jobs import Jobs, Object, is_true
 from harness.nodes.storage import FOLDER
 from harness.programs.processes import until
+from tests.e2e.conftest import grpo
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
@@ -69,18 +69,8 @@ def newcomer(installed: AnyCluster, trainer_image: images.Image) -> Iterator[New
 def model(newcomer: Newcomer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model, brought to this machine."""
     folder = tmp_path_factory.mktemp("quickstart") / "model"
-    grpo(newcomer, "export", TRAINING, "--namespace", NAMESPACE, "--to", str(folder))
+    grpo(newcomer.jobs.access, "export", TRAINING, "--namespace", NAMESPACE, "--to", str(folder))
     return folder
-
-
-def grpo(newcomer: Newcomer, *arguments: str) -> str:
-    """What the command line prints on the newcomer's machine."""
-    paths = {"PYTHONPATH": str(ROOT / "operator"), "PATH": f"{user_commands()}{os.pathsep}{os.environ['PATH']}"}
-    environment = newcomer.jobs.access.environment | paths
-    command = [sys.executable, "-m", "grpo_cli", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +127,12 @@ def test_it_earns_the_reward_that_the_job_reported_within_noise(
 
 
 def test_what_it_was_made_of_lies_beside_it(newcomer: Newcomer, model: Path) -> None:
-    assert TRAINING in grpo(newcomer, "verify", str(model))
+    assert TRAINING in grpo(newcomer.jobs.access, "verify", str(model))
     weights = model / "model.safetensors"
     genuine = weights.read_bytes()
     weights.write_bytes(genuine[:-1] + bytes([genuine[-1] ^ 1]))
     with pytest.raises(AssertionError):
-        grpo(newcomer, "verify", str(model))
+        grpo(newcomer.jobs.access, "verify", str(model))
     weights.write_bytes(genuine)
 
 
