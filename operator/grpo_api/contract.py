@@ -101,8 +101,13 @@ SCRATCH = "/tmp"
 CHECKPOINT_SCRATCH = f"{SCRATCH}/checkpoints"
 """Where a pod keeps its part of a checkpoint while it is on its way to or from spec.checkpoint.store."""
 
+RESUME_SCRATCH = f"{SCRATCH}/resume"
+"""Where a pod keeps what it begins with of another job's checkpoints on an object store."""
+
 CHECKPOINT_STORE_ENV = f"{ENV_PREFIX}CHECKPOINT_STORE_"
 """Environment variables that begin so are the client's settings for spec.checkpoint.store, of its secret."""
+RESUME_STORE_ENV = f"{ENV_PREFIX}RESUME_STORE_"
+"""The same for the store of the job that spec.resumeFrom.grpoJob names."""
 
 RESERVED_MOUNTS = (
     MODEL_MOUNT,

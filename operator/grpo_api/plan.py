@@ -20,6 +20,7 @@ from .quantity import MAX_COUNT, Count
 from .report import Generations, Revisions
 from .rewards import RewardSpec
 from .running import GuardSpec
+from .stores import ObjectStoreSpec
 from .training import AdapterSpec, ReferenceSpec, TrainingSpec
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -215,6 +216,8 @@ class TrainingPlan(Model):
     """Folder of all attempts' checkpoints; absent without a volume that all nodes share."""
     resume_from: str | None = None
     """Folder of another run, a checkpoint or an exported adapter to begin with while this run has no checkpoint."""
+    resume_store: ObjectStoreSpec | None = None
+    """Object store with that run; its folder is then on each pod's own disk, for what is brought."""
     revisions: Revisions = Field(default_factory=dict)
     """What earlier attempts found: these commits are asked for, wherever branches and tags point to by now."""
     skipped: list[Generations] = []

@@ -14,6 +14,7 @@ from .learned import Learned
 from .plan import ExecutionPlan
 from .quantity import Count
 from .report import Generations, Outcome, Revisions
+from .stores import ObjectStoreSpec
 from .timing import Time
 from .usage import Usage
 
@@ -199,10 +200,12 @@ class ResumeSource(Model):
     """The other GRPOJob."""
     uid: Annotated[str, Field(max_length=64)]
     """Its uid."""
-    claim_name: Annotated[str, Field(max_length=253)]
-    """The PersistentVolumeClaim with its checkpoints."""
+    claim_name: Annotated[str, Field(max_length=253)] | None = None
+    """The PersistentVolumeClaim with its checkpoints; absent where they are on an object store."""
     sub_path: Annotated[str, Field(max_length=512)] | None = None
     """Folder of the volume that it mounts."""
+    store: ObjectStoreSpec | None = None
+    """The object store with its checkpoints."""
     folder: Annotated[str, Field(max_length=253)]
     """Its folder there."""
 

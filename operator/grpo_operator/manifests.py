@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_api.contract import API_VERSION, CHECKPOINT_MOUNT, CHECKPOINT_SCRATCH, KIND, PLAN_ANNOTATION, RESUME_MOUNT
+from grpo_api.contract import (
+    API_VERSION,
+    CHECKPOINT_MOUNT,
+    CHECKPOINT_SCRATCH,
+    KIND,
+    PLAN_ANNOTATION,
+    RESUME_MOUNT,
+    RESUME_SCRATCH,
+)
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import EarlierEnd, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
 from grpo_api.report import Generations
@@ -101,6 +109,7 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         export=spec.export,
         checkpoint_directory=_checkpoint_directory(attempt),
         resume_from=_resume_folder(attempt),
+        resume_store=attempt.source.store if attempt.source else None,
         revisions=dict(attempt.revisions),
         skipped=list(attempt.skipped),
         ends=[EarlierEnd(attempt=one.attempt, reason=one.reason) for one in attempt.ends] or None,
@@ -123,7 +132,9 @@ def _resume_folder(attempt: Attempt) -> str | None:
     wanted = attempt.spec.resume_from
     if wanted and wanted.path:
         return f"{CHECKPOINT_MOUNT}/{wanted.path}"
-    return f"{RESUME_MOUNT}/{attempt.source.folder}" if wanted and attempt.source else None
+    if wanted is None or attempt.source is None:
+        return None
+    return f"{RESUME_SCRATCH if attempt.source.store else RESUME_MOUNT}/{attempt.source.folder}"
 
 
 def plan_json(plan: TrainingPlan) -> str:

@@ -70,7 +70,7 @@ def _spec_volumes(name: str, spec: GRPOJobSpec, source: ResumeSource | None) -> 
         found += [_claim(DATA_VOLUME, spec.dataset.files.volume, DATA_MOUNT)]
         found += [_files(DATA_VOLUME, spec.dataset.files.config_map, DATA_MOUNT)]
     found += [_claim(CHECKPOINT_VOLUME, checkpoint_volume(name, spec.checkpoint), CHECKPOINT_MOUNT, read_only=False)]
-    if source:
+    if source and source.claim_name:
         # also where it is the job's own claim: nothing may be written into another's folder
         theirs = VolumeClaim(claim_name=source.claim_name, sub_path=source.sub_path)
         found += [_claim(RESUME_VOLUME, theirs, RESUME_MOUNT)]

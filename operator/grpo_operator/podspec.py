@@ -19,6 +19,7 @@ from grpo_api.contract import (
     PLAN_ENV,
     PLAN_PATH,
     PROGRESS_PORT,
+    RESUME_STORE_ENV,
     SCRATCH,
     THREADS_ENV,
     reward_token_env,
@@ -30,6 +31,7 @@ from grpo_api.pods.containers import InitContainer
 from grpo_api.quantity import parse_quantity
 from grpo_api.references import SecretKeySelector
 from grpo_api.status import ResumeSource
+from grpo_api.stores import ObjectStoreSpec
 
 from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE
 from .pod_volumes import Manifest, pod_volumes
@@ -64,7 +66,7 @@ def pod_spec(
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(),
         "tolerations": _tolerations(spec, plan),
-        "containers": [_container(spec, plan, image, mounts)],
+        "containers": [_container(spec, plan, image, mounts, source)],
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
     optional: Manifest = {
@@ -140,7 +142,9 @@ def _container_security() -> Manifest:
     }
 
 
-def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[Manifest]) -> Manifest:
+def _container(
+    spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[Manifest], source: ResumeSource | None
+) -> Manifest:
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
@@ -154,8 +158,10 @@ def _container(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
     }
-    if sources := _store_settings(spec) + [_given(source) for source in spec.env_from]:
-        container["envFrom"] = sources
+    own = _store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store)
+    theirs = _store_settings(RESUME_STORE_ENV, source.store if source else None)
+    if given := own + theirs + [_given(one) for one in spec.env_from]:
+        container["envFrom"] = given
     return container
 
 
@@ -217,10 +223,10 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Man
     return [variable for variable in env if variable["name"] not in taken] + given
 
 
-def _store_settings(spec: GRPOJobSpec) -> list[Manifest]:
+def _store_settings(prefix: str, store: ObjectStoreSpec | None) -> list[Manifest]:
     """The keys of the store's secret, under names that no other client in the container reads."""
-    secret = spec.checkpoint.store and spec.checkpoint.store.credentials_secret_ref
-    return [{"prefix": CHECKPOINT_STORE_ENV, "secretRef": _given(secret)}] if secret else []
+    secret = store and store.credentials_secret_ref
+    return [{"prefix": prefix, "secretRef": _given(secret)}] if secret else []
 
 
 def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:

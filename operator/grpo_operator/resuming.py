@@ -63,17 +63,16 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
         return f"there is no GRPOJob {name} in this namespace"
     if source.spec is None:
         return f"the spec of GRPOJob {name} can't be read"
-    if source.spec.checkpoint.store:
-        return f"GRPOJob {name} keeps its checkpoints on an object store, and only those on a volume can be begun with"
-    volume = checkpoint_volume(name, source.spec.checkpoint)
-    if volume is None:
-        return f"GRPOJob {name} has no checkpoint.volume and no volumeClaimTemplate, so nothing of it is kept"
+    store, volume = source.spec.checkpoint.store, checkpoint_volume(name, source.spec.checkpoint)
+    if volume is None and store is None:
+        return f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so nothing of it is kept"
     if source.status.plan is None or not (source.status.progress and source.status.progress.step):
         return f"GRPOJob {name} has not made a step yet"
     return ResumeSource(
         grpo_job=name,
         uid=source.uid,
-        claim_name=volume.claim_name,
-        sub_path=volume.sub_path,
+        claim_name=volume.claim_name if volume else None,
+        sub_path=volume.sub_path if volume else None,
+        store=store,
         folder=run_folder(name, source.uid),
     )

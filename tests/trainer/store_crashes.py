@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from grpo_api.report import Result
+from grpo_trainer.stores import head as heads
 from harness.programs.object_stores import BUCKET
 from harness.ranks.pods import PATIENCE_SECONDS, Gang
 from tests.trainer.store_gang import Run
@@ -31,7 +32,7 @@ REQUESTS = {
     "model": r"PUT .*/export/.*",
 }
 """The kinds of requests that an attempt makes, by their words."""
-MOST = {"part": 60, "part read": 20, "list": 12, "deletion": 8, "head read": 8, "head write": 6, "manifest": 3}
+MOST = {"part": 40, "part read": 12, "list": 6, "deletion": 4, "head read": 5, "head write": 4}
 """So many of a kind an attempt makes about, where it is more than two."""
 WAYS = ("both before", "both after", "one before", "one after", "cut off")
 STORM = 0.3
@@ -71,6 +72,8 @@ def drawn(chance: random.Random) -> Strike:
 class Door:
     """An attempt's own way to the store, at which it is struck."""
 
+    number: int
+    """The attempt's."""
     proxy: StoreProxy
     strike: Strike | None
     chance: random.Random
@@ -127,7 +130,7 @@ class Door:
 def attempt(run: Run, number: int, strike: Strike | None, chance: random.Random) -> Iterator[Door]:
     """The pods of an attempt at their door."""
     with proxy_to(run.endpoint) as proxy:
-        door = Door(proxy, strike, chance)
+        door = Door(number, proxy, strike, chance)
         try:
             with run.gang(number, proxy.url) as door.gang:
                 yield door
@@ -147,7 +150,7 @@ def story(run: Run, strikes: Sequence[Strike], chance: random.Random) -> list[St
             strike = _bearable(planned) if planned and old else planned
             door = alive.enter_context(attempt(run, number, strike, chance))
             if old and door.until(door.claimed.is_set):
-                _go_on_in_vain(run, old)
+                _go_on_in_vain(run, old, number)
                 old = None
             if strike and strike.way == "cut off" and door.until(door.fallen.is_set):
                 old = door
@@ -178,8 +181,12 @@ def _end(run: Run, door: Door, number: int) -> None:
         assert door.gang.outcome().result is Result.SUCCEEDED, door.gang.log()[-4000:]
 
 
-def _go_on_in_vain(run: Run, old: Door) -> None:
-    """The requests of an attempt that was cut off come through at last; it ends, and nothing of it counts."""
+def _go_on_in_vain(run: Run, old: Door, newest: int) -> None:
+    """The requests of an attempt that was cut off come through at last; it ends, and commits nothing."""
     assert old.gang is not None
     old.proxy.released.set()
     run.ended(old.gang)
+    head = heads.read(run.store)
+    assert head is not None
+    assert head.attempt == newest
+    assert head.outcome is None or head.outcome.attempt != old.number

@@ -12,13 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.contract import ATTEMPT_PREFIX, DATA_MOUNT_ENV, EXPORT_FOLDER, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.contract import (
+    ATTEMPT_PREFIX,
+    DATA_MOUNT_ENV,
+    EXPORT_FOLDER,
+    PLAN_ENV,
+    RESUME_STORE_ENV,
+    TERMINATION_LOG_ENV,
+)
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.evaluation import __main__ as program
 from grpo_trainer.evaluation.run import held_out
 from grpo_trainer.evaluation.score import Estimate, Score, agree, as_json, noise, reported, score, sentence
 from grpo_trainer.files import write_atomically
+from grpo_trainer.stores.client import open_store
+from grpo_trainer.stores.run import RunStore
+from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from harness.ranks import demo_model, runs
 
 COMPLETIONS = 6
@@ -138,6 +149,29 @@ def test_as_a_jobs_command_it_waits_for_the_model_and_ends_with_its_reward(
     finishing.join()
     said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
     assert (said.result, said.attempt) == (Result.SUCCEEDED, plan.job.attempt)
+    assert said.metrics["reward"] == held_out(plan, model).reward.mean
+    assert "the job reported 0.500" in said.message
+
+
+def test_a_model_on_an_object_store_is_waited_for_and_brought(
+    plan: TrainingPlan, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(RESUME_STORE_ENV + name, value)
+    with serving("versitygw", tmp_path / "store") as served:
+        spec = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=served.endpoint)
+        update = {"resume_from": str(tmp_path / "resume" / "demo-1"), "resume_store": spec}
+        own = plan.model_copy(update=update)
+        (tmp_path / "plan.json").write_text(own.model_dump_json(by_alias=True, exclude_none=True))
+        run = RunStore(open_store(spec, dict(CREDENTIALS), folder="demo-1"), "uid", 1, 1)
+        run.claim()
+        run.export(model)
+        assert program.main(["--wait", "0"]) == EXIT_CODES[Result.ERROR], "it has a model, and has not succeeded yet"
+        said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
+        assert f"no finished model in s3://{BUCKET}/runs/demo-1 after 0 s" in said.message
+        run.finish(Outcome(result=Result.SUCCEEDED, metrics={"reward": 0.5, "reward_std": 1.0}))
+        assert program.main(["--wait", "60"]) == 0
+    said = Outcome.model_validate_json((tmp_path / "termination-log").read_text())
     assert said.metrics["reward"] == held_out(plan, model).reward.mean
     assert "the job reported 0.500" in said.message
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import CHECKPOINT_STORE_ENV
+from grpo_api.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.quantity import MIB
 from grpo_api.training_metrics import CHECKPOINT_SECONDS
 from grpo_trainer.checkpoints import remote
 from grpo_trainer.checkpoints.remote import Remote, remote_of
-from grpo_trainer.checkpoints.resume import choose, claim_folder
+from grpo_trainer.checkpoints.resume import begin, choose, claim_folder
 from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.checkpoints.volume import list_files, read_manifest, sealed_at
 from grpo_trainer.errors import BadInput, Diverged, Preempted
@@ -182,6 +182,60 @@ def test_a_run_goes_back_behind_what_it_diverged_on(proxy: StoreProxy, tmp_path:
     assert {key.split("/")[1] for key in of(first).run.store.listed("attempt-1")} == {"checkpoint-4"}
     with pytest.raises(Diverged):
         brought(plan(proxy, tmp_path, 3), lambda _: True)
+
+
+def beginning_with(first: TrainingPlan, folder: Path, **update: Any) -> TrainingPlan:
+    """Another job, which begins with what this one has on its store; its own checkpoints are on a volume."""
+    made = runs.plan(Path("/models/demo"), folder=folder / "next" / "next-1", **update).model_dump(by_alias=True)
+    made |= {"job": made["job"] | {"uid": "another"}, "resumeFrom": str(folder / "resume" / "demo-0")}
+    assert first.checkpoint.store
+    return TrainingPlan.model_validate(made | {"resumeStore": first.checkpoint.store.model_dump(by_alias=True)})
+
+
+@pytest.fixture
+def their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other job's keys."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(RESUME_STORE_ENV + name, value)
+
+
+@pytest.mark.usefixtures("their_keys")
+def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StoreProxy, tmp_path: Path) -> None:
+    first = plan(proxy, tmp_path, 1)
+    seal, _ = started(first)
+    for step in (4, 8):
+        save(seal, first, step)
+    of(first).run.store.delete(["attempt-1/checkpoint-8/model.safetensors.000001"])
+    before = of(first).run.head()
+    job = beginning_with(first, tmp_path)
+    found = brought(job)
+    assert found == tmp_path / "resume" / "demo-0" / "attempt-1" / "checkpoint-4"
+    assert remote.shown(job, found) == f"s3://{BUCKET}/runs/demo-0/attempt-1/checkpoint-4"
+    own, _ = started(job)
+    save(own, job, 5)
+    assert not found.exists(), "nothing reads it any more"
+    again = brought(job)
+    assert again is not None
+    assert again.name == "checkpoint-5", "the job's own win"
+    assert of(first).run.head() == before
+
+
+@pytest.mark.usefixtures("their_keys")
+def test_another_job_begins_with_an_adapter_on_a_store(proxy: StoreProxy, tmp_path: Path) -> None:
+    first = plan(proxy, tmp_path, 1)
+    started(first)
+    job = beginning_with(first, tmp_path, strategy="Adapter")
+    claim_folder(job)
+    with pytest.raises(BadInput, match=f"s3://{BUCKET}/runs/demo-0 has no complete checkpoint and no exported adapter"):
+        begin(job, {})
+    made = tmp_path / "made"
+    made.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (made / name).write_text(name)
+    of(first).run.export(made)
+    found = begin(job, {}).adapter
+    assert found == tmp_path / "resume" / "demo-0" / "export"
+    assert (found / "adapter_config.json").read_text() == "adapter_config.json"
 
 
 def test_a_new_run_begins_anew(proxy: StoreProxy, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Two pods with a disk each and checkpoints on an object store only: killed at any request, cut off, and gone on with
 to the last digit; nothing is left."""
 
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -106,8 +107,9 @@ def test_two_attempts_alive_at_once_on_a_slow_and_stormy_store(endpoint: str, pl
 def test_a_hundred_crashes(endpoint: str, place: Path, whole: Whole, chance: random.Random, part: int) -> None:
     own = random.Random(f"{chance.random()}/{part}")
     fallen: list[Strike] = []
+    names = (f"storm-{part}-{number}" for number in itertools.count())
     while len(fallen) < CRASHES:
-        run = Run(place, endpoint, f"storm-{part}-{len(fallen)}")
+        run = Run(place, endpoint, next(names))
         fallen += story(run, [drawn(own) for _ in range(min(AT_MOST, CRASHES - len(fallen)))], own)
         run.require_exact(whole)
         run.require_nothing_left()

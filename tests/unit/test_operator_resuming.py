@@ -55,7 +55,6 @@ def found(other: GRPOJobRecord, **spec: Any) -> GRPOJobRecord:
         (source({}), "nothing of it is kept"),
         (make_job({"checkpoint": CLAIM}, active_status(), name="earlier"), "has not made a step yet"),
         (make_job({"checkpoint": CLAIM}, name="earlier"), "has not made a step yet"),
-        (source({"store": {"url": "s3://bucket"}}), "keeps its checkpoints on an object store"),
         (make_job({"checkpoint": CLAIM}, active_status(**STEP), name="earlier", deletionTimestamp="x"), "there is no"),
     ],
 )
@@ -80,6 +79,7 @@ def test_what_is_found_is_kept_with_the_plan_that_made_it(more: dict[str, Any]) 
         "uid": "uid-of-earlier",
         "claimName": "shared",
         "subPath": "runs",
+        "store": None,
         "folder": "earlier-uid-of-earlier",
     }
     assert kept_plan(job) == PLAN
@@ -95,6 +95,27 @@ def test_the_pods_mount_the_other_claim_read_only_and_are_told_its_folder() -> N
     assert {"name": "resume", "persistentVolumeClaim": {"claimName": "earlier-checkpoints"}} in pod["volumes"]
     mount = {"name": "resume", "mountPath": "/resume", "readOnly": True}
     assert mount in pod["containers"][0]["volumeMounts"]
+
+
+def test_the_pods_reach_the_other_s_store_with_its_credentials() -> None:
+    theirs = {"url": "s3://theirs/runs", "credentialsSecretRef": {"name": "their-keys"}}
+    own = {"url": "s3://bucket", "credentialsSecretRef": {"name": "keys"}}
+    job = found(source({"store": theirs}), checkpoint={"store": own}, envFrom=[{"secretRef": {"name": "all"}}])
+    assert job.status.resume_from is not None
+    assert job.status.resume_from.claim_name is None
+    assert job.spec is not None
+    attempt = attempt_of(job, job.spec, PLAN, 1)
+    plan = training_plan(attempt)
+    assert plan.resume_from == "/tmp/resume/earlier-uid-of-earlier"
+    assert plan.resume_store is not None
+    assert plan.resume_store.url == "s3://theirs/runs"
+    pod = indexed_job(attempt, "trainer:1")["spec"]["template"]["spec"]
+    assert "resume" not in [volume["name"] for volume in pod["volumes"]]
+    assert pod["containers"][0]["envFrom"] == [
+        {"prefix": "GRPO_CHECKPOINT_STORE_", "secretRef": {"name": "keys"}},
+        {"prefix": "GRPO_RESUME_STORE_", "secretRef": {"name": "their-keys"}},
+        {"secretRef": {"name": "all"}},
+    ]
 
 
 def test_a_folder_of_the_own_volume_needs_no_mount() -> None:

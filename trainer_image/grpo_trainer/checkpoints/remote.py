@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.plan import TrainingPlan
 
 from ..errors import BadInput
@@ -22,7 +23,7 @@ from ..gang import led, ranks
 from ..paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_named, checkpoint_folder, number, run_folder
 from ..stores.client import PART_BYTES, Store, Tell, silent
 from ..stores.head import Committed
-from ..stores.run import SAVE_WAIT, RunStore, checkpoint_key, run_store
+from ..stores.run import SAVE_WAIT, RunStore, StoredRun, checkpoint_key, run_store, source_run
 from .hashing import Part, cut, hash_of, read_part, recorded, records, share
 from .manifest import FileRecord, Manifest
 from .volume import list_files, read_manifest
@@ -38,10 +39,10 @@ _OF_ONE_RANK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """A run's checkpoints on an object store, seen from one rank."""
+class Stored:
+    """A run's checkpoints on an object store, as one rank reads them."""
 
-    run: RunStore
+    run: StoredRun
     folder: Path
     """The run's folder on this node's own disk."""
     processes_per_node: int
@@ -56,29 +57,6 @@ class Remote:
         """The ranks of this node."""
         first = ranks.rank() - self.local_rank
         return range(first, first + self.processes_per_node)
-
-    def send(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Upload what all nodes wrote of a checkpoint; the records of all its files. A collective.
-
-        Raises:
-            DiskFailed: a file of any rank can't be read. StoreFailed: the store took nothing for too long.
-        """
-        listed = ranks.together(disk_errors()(lambda: list_files(checkpoint) if self.local_rank == 0 else {}))
-        sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
-        parts = share(cut(own, PART_BYTES), self.local_rank, self.processes_per_node)
-        key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
-        sent = ranks.gather(ranks.together(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
-        hashes = {part: digest for found in sent for part, digest in found.items()}
-        return records(sizes, [hashes[part] for part in cut(sizes, PART_BYTES)], PART_BYTES)
-
-    def commit(self, manifest: Manifest) -> None:
-        """Make a checkpoint that was sent count.
-
-        Raises:
-            Preempted: a newer attempt has the run. StoreFailed: the store gave no answer for too long.
-        """
-        run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
-        run.commit(manifest.step, manifest.model_dump_json().encode(), time.time())
 
     def clear(self) -> None:
         """Remove this node's copies of checkpoints, also of the one that was begun with: a pod's disk is small."""
@@ -136,11 +114,15 @@ class Remote:
 
         return [problem for problem in _all(disk_errors()(bring), own) if problem]
 
-    def withdraw(self, checkpoints: Iterable[Path]) -> None:
-        """Make checkpoints count no more."""
-        named = {(number(one.parent), number(one)) for one in checkpoints}
-        head = self.run.head()
-        self.run.withdraw([one for one in head.checkpoints if (one.attempt, one.step) in named] if head else [])
+    def bring_export(self) -> None:
+        """Put the finished model, if there is one, where it would be on a volume, on every node. A collective.
+
+        Raises:
+            StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
+        """
+        key = led.by_main(self.run.exported)
+        if key:
+            led.by_node(disk_errors()(lambda: self.run.store.bring(key, self.folder / EXPORT_FOLDER)))
 
     def _key(self, checkpoint: Path) -> str:
         return checkpoint_key(number(checkpoint.parent), number(checkpoint))
@@ -148,6 +130,42 @@ class Remote:
     def url(self, checkpoint: Path) -> str:
         """Where a checkpoint is, for messages."""
         return f"{self.run.store.url}/{self._key(checkpoint)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote(Stored):
+    """The same for the attempt that makes them."""
+
+    run: RunStore
+
+    def send(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Upload what all nodes wrote of a checkpoint; the records of all its files. A collective.
+
+        Raises:
+            DiskFailed: a file of any rank can't be read. StoreFailed: the store took nothing for too long.
+        """
+        listed = ranks.together(disk_errors()(lambda: list_files(checkpoint) if self.local_rank == 0 else {}))
+        sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
+        parts = share(cut(own, PART_BYTES), self.local_rank, self.processes_per_node)
+        key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
+        sent = ranks.gather(ranks.together(disk_errors()(lambda: _send(store, key, checkpoint, parts))))
+        hashes = {part: digest for found in sent for part, digest in found.items()}
+        return records(sizes, [hashes[part] for part in cut(sizes, PART_BYTES)], PART_BYTES)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a checkpoint that was sent count.
+
+        Raises:
+            Preempted: a newer attempt has the run. StoreFailed: the store gave no answer for too long.
+        """
+        run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
+        run.commit(manifest.step, manifest.model_dump_json().encode(), time.time())
+
+    def withdraw(self, checkpoints: Iterable[Path]) -> None:
+        """Make checkpoints count no more."""
+        named = {(number(one.parent), number(one)) for one in checkpoints}
+        head = self.run.head()
+        self.run.withdraw([one for one in head.checkpoints if (one.attempt, one.step) in named] if head else [])
 
 
 def remote_of(plan: TrainingPlan, tell: Tell = silent) -> Remote | None:
@@ -160,10 +178,22 @@ def remote_of(plan: TrainingPlan, tell: Tell = silent) -> Remote | None:
     return Remote(run, folder, plan.execution.processes_per_node) if run and folder else None
 
 
+def source_of(plan: TrainingPlan, tell: Tell = silent) -> Stored | None:
+    """The checkpoints of spec.resumeFrom on an object store; None where they are on a volume, or there are none.
+
+    Raises:
+        BadInput: the store's settings are wrong.
+    """
+    run = source_run(plan, tell)
+    return Stored(run, Path(plan.resume_from), plan.execution.processes_per_node) if run and plan.resume_from else None
+
+
 def shown(plan: TrainingPlan, checkpoint: Path) -> str:
-    """Where a checkpoint is, for messages: its URL if it is one of this run on a store, else its path."""
-    remote = remote_of(plan)
-    return remote.url(checkpoint) if remote and checkpoint.is_relative_to(remote.folder) else str(checkpoint)
+    """Where a checkpoint is, for messages: its URL if it is on a store, else its path."""
+    for stored in (remote_of(plan), source_of(plan)):
+        if stored and checkpoint.is_relative_to(stored.folder):
+            return stored.url(checkpoint)
+    return str(checkpoint)
 
 
 def needed(name: str, node_ranks: range) -> bool:

@@ -20,7 +20,7 @@ from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from .hashing import damage
 from .identity import require_continuable, require_same_run
 from .manifest import OWNER, Manifest
-from .remote import remote_of
+from .remote import remote_of, source_of
 from .volume import checkpoints_of, claim, complete, read_manifest, withdraw
 
 
@@ -82,12 +82,14 @@ def begin(
     checkpoint = choose(plan, identity, outdated, tell)
     if checkpoint is not None or plan.resume_from is None:
         return Beginning(checkpoint=checkpoint)
-    source = Path(plan.resume_from)
+    source, stored = Path(plan.resume_from), source_of(plan, tell)
+    if stored:
+        stored.bring_export()
     found = _listed(lambda: _adapters_of(source))
     if not found:
         raise BadInput(
-            f"spec.resumeFrom: {source} has no complete checkpoint and no exported adapter; name a run's folder, a "
-            "checkpoint's or an exported adapter's"
+            f"spec.resumeFrom: {stored.run.store.url if stored else source} has no complete checkpoint and no exported "
+            "adapter; name a run's folder, a checkpoint's or an exported adapter's"
         )
     if plan.execution.method != "LoRA":
         raise BadInput(
@@ -119,12 +121,14 @@ def choose(
         return newest
     if source is None:
         return None
+    stored = source_of(plan, tell)
+    if stored:
+        stored.bring_manifests()
     found = _listed(lambda: checkpoints_of(Path(source)))
     if not found:
         return None
-    return _newest(
-        _usable(found, outdated), lambda one: require_continuable(one, read_manifest(one), identity), _damage
-    )
+    check = stored.bring if stored else _damage
+    return _newest(_usable(found, outdated), lambda one: require_continuable(one, read_manifest(one), identity), check)
 
 
 def _usable(found: list[Path], outdated: Outdated) -> list[Path]:

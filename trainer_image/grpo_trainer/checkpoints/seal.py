@@ -27,7 +27,7 @@ from ..process.preemption import Preemption
 from ..process.recorder import Recorder
 from .hashing import cut, digests, records, share
 from .manifest import FileRecord, Manifest
-from .remote import Remote, remote_of
+from .remote import Remote, remote_of, source_of
 from .volume import commit, list_files, remove, rotate
 
 
@@ -44,6 +44,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
     ) -> None:
         self._plan = plan
         self._remote = remote_of(plan, recorder.event)
+        self._source = source_of(plan)
         self._identity = identity
         self._recorder = recorder
         self._preemption = preemption
@@ -87,6 +88,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         # the slowest rank's for all: whether there is time for another is decided on each rank, and must be the same
         seconds = max(ranks.gather(time.perf_counter() - began))
         self._failures, self._try_again_at, self.last = 0, math.inf, checkpoint
+        if self._source:
+            self._source.clear()  # what the run began with
         self._preemption.save_seconds = seconds
         where = self._remote.url(checkpoint) if self._remote else str(checkpoint)
         self._recorder.saved(Checkpoint(step=step, time=time.time(), bytes=size, where=where), seconds)

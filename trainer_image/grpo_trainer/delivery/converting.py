@@ -66,7 +66,7 @@ def _unchanged(export: Path) -> dict[str, str]:
     found = sha256_sums(export, recorded or list_files(export))
     changed = sorted(name for name, digest in recorded.items() if found[name] != digest)
     if changed:
-        raise BadInput(f"{', '.join(changed)} of {export} is not what was exported: restore it, or its volume")
+        raise BadInput(f"{', '.join(changed)} of {export} is not what was exported: restore it there")
     return found
 
 

@@ -48,27 +48,7 @@ def prepare(state: Path, dtype: str | None, *, merge: bool) -> Source:
         return export
     from .converting import convert
 
-    return Folder(convert(plan, _local(export, state / "brought"), state / "converted", dtype, merge=merge))
-
-
-def _local(export: Source, folder: Path) -> Path:
-    """The export on this node's disk, where a conversion reads it.
-
-    Raises:
-        BadInput: what came differs from its recorded hash.
-    """
-    if isinstance(export, Folder):
-        return export.path
-    for name, entry in listing(export).files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        found = hashlib.sha256()
-        with (folder / name).open("wb") as file:
-            for chunk in export.read(name):
-                file.write(chunk)
-                found.update(chunk)
-        if found.hexdigest() != entry.sha256:
-            raise BadInput(f"{export.where}/{name} differs from its recorded sha256 {entry.sha256}")
-    return folder
+    return Folder(convert(plan, export.local(state / "brought"), state / "converted", dtype, merge=merge))
 
 
 def listing(found: Source) -> Listing:

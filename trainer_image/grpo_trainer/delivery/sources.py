@@ -39,6 +39,13 @@ class Source(Protocol):
             OSError: it can't be read. StoreFailed: the store gave nothing for too long.
         """
 
+    def local(self, room: Path) -> Path:
+        """A folder of this node with the files; brought to `room` if there is none.
+
+        Raises:
+            OSError: the disk fails, or is full. StoreFailed: as read.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -62,6 +69,10 @@ class Folder:
             while chunk := file.read(CHUNK):
                 yield chunk
 
+    def local(self, room: Path) -> Path:  # noqa: ARG002
+        """As Source says."""
+        return self.path
+
 
 @dataclass(frozen=True, slots=True)
 class OnStore:
@@ -83,6 +94,11 @@ class OnStore:
     def read(self, name: str, offset: int = 0) -> Iterator[bytes]:
         """As Source says."""
         yield from self.store.stream(f"{self.key}/{name}", offset)
+
+    def local(self, room: Path) -> Path:
+        """As Source says."""
+        self.store.bring(self.key, room)
+        return room
 
 
 def exported(plan: TrainingPlan) -> Source:

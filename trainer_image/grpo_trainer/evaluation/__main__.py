@@ -22,6 +22,7 @@ from ..__main__ import leave, read_plan
 from ..errors import BadInput, Transient, classify
 from ..gang.placement import placement
 from ..process.outcome import announce, last_success
+from ..stores.run import StoredRun, source_run
 from .score import Score, as_json, reported, sentence
 
 POLL_SECONDS = 1.0
@@ -78,15 +79,25 @@ def exported(plan: TrainingPlan, seconds: float) -> tuple[Path, Outcome]:
     """
     if plan.resume_from is None:
         raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")
-    root, end = Path(plan.resume_from), time.monotonic() + seconds
-    print(f"waiting for the model in {root / EXPORT_FOLDER}", flush=True)
-    while not ((outcome := last_success(root)) and (root / EXPORT_FOLDER).is_dir()):
+    root, stored, end = Path(plan.resume_from), source_run(plan), time.monotonic() + seconds
+    where = stored.store.url if stored else root / EXPORT_FOLDER
+    print(f"waiting for the model in {where}", flush=True)
+    while (outcome := _succeeded(root, stored)) is None:
         if time.monotonic() >= end:
-            raise Transient(
-                f"no finished model in {root / EXPORT_FOLDER} after {seconds:.0f} s: has its job succeeded?"
-            )
+            raise Transient(f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?")
         time.sleep(POLL_SECONDS)
     return root / EXPORT_FOLDER, outcome
+
+
+def _succeeded(root: Path, stored: StoredRun | None) -> Outcome | None:
+    """How the job ended whose model is in its folder by now; None before."""
+    if stored is None:
+        return last_success(root) if (root / EXPORT_FOLDER).is_dir() else None
+    head, model = stored.head(), stored.exported()
+    if head is None or head.outcome is None or model is None:
+        return None
+    stored.store.bring(model, root / EXPORT_FOLDER)
+    return head.outcome
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:

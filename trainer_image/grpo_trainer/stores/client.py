@@ -95,6 +95,18 @@ class Store:
         for begin in range(offset, size, PART_BYTES):
             yield self._ask(f"get {key}", partial(self._range, key, begin, min(begin + PART_BYTES, size)))
 
+    def bring(self, key: str, folder: Path) -> None:
+        """Write the objects below a key as files of a folder.
+
+        Raises:
+            OSError: the disk fails, or is full.
+        """
+        for name in self.listed(key):
+            path = folder / name.removeprefix(f"{key}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.writelines(self.stream(name))
+
     def _range(self, key: str, begin: int, end: int) -> bytes:
         return bytes(obstore.get_range(self._backend, key, start=begin, end=end))
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER
+from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome
 
@@ -34,10 +34,30 @@ SAVE_WAIT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class RunStore:
-    """The folder of one run, for one of its attempts."""
+class StoredRun:
+    """The folder of one run, for who reads it."""
 
     store: Store
+
+    def head(self) -> Head | None:
+        """What is true of the run."""
+        return heads.read(self.store)
+
+    def manifest(self, made: Committed) -> bytes | None:
+        """A committed checkpoint's manifest; None if it is not the one that was committed."""
+        found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
+        return found[0] if found and hashlib.sha256(found[0]).hexdigest() == made.manifest else None
+
+    def exported(self) -> str | None:
+        """Folder of the finished model; None before there is one."""
+        now = self.head()
+        return export_key(now.export) if now and now.export else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStore(StoredRun):
+    """The same for one of its attempts."""
+
     uid: str
     """uid of the GRPOJob."""
     attempt: int
@@ -62,15 +82,6 @@ class RunStore:
             if self.attempt > 1:
                 raise
             raise BadInput(f"spec.checkpoint.store: {error}") from error
-
-    def head(self) -> Head | None:
-        """What is true of the run."""
-        return heads.read(self.store)
-
-    def manifest(self, made: Committed) -> bytes | None:
-        """A committed checkpoint's manifest; None if it is not the one that was committed."""
-        found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
-        return found[0] if found and hashlib.sha256(found[0]).hexdigest() == made.manifest else None
 
     def commit(self, step: int, manifest: bytes, time: float) -> None:
         """Make an uploaded checkpoint of this attempt count; what counts no more is deleted.
@@ -115,11 +126,6 @@ class RunStore:
         self._tidy(stands)
         self._sweep_multiparts()
         return f"{self.store.url}/{where}"
-
-    def exported(self) -> str | None:
-        """Folder of the finished model; None before there is one."""
-        now = self.head()
-        return export_key(now.export) if now and now.export else None
 
     def finish(self, outcome: Outcome) -> None:
         """Keep how the run ended, for an attempt that is started although it did.
@@ -178,11 +184,26 @@ def run_store(plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str,
     spec, folder = plan.checkpoint.store, run_folder(plan)
     if spec is None or folder is None:
         return None
-    settings = {
-        name.removeprefix(CHECKPOINT_STORE_ENV): value
-        for name, value in environment.items()
-        if name.startswith(CHECKPOINT_STORE_ENV)
-    }
+    settings = _settings(CHECKPOINT_STORE_ENV, environment)
     store = open_store(spec, settings, tell, folder.name)
     multiparts = multiparts_of(spec, settings, folder.name)
     return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep, multiparts)
+
+
+def source_run(
+    plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str, str] = os.environ
+) -> StoredRun | None:
+    """The run on an object store that spec.resumeFrom names; None where that is on a volume, or there is none.
+
+    Raises:
+        BadInput: as open_store.
+    """
+    if plan.resume_store is None or plan.resume_from is None:
+        return None
+    folder = Path(plan.resume_from).name
+    return StoredRun(open_store(plan.resume_store, _settings(RESUME_STORE_ENV, environment), tell, folder))
+
+
+def _settings(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The client's own, without the prefix under which the pod has them."""
+    return {name.removeprefix(prefix): value for name, value in environment.items() if name.startswith(prefix)}
