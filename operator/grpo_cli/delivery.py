@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from grpo_api.artifacts import Listing
 
 from . import kubectl
+from .claims import Holder
 from .download import PAUSES, require_safe
 from .errors import KubectlError
 from .export_job import DELIVERY, Manifest
@@ -28,10 +29,14 @@ _ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr
 class Delivery:
     """The export of one job behind `kubectl exec`."""
 
-    def __init__(self, options: Namespace, manifest: Manifest) -> None:
-        """Makes nothing yet; `options.timeout` is the longest wait for a pod, in seconds."""
+    def __init__(self, options: Namespace, manifest: Manifest, holder: Holder | None = None) -> None:
+        """Makes nothing yet; `options.timeout` is the longest wait for a pod, in seconds.
+
+        `holder`: the pod for whose sake there is one node only that the Job's pod can run on.
+        """
         self._options = options
         self._manifest = manifest
+        self._holder = holder
         self._job = self._pod = ""
         self._listing: Listing | None = None
 
@@ -94,6 +99,8 @@ class Delivery:
             if phase == "Running":
                 name: str = pod["metadata"]["name"]
                 return name
+            if phase == "Pending":
+                why = self._waits(pod, why)
             if phase in ("Succeeded", "Failed"):
                 raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
             if time.monotonic() > until:
@@ -102,6 +109,11 @@ class Delivery:
                 print(f"waiting for the pod of {self._job}: {why}", file=sys.stderr)
                 told = why
             time.sleep(POLL_SECONDS)
+
+    def _waits(self, pod: Manifest, why: str) -> str:
+        """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone."""
+        told = why if ":" in why else kubectl.warning(self._options, pod["metadata"]["name"]) or why
+        return f"{told}; it can run only beside {self._holder.words}" if self._holder and told else told
 
     def _found(self) -> Manifest:
         """The Job's pod; empty while it has none."""

@@ -23,6 +23,7 @@ from grpo_operator.names import child_job
 
 from . import kubectl
 from .attempts import attempt
+from .claims import placed
 from .delivery import Delivery
 from .download import Arrived, download, missing, require_folder, require_room
 from .errors import KubectlError, NotYet, OptionError
@@ -49,7 +50,8 @@ def run(options: Namespace) -> int:
     told = exported(options.name, job)
     require_folder(options.to)
     converts = requested(options, told)
-    with Delivery(options, _manifest(options, metadata, job)).gone_at_the_end() as delivery:
+    manifest, holder = placed(options, _manifest(options, metadata, job))
+    with Delivery(options, manifest, holder).gone_at_the_end() as delivery:
         listing = delivery.listing()
         if not converts:
             require_reported(listing, told)

@@ -55,6 +55,22 @@ def get(options: Namespace, *arguments: str) -> dict[str, Any]:
     return _object(line[0], _run(line))
 
 
+def warning(options: Namespace, pod: str) -> str:
+    """What the cluster warned of about a pod, newest words; empty for nothing, or where events can't be read."""
+    try:
+        found = get(options, "events", f"--field-selector=involvedObject.name={pod},type=Warning")["items"]
+    except KubectlError:
+        return ""
+    newest: dict[str, Any] = max(found, key=_when, default={})
+    return ": ".join(filter(None, (newest.get("reason"), (newest.get("message") or "").strip())))
+
+
+def _when(event: dict[str, Any]) -> str:
+    """When an event was seen last; times of one form sort as texts."""
+    metadata = event.get("metadata") or {}
+    return str(event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or "")
+
+
 def create(options: Namespace, manifest: dict[str, Any]) -> str:
     """The name of an object that is created of this.
 

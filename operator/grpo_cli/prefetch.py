@@ -18,6 +18,7 @@ from grpo_api.report import Outcome
 from grpo_operator.names import ObjectKey
 
 from . import kubectl
+from .claims import Holder, placed
 from .errors import NotYet, OptionError
 from .manifest import load_specs
 from .prefetch_job import prefetch_job, prefetch_name, wanted
@@ -69,15 +70,17 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
     body = prefetch_job(ObjectKey(options.namespace or "", name), spec, spec.image or options.trainer_image)
-    _start(options, body)
-    return _followed(options, prefetch_name(name))
+    holder = _start(options, body)
+    return _followed(options, prefetch_name(name), holder)
 
 
-def _start(options: Namespace, body: Object) -> None:
+def _start(options: Namespace, body: Object) -> Holder | None:
     """Creates the Job, unless the same is at work already; one that has ended makes room.
 
+    Returns for whose sake there is one node only that it can run on.
+
     Raises:
-        NotYet: one that fetches something else is at work.
+        NotYet: one that fetches something else is at work, or no node can have its claims.
         KubectlError: kubectl fails.
     """
     name = body["metadata"]["name"]
@@ -85,11 +88,13 @@ def _start(options: Namespace, body: Object) -> None:
     if there and not _end(there):
         if _plan(there) != _plan(body):
             raise NotYet(f"job {name} is fetching what an earlier version of the spec named; wait for it, or delete it")
-        return
+        return None
     if there:
         kubectl.call(options, "delete", "job", name, "--wait")
-    del body["metadata"]["namespace"]  # it may be the context's
-    kubectl.create(options, body)
+    made, holder = placed(options, body)
+    del made["metadata"]["namespace"]  # it may be the context's
+    kubectl.create(options, made)
+    return holder
 
 
 def _job(options: Namespace, name: str) -> Object | None:
@@ -111,7 +116,7 @@ def _plan(job: Object) -> str:
     return str(annotations.get(PLAN_ANNOTATION, ""))
 
 
-def _followed(options: Namespace, name: str) -> int:
+def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
     """Shows the Job's pods' logs, one after the other, until it has ended."""
     shown: set[str] = set()
     said = ""
@@ -126,7 +131,8 @@ def _followed(options: Namespace, name: str) -> int:
             subprocess.run(kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False)
         if end := _end(job):
             return _told(end, pods)
-        waiting = "; ".join(filter(None, map(_waits, pods)))
+        waiting = "; ".join(filter(None, (_waits(pod) or _warned(options, pod) for pod in pods)))
+        waiting += f"; it can run only beside {holder.words}" if holder and waiting else ""
         if waiting not in ("", said):
             print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
         said = waiting
@@ -145,6 +151,12 @@ def _waits(pod: Object) -> str:
     conditions = (one for one in status.get("conditions") or [] if one.get("reason") == "Unschedulable")
     found = [one for one in (*states, *conditions) if one.get("message")]
     return str(found[0]["message"]) if found else ""
+
+
+def _warned(options: Namespace, pod: Object) -> str:
+    """What only events say of a pod that doesn't run yet, such as a volume that can't be mounted."""
+    pending = pod.get("status", {}).get("phase") == "Pending"
+    return kubectl.warning(options, pod["metadata"]["name"]) if pending else ""
 
 
 def _told(end: str, pods: list[Object]) -> int:

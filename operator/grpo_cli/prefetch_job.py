@@ -10,13 +10,14 @@ from grpo_api.checkpoint import CheckpointSpec
 from grpo_api.contract import CONTAINER, PLAN_ANNOTATION
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
+from grpo_api.pods.affinity import Affinity
 from grpo_api.pods.resources import ResourceRequirements
 from grpo_api.quantity import GIB
 from grpo_api.report import EXIT_CODES, Result
-from grpo_api.running import PlacementSpec
+from grpo_api.running import PlacementSpec, Toleration
 from grpo_operator.manifests import Attempt, plan_json, training_plan
 from grpo_operator.names import LABEL_APP, LABEL_INSTANCE, ObjectKey
-from grpo_operator.podspec import pod_spec
+from grpo_operator.podspec import GPU_TAINTS, pod_spec
 
 KEEP_SECONDS = 86_400
 """How long a finished Job stays, for its log."""
@@ -70,12 +71,22 @@ def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, image: str) -> dict[str, Any
 
 
 def _fetching(spec: GRPOJobSpec) -> GRPOJobSpec:
-    """The spec without what only training needs: GPUs and their nodes, checkpoints, what runs before it or beside."""
+    """The spec without what only training needs: GPUs, checkpoints, peers, what runs before it or beside.
+
+    Its nodes stay the job's, for elsewhere it may reach neither the hub nor the claim; so it is let onto those of GPUs.
+    """
     template = spec.pod_template.spec
-    pod = template.model_copy(update={"affinity": None, "runtime_class_name": None, "init_containers": []})
+    affinity = Affinity(node_affinity=template.affinity.node_affinity) if template.affinity else None
+    pod = template.model_copy(update={"affinity": affinity, "runtime_class_name": None, "init_containers": []})
+    to_gpus = [Toleration(key=key, operator="Exists", effect="NoSchedule") for key in GPU_TAINTS]
+    placement = PlacementSpec(
+        accelerator="CPU",
+        node_selector=spec.placement.node_selector,
+        tolerations=[*spec.placement.tolerations, *to_gpus],
+    )
     changes = {
         "command": COMMAND,
-        "placement": PlacementSpec(accelerator="CPU", tolerations=spec.placement.tolerations),
+        "placement": placement,
         "checkpoint": CheckpointSpec(),
         "resume_from": None,
         "resources": ResourceRequirements(),

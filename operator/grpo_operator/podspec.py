@@ -111,19 +111,19 @@ def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequen
             {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
         )
     if avoided_nodes:
-        _keep_away(affinity.setdefault("nodeAffinity", {}), avoided_nodes)
+        require_name(affinity.setdefault("nodeAffinity", {}), "NotIn", avoided_nodes)
     return affinity
 
 
-def _keep_away(affinity: Manifest, nodes: Sequence[str]) -> None:
-    """Adds to every term of the required node affinity that it is none of these nodes."""
+def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> None:
+    """Adds to every term of the required node affinity that its node's name is (In) or isn't (NotIn) each of these."""
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.setdefault("nodeSelectorTerms", [{"matchFields": []}])
     for term in terms:
         # a term without requirements selects no node, and must not begin to
         if term:
             # a requirement on the name takes one value only
-            names = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+            names = [{"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes]
             term["matchFields"] = [*term.get("matchFields", []), *names]
 
 

@@ -57,10 +57,8 @@ def test_a_pod_that_does_not_come_is_told_and_taken_away(
     kubectl.wait("the export's Job and pod", *LEFT, expect="")
 
 
-@pytest.mark.parametrize("more", [[], ["--dtype", "bfloat16"]])
-def test_the_pod_passes_the_restricted_standard(
-    kubectl: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
+def made_by(monkeypatch: pytest.MonkeyPatch, to: Path, *more: str) -> dict[str, Any]:
+    """The Job that the command would create."""
     made: list[dict[str, Any]] = []
 
     def refuse(_: Any, manifest: dict[str, Any]) -> str:
@@ -68,10 +66,40 @@ def test_the_pod_passes_the_restricted_standard(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("grpo_cli.kubectl.create", refuse)
-    assert main(["export", NAME, "-n", NAMESPACE, "--to", str(tmp_path), *more]) == 130
-    template = made[0]["spec"]["template"]
+    assert main(["export", NAME, "-n", NAMESPACE, "--to", str(to), *more]) == 130
+    return made[0]
+
+
+def admitted(kubectl: AnyCluster, manifest: dict[str, Any]) -> None:
+    """Has the API server judge the Job's pod."""
+    template = manifest["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": "one"}}
     kubectl.kubectl("create", "--dry-run=server", "-n", NAMESPACE, "-f", "-", input=json.dumps(pod))
+
+
+@pytest.mark.parametrize("more", [[], ["--dtype", "bfloat16"]])
+def test_the_pod_passes_the_restricted_standard(
+    kubectl: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    admitted(kubectl, made_by(monkeypatch, tmp_path, *more))
+
+
+def test_the_pod_goes_where_a_pod_has_its_claim(
+    kubectl: AnyCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = {"requests": {"storage": "1Gi"}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "team"}}
+    claim["spec"] = {"accessModes": ["ReadWriteOnce"], "resources": size, "storageClassName": "none"}
+    kubectl.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(claim))
+    assert "affinity" not in made_by(monkeypatch, tmp_path)["spec"]["template"]["spec"]
+    holder = made_by(monkeypatch, tmp_path)["spec"]["template"]["spec"] | {"nodeName": "node-7"}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "holder"}, "spec": holder}
+    kubectl.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(body))
+    made = made_by(monkeypatch, tmp_path)
+    affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]
+    admitted(kubectl, made)
 
 
 def test_a_folder_of_something_else_is_seen_before_a_pod_is_made(

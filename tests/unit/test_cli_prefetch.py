@@ -54,9 +54,36 @@ def test_its_pod_is_the_jobs_without_what_only_training_needs() -> None:
     assert variables["HF_ENDPOINT"]["value"] == "https://mirror.example"
     assert variables["GRPO_DATASET_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "rows"}
     assert variables["HF_HUB_CACHE"]["value"] == "/hub-cache/hub"
-    assert (pod["tolerations"], pod["imagePullSecrets"]) == ([{"operator": "Exists"}], [{"name": "registry"}])
-    assert not {"initContainers", "runtimeClassName", "nodeSelector", "affinity"} & pod.keys()
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert not {"initContainers", "runtimeClassName", "affinity"} & pod.keys()
     assert pod["securityContext"]["runAsNonRoot"]
+
+
+def test_it_runs_where_the_job_s_pods_may() -> None:
+    near = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    template = {"spec": {"affinity": {"nodeAffinity": nodes, "podAffinity": near}}}
+    pod = made(podTemplate=template)["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"pool": "gpus"}
+    assert pod["affinity"] == {"nodeAffinity": nodes}
+    keys = [one.get("key") for one in pod["tolerations"]]
+    assert keys == [None, "nvidia.com/gpu", "amd.com/gpu"], "the nodes of the job have GPUs, which keep others away"
+
+
+def test_it_goes_where_the_claim_of_its_cache_is(world: "World", capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"nodeName": "node-1", "volumes": [{"persistentVolumeClaim": {"claimName": "hub"}}]}
+    claim = {"metadata": {"name": "hub"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    waits = pod("a", "Pending", conditions=[{"reason": "Unschedulable", "message": "no room"}])
+    done = pod("a", "Succeeded", said(Result.SUCCEEDED, "done"))
+    holder = {"metadata": {"name": "other-1-0"}, "spec": other}
+    world.answers([None, made(), ended("Complete")], [[waits], [done]], claims=[claim], holders=[holder])
+    assert command(world) == 0
+    (created,) = world.created
+    required = created["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    assert '"values": ["node-1"]' in json.dumps(required)
+    told = "no room; it can run only beside claim hub, which pod other-1-0 has on node node-1"
+    assert capsys.readouterr().err == f"job run-prefetch: {told}\n"
 
 
 def test_nothing_takes_it_for_a_gang() -> None:
@@ -84,6 +111,12 @@ asked["log"].append(sys.argv[1:])
 if words[0] == "get" and words[1] == "jobs":
     print(json.dumps({{"items": [asked["jobs"][0]] if asked["jobs"][0] else []}}))
     asked["jobs"] = asked["jobs"][1:] or asked["jobs"]
+elif words[0] == "get" and words[1] == "persistentvolumeclaims":
+    print(json.dumps({{"items": asked["claims"]}}))
+elif words[0] == "get" and any("spec.nodeName" in one for one in sys.argv):
+    print(json.dumps({{"items": asked["holders"]}}))
+elif words[0] == "get" and words[1] == "events":
+    print(json.dumps({{"items": []}}))
 elif words[0] == "get":
     print(json.dumps({{"items": asked["pods"][0]}}))
     asked["pods"] = asked["pods"][1:] or asked["pods"]
@@ -104,8 +137,9 @@ class World:
         (folder / "kubectl.py").write_text(CLUSTER.format(state=str(self._state)))
         self.folder = folder
 
-    def answers(self, jobs: list[Any], pods: list[list[Any]]) -> None:
-        self._state.write_text(json.dumps({"jobs": jobs, "pods": pods, "created": [], "log": []}))
+    def answers(self, jobs: list[Any], pods: list[list[Any]], claims: Any = (), holders: Any = ()) -> None:
+        state = {"jobs": jobs, "pods": pods, "created": [], "log": [], "claims": claims, "holders": holders}
+        self._state.write_text(json.dumps(state))
 
     def asked(self, word: str) -> list[list[str]]:
         return [line for line in json.loads(self._state.read_text())["log"] if word in line]

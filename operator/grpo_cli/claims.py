@@ -1,0 +1,112 @@
+"""Where a pod must run for its claims: a volume that one node at a time can mount is mounted where it is already.
+
+The scheduler doesn't look at that: it would put the pod on any node, where it waits until who has the volume has ended.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.podspec import require_name
+
+from . import kubectl
+from .errors import KubectlError, NotYet
+
+Manifest = dict[str, Any]
+MANY_NODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
+ONE_POD = "ReadWriteOncePod"
+_BOUND = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that may have volumes mounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod that has a claim which others can mount on its node alone."""
+
+    claim: str
+    pod: str
+    node: str
+    tolerations: tuple[Manifest, ...] = ()
+    """What lets it run there."""
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return f"claim {self.claim}, which pod {self.pod} has on node {self.node}"
+
+
+def placed(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
+    """A Job whose pod goes to the node where its claims are, and for whose sake; as it is where none binds it.
+
+    Raises:
+        NotYet: there is no such node as long as others have the claims.
+        KubectlError: kubectl fails.
+    """
+    template = job["spec"]["template"]
+    found = holders(options, mounted(template["spec"]))
+    if not found:
+        return job, None
+    first, *others = found
+    for other in others:
+        if other.node != first.node:
+            raise NotYet(f"no node can mount both {first.words}, and {other.words}: wait until one of them has ended")
+    template = {**template, "spec": beside(template["spec"], first)}
+    return {**job, "spec": {**job["spec"], "template": template}}, first
+
+
+def mounted(pod: Manifest) -> set[str]:
+    """The claims of a pod's spec."""
+    sources = (volume.get("persistentVolumeClaim") for volume in pod.get("volumes") or ())
+    return {source["claimName"] for source in sources if source}
+
+
+def beside(pod: Manifest, holder: Holder) -> Manifest:
+    """A pod's spec that runs on the holder's node, and nowhere else, as what keeps others away lets the holder."""
+    made = deepcopy(pod)
+    require_name(made.setdefault("affinity", {}).setdefault("nodeAffinity", {}), "In", [holder.node])
+    own = made.setdefault("tolerations", [])
+    own += [one for one in holder.tolerations if one not in own]
+    return made
+
+
+def holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
+    """Who has those of the claims that one node at a time can mount, one per claim; none where that can't be read.
+
+    Raises:
+        NotYet: one pod at a time can mount a claim, and another has it.
+        KubectlError: kubectl fails.
+    """
+    try:
+        bound = _bound_to_a_node(options, set(claims))
+        pods = kubectl.get(options, "pods", _BOUND)["items"] if bound else []
+    except KubectlError as error:
+        if "(Forbidden)" in str(error):
+            return []
+        raise
+    found = {holder.claim: holder for pod in pods for holder in _held(pod, bound)}
+    for claim, holder in found.items():
+        if ONE_POD in bound[claim]:
+            raise NotYet(f"only one pod at a time can mount {holder.words}: wait until that has ended")
+    return list(found.values())
+
+
+def _bound_to_a_node(options: Namespace, claims: set[str]) -> dict[str, list[str]]:
+    """The access modes of those of the claims that one node at a time can mount."""
+    found = kubectl.get(options, "persistentvolumeclaims")["items"] if claims else []
+    known = {one["metadata"]["name"]: _modes(one) for one in found}
+    return {name: modes for name, modes in known.items() if name in claims and modes and MANY_NODES.isdisjoint(modes)}
+
+
+def _modes(claim: Manifest) -> list[str]:
+    """The volume's, once there is one, which may allow more than was asked for."""
+    status, spec = claim.get("status") or {}, claim.get("spec") or {}
+    return list(status.get("accessModes") or spec.get("accessModes") or ())
+
+
+def _held(pod: Manifest, claims: Iterable[str]) -> Iterator[Holder]:
+    spec = pod["spec"]
+    for claim in mounted(spec).intersection(claims):
+        tolerations = tuple(spec.get("tolerations") or ())
+        yield Holder(claim, pod["metadata"]["name"], spec["nodeName"], tolerations)
