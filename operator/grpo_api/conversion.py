@@ -29,6 +29,11 @@ class ConversionParameters(Record):
     dtype: Literal["bfloat16", "float32"]
     """Dtype of the weights that were written."""
 
+    @property
+    def words(self) -> str:
+        """What was done, for people."""
+        return f"merged into its base, to {self.dtype}" if self.merge else f"to {self.dtype}"
+
 
 class ConversionDefinition(Record):
     """SLSA's: what was asked for, and what it was made of."""
@@ -72,10 +77,8 @@ class Conversion(Record):
 
     @property
     def words(self) -> str:
-        """What was done, for people."""
-        asked = self.build_definition.external_parameters
-        done = f"merged into its base, to {asked.dtype}" if asked.merge else f"to {asked.dtype}"
-        return f"{done}, from weights {self.weights_hash}"
+        """What was done to what, for people."""
+        return f"{self.build_definition.external_parameters.words}, from weights {self.weights_hash}"
 
 
 class ConversionStatement(Described):

@@ -13,14 +13,16 @@ from peft import get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from grpo_api.artifacts import SUMS, Listing, parse_sums, weights_hash
+from grpo_api.artifacts import SUMS, Listing, parse_sums, sums_text, weights_hash
 from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_api.conversion import ConversionStatement, read_statement
 from grpo_api.digests import files_of
 from grpo_api.plan import TrainingPlan
 from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
 from grpo_trainer.checkpoints.export import export_model
+from grpo_trainer.checkpoints.hashing import sha256_sums
 from grpo_trainer.checkpoints.resume import claim_folder
+from grpo_trainer.checkpoints.volume import list_files
 from grpo_trainer.delivery import sending, serving
 from grpo_trainer.delivery.__main__ import main
 from grpo_trainer.delivery.sources import Folder
@@ -28,6 +30,8 @@ from grpo_trainer.errors import BadInput
 from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs
 from tests.exported_model import KEYS, describe, public, verify
+
+HASHED = "sha256sum *.safetensors | sha256sum"
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +146,19 @@ def test_a_conversion_says_what_it_was_made_of_and_is_not_taken_for_what_was_sig
     plan: TrainingPlan, pod: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export, merge = Path(str(plan.checkpoint_directory)) / "export", plan.execution.method == "LoRA"
+    (export / "README.md").write_text(f"- hash of the weights (`{HASHED}`): ` old `\nThis adapter was trained", "utf-8")
+    (export / SUMS).write_text(sums_text(sha256_sums(export, list_files(export).keys() - {SUMS})))
     describe(export, KEYS["Ed25519"])
     assert serving.serve(pod, "bfloat16", merge=merge, idle=0) == 0
     folder = pod / "model"
     assert listed(pod).files.keys() == files_of(folder).keys()
     assert not (folder / ENVELOPE_FILE).exists()
+    weights = listed(pod).weights_hash
+    done = "merged into its base, to bfloat16" if merge else "to bfloat16"
+    page = f"- hash of the weights (`{HASHED}`): ` {weights} `\n- converted: {done}\nThis model was trained"
+    assert (folder / "README.md").read_text() == page
+    hashed = {name: entry.sha256 for name, entry in listed(pod).files.items() if name not in {SUMS, STATEMENT_FILE}}
+    assert parse_sums((folder / SUMS).read_text()) == hashed
     statement = read_statement((folder / STATEMENT_FILE).read_bytes())
     assert isinstance(statement, ConversionStatement)
     made_of = statement.predicate.consumed

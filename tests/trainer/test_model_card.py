@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from grpo_api.dataset import DatasetSpec
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import DATASET_FINGERPRINT
-from grpo_trainer.hub.card import Trained, model_card, write_card
+from grpo_trainer.hub.card import Trained, converted_card, model_card, write_card
 from harness.ranks import runs
 from tests.generated import cases
 
@@ -68,6 +68,30 @@ def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
         assert told in text
     # printf a > a.safetensors; printf b > b.safetensors; sha256sum *.safetensors | sha256sum
     assert "sha256:6741e84d570578177e1536a0563070d2da8466ffa87a54e2afc488b7c4076d7b" in text
+
+
+@given(model=NAME, dataset=NAME, done=st.sampled_from(["merged into its base, to bfloat16", "to float32"]))
+@settings(max_examples=cases(50))
+def test_of_a_conversion_it_says_what_is_true_of_that(model: str, dataset: str, done: str) -> None:
+    plan = with_model(runs.plan(Path("m"), strategy="Adapter"), model).model_copy(
+        update={"dataset": DatasetSpec(name=dataset)}
+    )
+    merged = plan.model_copy(update={"adapter": plan.adapter.model_copy(update={"merge_on_export": True})})
+    other = HASH.replace("a", "b")
+    adapter, whole = (model_card(trained(plan=one), HASH) for one in (plan, merged))
+    for page in (adapter, whole):
+        text = converted_card(page, other, done)
+        assert read(text) == read(whole)
+        lines = [line for line in text.splitlines() if line != f"- converted: {done}"]
+        assert len(lines) == len(text.splitlines()) - 1
+        expected = whole.replace(HASH, other).splitlines()
+        assert [line for line in lines if "mergeOnExport" not in line] == [
+            line for line in expected if "mergeOnExport" not in line
+        ]
+
+
+def test_a_page_of_somebody_else_stays_as_it_is() -> None:
+    assert converted_card("# mine\n\nnot ours", HASH, "to float32") == "# mine\n\nnot ours"
 
 
 @given(model=NAME, dataset=NAME, metrics=st.dictionaries(TEXT, st.floats(), max_size=3))

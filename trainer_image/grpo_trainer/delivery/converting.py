@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from grpo_api.artifacts import SUMS, WEIGHTS, sums_text
-from grpo_api.conversion import ORIGINAL
+from grpo_api.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
+from grpo_api.conversion import ORIGINAL, ConversionParameters
 from grpo_api.plan import TrainingPlan
 from grpo_api.provenance import OWN_FILES, STATEMENT_FILE
 
@@ -18,6 +18,7 @@ from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import read_sums, sha256_sums
 from ..checkpoints.volume import list_files
 from ..errors import BadInput
+from ..hub.card import CARD, converted_card
 from ..hub.repositories import Hub, Repository
 from ..weights.files import ADAPTER_CONFIG
 from ..weights.models import Dtype, Source, load_causal, locate
@@ -50,10 +51,22 @@ def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *
     else:
         model: Any = load_causal(source, plan.model.trust_remote_code)
         model.save_pretrained(folder)
-    (folder / SUMS).write_text(sums_text(sha256_sums(folder, list_files(folder))), encoding="utf-8")
+    asked = ConversionParameters(merge=merge, dtype=target)
+    _seal(folder, asked)
     if (export / STATEMENT_FILE).exists():
-        write_conversion(plan, consumed, source, folder, merge=merge, started=started)
+        write_conversion(plan, consumed, source, folder, asked=asked, started=started)
     return folder
+
+
+def _seal(folder: Path, asked: ConversionParameters) -> None:
+    """Write the hashes of a model that is complete, after its page has been made true of it."""
+    sums = sha256_sums(folder, list_files(folder))
+    card = folder / CARD
+    if card.is_file():
+        page = card.read_text(encoding="utf-8")
+        card.write_text(converted_card(page, weights_hash(sums), asked.words), encoding="utf-8")
+        sums |= sha256_sums(folder, [CARD])
+    (folder / SUMS).write_text(sums_text(sums), encoding="utf-8")
 
 
 def _unchanged(export: Path) -> dict[str, str]:

@@ -33,7 +33,13 @@ from ..weights.models import Source
 
 
 def write_conversion(
-    plan: TrainingPlan, consumed: Mapping[str, str], source: Source, folder: Path, *, merge: bool, started: float
+    plan: TrainingPlan,
+    consumed: Mapping[str, str],
+    source: Source,
+    folder: Path,
+    *,
+    asked: ConversionParameters,
+    started: float,
 ) -> None:
     """Write the document about all files of a converted model into its folder.
 
@@ -42,14 +48,14 @@ def write_conversion(
         consumed: name → sha256 of the export's files.
         source: the base that an adapter was merged into, or the export itself.
         folder: the converted model, complete.
-        merge: whether an adapter was merged.
+        asked: what was asked for.
         started: Unix time, in seconds.
 
     Raises:
         OSError: a file can't be read or written.
     """
     used = [Dependency(name=f"{CONSUMED}{name}", digest={"sha256": one}) for name, one in sorted(consumed.items())]
-    if merge:
+    if asked.merge:
         used.append(from_hub("base", source.name, source.revision))
     statement = ConversionStatement(
         type=STATEMENT_TYPE,
@@ -58,7 +64,7 @@ def write_conversion(
         predicate=Conversion(
             build_definition=ConversionDefinition(
                 build_type=CONVERSION_TYPE,
-                external_parameters=ConversionParameters(merge=merge, dtype=source.dtype),
+                external_parameters=asked,
                 resolved_dependencies=used,
             ),
             run_details=ConversionDetails(

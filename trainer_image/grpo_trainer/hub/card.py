@@ -35,6 +35,7 @@ SECTIONS = ("model", "dataset", "training", "reference", "adapter")
 """Of the spec, what is shown; rewards by name only, since they may hold addresses."""
 SECRETS = {"token_secret_ref", "volume", "cache", "files"}
 """Fields of these sections that tell of the cluster, and nothing of the model."""
+HASH = f"- hash of the weights (`sha256sum *{WEIGHTS} | sha256sum`):"
 LOADERS = {True: ("peft", "AutoPeftModelForCausalLM"), False: ("transformers", "AutoModelForCausalLM")}
 """Library and class that load an adapter (True) or a whole model."""
 
@@ -66,6 +67,25 @@ def write_card(trained: Trained, folder: Path) -> None:
         OSError: a file can't be read or written.
     """
     (folder / CARD).write_text(model_card(trained, _hash_of_weights(folder)), encoding="utf-8")
+
+
+def converted_card(page: str, hash_of_weights: str, done: str) -> str:
+    """The page of an export, as it is true of the whole model that a conversion made of it; `done` says how."""
+    (peft, adapter), (library, whole) = LOADERS[True], LOADERS[False]
+    beginnings = {
+        "base_model_relation: adapter": "base_model_relation: finetune",
+        f"library_name: {peft}": f"library_name: {library}",
+        "This adapter was": "This model was",
+        f"from {peft} import {adapter}": f"from {library} import {whole}",
+        f"model = {adapter}.": f"model = {whole}.",
+    }
+    lines = []
+    for line in page.split("\n"):  # no line that users wrote begins like one of these
+        begun = next((old for old in beginnings if line.startswith(old)), "")
+        lines.append(beginnings.get(begun, "") + line.removeprefix(begun))
+        if line.startswith(HASH):
+            lines[-1:] = [f"{HASH} {_code(hash_of_weights)}", f"- converted: {done}"]
+    return "\n".join(lines)
 
 
 def _hash_of_weights(folder: Path) -> str:
@@ -122,7 +142,7 @@ def _facts(trained: Trained, hash_of_weights: str) -> Iterator[str]:
     yield f"- dataset: {_named(plan.dataset.name or 'files', found.get('dataset'))}"
     yield f"- fingerprint of the rows (sha256): {_code(found.get(DATASET_FINGERPRINT, 'unknown'))}"
     yield f"- rewards: {', '.join(map(_code, reward_names(plan.rewards)))}"
-    yield f"- hash of the weights (`sha256sum *{WEIGHTS} | sha256sum`): {_code(hash_of_weights)}"
+    yield f"{HASH} {_code(hash_of_weights)}"
 
 
 def _named(name: str, commit: str | None) -> str:
