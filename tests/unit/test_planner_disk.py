@@ -53,7 +53,7 @@ def test_the_sizes_of_what_is_fetched_are_added_up(fields: dict[str, Any], fetch
 
 STORE = {"store": {"url": "s3://bucket/runs"}}
 VOLUME = {"volume": {"claimName": "kept"}}
-HUB = {"to": "Hub", "hub": {"repository": "team/m", "tokenSecretRef": {"name": "hub", "key": "token"}}}
+HUB = {"to": "Hub", "hub": {"repository": "team/out", "tokenSecretRef": {"name": "hub", "key": "token"}}}
 FOLDER = {"model": {"name": "/models/m", "parameters": "2B"}, **MOUNTED}
 FLOAT, NARROW = {"dtype": "float32"}, {"dtype": "bfloat16"}
 
@@ -207,6 +207,22 @@ def test_a_request_that_no_node_can_meet_is_told_before_there_is_a_pod() -> None
     assert judged([smaller], offering("50", "40"))[smaller.uid].admitted
     asking = make_job({**LARGE, "resources": {"requests": {DISK: "60Gi"}}})
     assert "lower spec.resources.requests.ephemeral-storage" in judged([asking], offering("50"))[asking.uid].message
+
+
+def test_what_would_help_depends_on_what_is_written() -> None:
+    def told(**fields: Any) -> str:
+        job = make_job({**LARGE, **fields})
+        return str(judged([job], offering("50"))[job.uid].message)
+
+    cached = {"name": "team/m", "parameters": "32B", "cache": CACHE}
+    cache, volume = "give spec.model.cache a claim for what is fetched", "set spec.checkpoint.volume"
+    assert told(checkpoint={"volume": {"claimName": "kept"}}).endswith(f": {cache}")
+    assert f": {cache}, or {volume} instead of store, or set spec.resources" in told(checkpoint=STORE)
+    assert told(checkpoint=STORE, model=cached).endswith(
+        f": {volume} instead of store, or set spec.resources.requests.ephemeral-storage to less, since ZeRO splits "
+        "checkpoints over nodes"
+    )
+    assert told(checkpoint={}, export=HUB, model=cached).endswith(f": {volume} for the export")
 
 
 def test_the_reason_is_the_disks_only_where_the_nodes_would_do_but_for_them() -> None:

@@ -78,7 +78,9 @@ def _way_out(spec: GRPOJobSpec) -> str:
     """How the pods would request less of their nodes' disks."""
     if EPHEMERAL_STORAGE in spec.resources.requested:
         return f": lower spec.resources.requests.{EPHEMERAL_STORAGE}"
-    return less_disk(spec).replace(", or ", ": ", 1)
+    ways = less_disk(spec).replace(", or ", ": ", 1)
+    split = f", or set spec.resources.requests.{EPHEMERAL_STORAGE} to less, since ZeRO splits checkpoints over nodes"
+    return ways + split if spec.checkpoint.store else ways
 
 
 def lacks(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
