@@ -12,23 +12,17 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.quantity import MIB
 from grpo_api.training_metrics import CHECKPOINT_SECONDS
 from grpo_trainer.checkpoints import remote
-from grpo_trainer.checkpoints.remote import Remote, remote_of
-from grpo_trainer.checkpoints.resume import begin, choose, claim_folder
-from grpo_trainer.checkpoints.seal import SealCheckpoints
-from grpo_trainer.checkpoints.volume import list_files, read_manifest, sealed_at
+from grpo_trainer.checkpoints.resume import begin, claim_folder
+from grpo_trainer.checkpoints.volume import read_manifest, sealed_at
 from grpo_trainer.errors import BadInput, Diverged, Preempted
-from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process.preemption import Preemption
-from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.stores import client
-from grpo_trainer.stores.client import PART_BYTES
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from harness.ranks import runs
+from tests.trainer.store_attempts import FILES, brought, of, plan, save, started
 from tests.trainer.store_proxy import Pace, StoreProxy, proxy_to
 
 WAIT = 0.1
 """Seconds without any answer after which a save is given up."""
-FILES = {"model.safetensors": b"m" * (PART_BYTES + 1), "deep/optimizer.pt": b"o", "empty": b""}
 
 
 @pytest.fixture
@@ -43,51 +37,8 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProx
         yield proxy
 
 
-def plan(proxy: StoreProxy, folder: Path, attempt: int, keep: int = 3) -> TrainingPlan:
-    """An attempt of a run of one process, with a disk of its own."""
-    made = runs.plan(Path("/models/demo"), folder=folder / f"disk-{attempt}" / "demo-0").model_dump(by_alias=True)
-    made["job"]["attempt"] = attempt
-    made["checkpoint"] = {"store": {"url": f"s3://{BUCKET}/runs", "endpoint": proxy.url}, "keep": keep}
-    return TrainingPlan.model_validate(made)
-
-
-def started(made: TrainingPlan) -> tuple[SealCheckpoints, Recorder]:
-    """What saves an attempt's checkpoints, once it has claimed the run."""
-    claim_folder(made)
-    recorder = Recorder(made, Placement(0, 0, 1, 1), 0.0)
-    return SealCheckpoints(made, {}, recorder, Preemption.of(made)), recorder
-
-
-def save(seal: SealCheckpoints, made: TrainingPlan, step: int) -> None:
-    """A checkpoint of a few files, one of several parts."""
-
-    def write() -> None:
-        assert made.checkpoint_directory is not None
-        folder = Path(made.checkpoint_directory) / f"attempt-{made.job.attempt}" / f"checkpoint-{step}"
-        for name, content in FILES.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-
-    seal.save(step, write)
-
-
-def of(made: TrainingPlan) -> Remote:
-    found = remote_of(made)
-    assert found is not None
-    return found
-
-
-def brought(made: TrainingPlan, outdated: Any = lambda _: False) -> Path | None:
-    """The checkpoint that an attempt begins with; all its files are there."""
-    claim_folder(made)
-    found = choose(made, {}, outdated)
-    if found:
-        assert {name: (found / name).read_bytes() for name in list_files(found)} == FILES
-    return found
-
-
 def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp_path: Path) -> None:
-    first, second = plan(proxy, tmp_path, 1), plan(proxy, tmp_path, 2)
+    first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
     seal, recorder = started(first)
     save(seal, first, 4)
     assert recorder.progress.checkpoint is not None
@@ -103,11 +54,11 @@ def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp
     again, _ = started(second)
     save(again, second, 5)
     assert not list(tmp_path.glob("disk-2/demo-0/*/checkpoint-*"))
-    assert brought(plan(proxy, tmp_path, 3)) == tmp_path / "disk-3" / "demo-0" / "attempt-2" / "checkpoint-5"
+    assert brought(plan(proxy.url, tmp_path, 3)) == tmp_path / "disk-3" / "demo-0" / "attempt-2" / "checkpoint-5"
 
 
 def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Path) -> None:
-    made = plan(proxy, tmp_path, 1)
+    made = plan(proxy.url, tmp_path, 1)
     seal, recorder = started(made)
     proxy.reset(lambda *_: "503")
     save(seal, made, 2)
@@ -124,7 +75,7 @@ def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
     proxy: StoreProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PART_BYTES", MIB)
-    first, second = plan(proxy, tmp_path, 1), plan(proxy, tmp_path, 2)
+    first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
     seal, recorder = started(first)
     proxy.pace = Pace(latency=0.01, bytes_per_second=16 * MIB)
     proxy.reset(lambda number, _: "503" if number % 5 == 4 else "")
@@ -141,7 +92,7 @@ def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
 def test_a_damaged_checkpoint_is_passed_over(
     proxy: StoreProxy, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = plan(proxy, tmp_path, 1), plan(proxy, tmp_path, 2)
+    first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
     seal, _ = started(first)
     for step in (4, 8):
         save(seal, first, step)
@@ -160,20 +111,20 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 
 def test_all_that_is_lost_is_told(proxy: StoreProxy, tmp_path: Path) -> None:
-    first = plan(proxy, tmp_path, 1)
+    first = plan(proxy.url, tmp_path, 1)
     seal, _ = started(first)
     save(seal, first, 4)
     of(first).run.store.delete(["attempt-1/checkpoint-4/manifest.json"])
     with pytest.raises(BadInput, match="the manifests of all 1 checkpoints are missing or changed"):
-        brought(plan(proxy, tmp_path, 2))
+        brought(plan(proxy.url, tmp_path, 2))
 
 
 def test_a_run_goes_back_behind_what_it_diverged_on(proxy: StoreProxy, tmp_path: Path) -> None:
-    first = plan(proxy, tmp_path, 1)
+    first = plan(proxy.url, tmp_path, 1)
     seal, _ = started(first)
     for step in (4, 8):
         save(seal, first, step)
-    found = brought(plan(proxy, tmp_path, 2), lambda made: made.step > 4)
+    found = brought(plan(proxy.url, tmp_path, 2), lambda made: made.step > 4)
     assert found is not None
     assert found.name == "checkpoint-4"
     head = of(first).run.head()
@@ -181,7 +132,7 @@ def test_a_run_goes_back_behind_what_it_diverged_on(proxy: StoreProxy, tmp_path:
     assert [one.step for one in head.checkpoints] == [4]
     assert {key.split("/")[1] for key in of(first).run.store.listed("attempt-1")} == {"checkpoint-4"}
     with pytest.raises(Diverged):
-        brought(plan(proxy, tmp_path, 3), lambda _: True)
+        brought(plan(proxy.url, tmp_path, 3), lambda _: True)
 
 
 def beginning_with(first: TrainingPlan, folder: Path, **update: Any) -> TrainingPlan:
@@ -201,7 +152,7 @@ def their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("their_keys")
 def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StoreProxy, tmp_path: Path) -> None:
-    first = plan(proxy, tmp_path, 1)
+    first = plan(proxy.url, tmp_path, 1)
     seal, _ = started(first)
     for step in (4, 8):
         save(seal, first, step)
@@ -222,7 +173,7 @@ def test_another_job_begins_with_the_newest_undamaged_checkpoint(proxy: StorePro
 
 @pytest.mark.usefixtures("their_keys")
 def test_another_job_begins_with_an_adapter_on_a_store(proxy: StoreProxy, tmp_path: Path) -> None:
-    first = plan(proxy, tmp_path, 1)
+    first = plan(proxy.url, tmp_path, 1)
     started(first)
     job = beginning_with(first, tmp_path, strategy="Adapter")
     claim_folder(job)
@@ -239,4 +190,4 @@ def test_another_job_begins_with_an_adapter_on_a_store(proxy: StoreProxy, tmp_pa
 
 
 def test_a_new_run_begins_anew(proxy: StoreProxy, tmp_path: Path) -> None:
-    assert brought(plan(proxy, tmp_path, 1)) is None
+    assert brought(plan(proxy.url, tmp_path, 1)) is None
