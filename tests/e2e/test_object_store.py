@@ -21,8 +21,8 @@ from harness.programs.object_stores import ACCESS, BUCKET, CREDENTIALS, SECRET
 from tests.e2e.conftest import CLAIM, grpo
 
 NAME, IMAGE, PORT = "stored", "localhost/stores/versitygw:1", 7070
-STEPS, EVERY = 32, 8
-"""A step takes a third of a second on two idle cores: the run is still on when the pod goes that is lost at step 9."""
+STEPS, EVERY = 64, 8
+"""A step takes a third of a second on two idle cores: on faster ones, too, the run is still on when step 9 is seen."""
 
 
 @pytest.fixture(scope="module")
