@@ -1,11 +1,13 @@
 """A minimal Kubernetes API client on the standard library, for what the harness itself asks of its API server.
 
-Not for the operator or its tests: it knows nothing but one JSON request at a time. One connection is kept per object.
+Not for the operator or its tests: it knows nothing but one JSON request at a time. One connection is kept per object,
+on which threads take turns.
 """
 
 import http.client
 import json
 import ssl
+import threading
 from typing import Any
 
 from .pki import Authority
@@ -29,6 +31,7 @@ class ApiClient:
         self._context.load_cert_chain(authority.crt(name), authority.key(name))
         self._address = (address, port)
         self._connection = self.connection()
+        self._turn = threading.Lock()
 
     def connection(self, timeout: float = 10) -> http.client.HTTPSConnection:
         """A connection of its own, for an answer that is read as it comes, such as a watch's."""
@@ -40,16 +43,20 @@ class ApiClient:
         Raises ApiStatusError on a status of 400 or more, OSError when the server can't be reached.
         """
         data = None if body is None else json.dumps(body)
+        with self._turn:
+            status, text = self._answer(method, path, data, {"Content-Type": kind})
+        if status >= 400:
+            raise ApiStatusError(method, path, status, text)
+        return json.loads(text) if text.startswith("{") else text
+
+    def _answer(self, method: str, path: str, data: str | None, headers: dict[str, str]) -> tuple[int, str]:
         try:
-            self._connection.request(method, path, data, {"Content-Type": kind})
+            self._connection.request(method, path, data, headers)
             answer = self._connection.getresponse()
-            text = answer.read().decode()
+            return answer.status, answer.read().decode()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()  # the next request opens a new one
             raise ConnectionError(f"{method} {path}: {error!r}") from error
-        if answer.status >= 400:
-            raise ApiStatusError(method, path, answer.status, text)
-        return json.loads(text) if text.startswith("{") else text
 
     def get(self, path: str) -> Any:
         """GET a path."""

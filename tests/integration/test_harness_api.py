@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,13 @@ def cluster() -> Iterator[Cluster]:
     """A cluster of this test's own, so that it can be harmed."""
     with Cluster.create(f"harness-{os.getpid()}", ClusterSettings(gpus=GpuSettings(per_node=4))) as own:
         yield own
+
+
+def test_threads_take_turns_on_a_clients_connection(grpo_cluster: Cluster) -> None:
+    client = grpo_cluster.control_plane.client()
+    with ThreadPoolExecutor(8) as threads:
+        versions = list(threads.map(client.get, ["/version"] * 64))
+    assert {one["major"] for one in versions} == {"1"}
 
 
 def test_an_api_server_crash_keeps_data_and_address(cluster: Cluster) -> None:
