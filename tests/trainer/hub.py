@@ -102,7 +102,7 @@ class HubServer(ThreadingHTTPServer):
         """A client that goes away is no error here."""
 
 
-S = TypeVar("S", bound=HubServer)
+S = TypeVar("S", bound=ThreadingHTTPServer)
 
 
 class _Handler(BaseHTTPRequestHandler):

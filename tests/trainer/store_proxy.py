@@ -8,11 +8,13 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.trainer.hub import serving
 
 FAULTS = ("503", "cut before", "cut amid", "cut after")
 """What may befall a request: a refusal that passes, a connection that is cut, half an answer, an answer that is lost.
@@ -161,15 +163,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
 
-@contextmanager
-def proxy_to(endpoint: str) -> Iterator[StoreProxy]:
+def proxy_to(endpoint: str) -> AbstractContextManager[StoreProxy]:
     """A proxy that serves while the body runs."""
-    server = StoreProxy(endpoint)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serving(StoreProxy(endpoint))

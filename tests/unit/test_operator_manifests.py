@@ -294,7 +294,3 @@ def test_a_claim_from_the_template_is_owned_only_when_it_may_go(retain: bool) ->
         "storageClassName": "fast",
     }
     assert mounts(**spec)["/checkpoints"] == ("checkpoints", False)
-
-
-def test_without_a_template_there_is_no_claim() -> None:
-    assert checkpoint_volume_claim(KEY, UID, attempt().spec) is None

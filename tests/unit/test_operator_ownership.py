@@ -28,6 +28,12 @@ def claim(retain: bool = True, uid: str = UID, **meta: Any) -> Any:
     return claim_record(body)
 
 
+def test_without_a_template_there_is_no_claim() -> None:
+    spec = make_job().spec
+    assert spec is not None
+    assert checkpoint_volume_claim(make_job().key, UID, spec) is None
+
+
 def test_the_jobs_own_claim_is_taken() -> None:
     assert claim_problem(claim(), make_job(TEMPLATE)) == ""
     assert claim_problem(claim(retain=False), make_job(TEMPLATE)) == ""

@@ -19,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 
 from grpo_api.contract import EXPORT_TOKEN_ENV
+from grpo_api.digests import digests, files_of
 from grpo_api.exporting import HubExportSpec
 from grpo_api.provenance import OWN_FILES
 
@@ -116,9 +117,9 @@ class Files:
 
     @classmethod
     def of(cls, folder: Path, read: Callable[[], None]) -> "Files":
-        """Those of a folder; `read` is called after each."""
-        paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        return cls(paths, {name: _sha256(path, read) for name, path in paths.items()})
+        """Those of a folder; `read` is called as they are read."""
+        paths = {name: path for name, path in files_of(folder).items() if path.is_file()}
+        return cls(paths, dict(zip(paths, digests(list(paths.values()), lambda _: read()), strict=True)))
 
     def additions(self) -> list[CommitOperationAdd]:
         """What is to be in the commit; new ones each time, since they remember what was in the repository."""
@@ -140,13 +141,6 @@ class Files:
         content = self.paths[name].read_bytes() if self.paths[name].stat().st_size == file.size else b""
         # git's name of a small file: a hash of its content, too
         return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _sha256(path: Path, read: Callable[[], None]) -> str:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    read()
-    return found
 
 
 def require_target(spec: HubExportSpec, tell: Tell) -> None:
