@@ -13,7 +13,7 @@ from .report import Outcome, Result, Standstill
 
 DIVERGED = frozenset({Result.DIVERGED, Result.DIVERGED_KL})
 """Results that another batch might not give: see spec.guard.onDivergence."""
-PERMANENT = DIVERGED | {Result.BAD_INPUT, Result.WEIGHTS_DIFFER}
+PERMANENT = DIVERGED | {Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.ENGINE_MISMATCH}
 """Results that the same input would give again: no restart."""
 
 
@@ -32,6 +32,9 @@ class Tier(IntEnum):
 _TIERS = {
     Result.OUT_OF_MEMORY: Tier.SPECIFIC,
     Result.REWARD_ERROR: Tier.SPECIFIC,
+    Result.ENGINE_WEIGHTS_DIFFER: Tier.SPECIFIC,
+    Result.WEIGHT_SYNC_TIMEOUT: Tier.SPECIFIC,
+    Result.ENGINE_LOST: Tier.SPECIFIC,
     Result.HANG: Tier.HANG,
     Result.RENDEZVOUS_TIMEOUT: Tier.RENDEZVOUS,
     Result.PREEMPTED: Tier.TERMINATED,

@@ -29,6 +29,7 @@ WHILE_STOPPED = (
     "sharedMemory",
     "podTemplate",
     "placement",
+    "generation",
     "guard",
     "export",
     "rewards",

@@ -81,6 +81,15 @@ PROGRESS_BIND_ENV = "GRPO_PROGRESS_BIND"
 RENDEZVOUS_PORT = 29500
 """Rank 0 accepts the process group here."""
 
+ENGINE_PORT = 8000
+"""An engine pod serves completions, weight syncs, /metrics and /healthz here."""
+
+WEIGHTS_PORT = 29600
+"""Rank 0 accepts engine pods here for the transfer of weights."""
+
+ENGINE_SUFFIX = "-engine"
+"""What the Job of an attempt's engines adds to the name of the attempt's Job."""
+
 MODEL_MOUNT = "/models"
 DATA_MOUNT = "/data"
 CHECKPOINT_MOUNT = "/checkpoints"

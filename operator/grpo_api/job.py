@@ -15,6 +15,7 @@ from .checkpoint import CheckpointSpec
 from .contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME
 from .dataset import DatasetSpec
 from .exporting import ExportSpec
+from .generation import MAX_SERVER_JOB_NAME, GenerationSpec
 from .model import ModelSpec
 from .names import Image, PullPolicy
 from .plan import ExecutionPlan
@@ -132,6 +133,8 @@ class GRPOJobSpec(Model):
     """Reward functions; their weighted sum is the reward."""
     training: TrainingSpec = Field(default_factory=TrainingSpec)
     """GRPO and optimizer settings. Unset: the defaults below."""
+    generation: GenerationSpec = Field(default_factory=GenerationSpec)
+    """What samples the completions. Unset: chosen by the plan."""
     reference: ReferenceSpec = Field(default_factory=ReferenceSpec)
     """The reference model. Unset: chosen by the plan."""
     adapter: AdapterSpec = Field(default_factory=AdapterSpec)
@@ -232,6 +235,11 @@ class GRPOJob(Model):
             f"size(self.metadata.name) <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
             f"metadata.name must have at most {MAX_JOB_NAME} characters and no dot: "
             "its pods' names add the attempt and the index",
+        ),
+        Rule(
+            f"self.spec.generation.engine != 'Servers' || size(self.metadata.name) <= {MAX_SERVER_JOB_NAME}",
+            f"metadata.name must have at most {MAX_SERVER_JOB_NAME} characters with generation.engine Servers: the "
+            "names of the engines' pods add the role",
         ),
         Rule(
             "!has(self.spec.resumeFrom) || !has(self.spec.resumeFrom.grpoJob) || "

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from .base import ATOMIC_LIST, Model
 from .checkpoint import CheckpointSpec
-from .contract import RENDEZVOUS_PORT
+from .contract import ENGINE_PORT, RENDEZVOUS_PORT, WEIGHTS_PORT
 from .dataset import DatasetSpec
 from .exporting import ExportSpec
+from .generation import EnginePlan, GenerationSpec
 from .model import ModelSpec
 from .names import Labels
 from .quantity import MAX_COUNT, Count
@@ -41,6 +42,8 @@ class MemoryPhases(Model):
 
     load: Bytes
     """Loading the weights."""
+    sync: Bytes = 0
+    """Bringing the weights into a colocated engine; 0 without one."""
     generate: Bytes
     """Generating completions."""
     reference: Bytes
@@ -58,7 +61,7 @@ class MemoryPrediction(Model):
 
     phases: MemoryPhases
     """Peak per phase."""
-    peak_phase: Literal["load", "generate", "reference", "forward", "backward", "step"]
+    peak_phase: Literal["load", "sync", "generate", "reference", "forward", "backward", "step"]
     """The phase with the highest peak."""
     peak_allocated_bytes: Bytes
     """What torch.cuda.max_memory_allocated would read."""
@@ -115,6 +118,8 @@ class ExecutionPlan(Model):
     """Whether activations are recomputed."""
     gather_for_generation: bool = True
     """Whether ZeRO-3 gathers the policy to generate."""
+    engine: EnginePlan | None = None
+    """The vLLM engine that samples the completions; absent for Transformers, where the policy does."""
     optimizer: Literal["AdamW", "AdamW8bit"] = "AdamW"
     """The optimizer."""
     dtype: Literal["bfloat16", "float32"]
@@ -176,6 +181,17 @@ class Rendezvous(Model):
     """Its port."""
 
 
+class EngineAddresses(Model):
+    """Where rank 0 finds the engines of the attempt, and they it."""
+
+    hosts: Annotated[list[str], Field(min_length=1, max_length=512)]
+    """DNS names of the engine pods, by index."""
+    port: Annotated[int, Field(ge=1, le=65535)] = ENGINE_PORT
+    """Where each of them serves."""
+    weights_port: Annotated[int, Field(ge=1, le=65535)] = WEIGHTS_PORT
+    """Where rank 0 accepts them for the transfer of weights."""
+
+
 class EarlierEnd(Model):
     """How an earlier attempt ended, as the operator saw it."""
 
@@ -194,6 +210,8 @@ class TrainingPlan(Model):
     """Whose attempt this is."""
     rendezvous: Rendezvous
     """Where the ranks meet."""
+    engines: EngineAddresses | None = None
+    """Where the engines are; absent without engines in pods of their own."""
     model: ModelSpec
     """spec.model."""
     dataset: DatasetSpec
@@ -202,6 +220,8 @@ class TrainingPlan(Model):
     """spec.rewards."""
     training: TrainingSpec
     """spec.training."""
+    generation: GenerationSpec = Field(default_factory=GenerationSpec)
+    """spec.generation; `execution.engine` says what became of engine Auto."""
     reference: ReferenceSpec
     """spec.reference; `execution.strategy` says what became of strategy Auto."""
     adapter: AdapterSpec

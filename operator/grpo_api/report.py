@@ -25,8 +25,9 @@ MAX_METRICS = 16
 """Most metrics that an Outcome carries."""
 LOAD = "load"
 """What comes before the first step, as a phase of memory; it takes its time once, so it is not a phase of a step."""
-STEP_PHASES = ("generate", "reward", "reference", "forward", "backward", "step")
-"""The phases of a step, in its order; keys of `Progress.memory` and values of the metrics' label `step_phase`."""
+STEP_PHASES = ("sync", "generate", "reward", "reference", "forward", "backward", "step")
+"""The phases of a step, in its order, the sync of an engine's weights first; keys of `Progress.memory` and
+values of the metrics' label `step_phase`."""
 
 
 Stage = Literal["Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"]
@@ -61,6 +62,10 @@ class Result(StrEnum):
     WEIGHTS_DIFFER = "WeightsDiffer"
     REWARD_ERROR = "RewardError"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    WEIGHT_SYNC_TIMEOUT = "WeightSyncTimeout"
+    ENGINE_WEIGHTS_DIFFER = "EngineWeightsDiffer"
+    ENGINE_MISMATCH = "EngineMismatch"
+    ENGINE_LOST = "EngineLost"
     PREEMPTED = "Preempted"
     ERROR = "Error"
 
@@ -76,6 +81,10 @@ EXIT_CODES = {
     Result.REWARD_ERROR: 45,
     Result.RENDEZVOUS_TIMEOUT: 46,
     Result.DIVERGED: 47,
+    Result.WEIGHT_SYNC_TIMEOUT: 48,
+    Result.ENGINE_WEIGHTS_DIFFER: 49,
+    Result.ENGINE_MISMATCH: 50,
+    Result.ENGINE_LOST: 51,
     Result.PREEMPTED: 143,
 }
 """Exit code of a training process per result; 143 is 128 + SIGTERM. Codes outside are the kernel's or the shell's."""
@@ -118,7 +127,7 @@ class Generations(Model):
 class MemoryShortage(Model):
     """What a process lacked memory for."""
 
-    phase: Literal["load", "generate", "reward", "reference", "forward", "backward", "step"] | None = None
+    phase: Literal["load", "sync", "generate", "reward", "reference", "forward", "backward", "step"] | None = None
     """The phase of a step, or load for all before the first; absent where the process could not say."""
     memory: Literal["Device", "Host"] = "Device"
     """Whose memory it was."""

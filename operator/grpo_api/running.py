@@ -18,6 +18,10 @@ FailedResult = Literal[
     "WeightsDiffer",
     "RewardError",
     "RendezvousTimeout",
+    "WeightSyncTimeout",
+    "EngineWeightsDiffer",
+    "EngineMismatch",
+    "EngineLost",
     "Preempted",
     "Error",
 ]
@@ -188,6 +192,12 @@ class GuardSpec(Model):
     """What follows when a loss, a gradient or a weight is not finite (Diverged), or the KL is above maxKL (DivergedKL).
     Rollback: the run goes back to the newest checkpoint from before the batch that it diverged on and never trains on
     that batch, at most twice; without any checkpoint it starts anew without it. Unset: Fail."""
+    max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
+    """The run fails with EngineMismatch when the mean difference between the engine's and the trainer's log-probability
+    of the tokens of a step, in nats, is above this. Unset: never."""
+    weight_sync_timeout_seconds: Annotated[int, Field(ge=5, le=86400)] = 600
+    """Longest time in which an engine takes new weights, or answers that it has them; then it is given up, and without
+    any other the attempt ends with WeightSyncTimeout. Unset: 600 s."""
     hang_timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
     """An attempt without progress for this long is ended as Hang and restarted. While it trains, progress is a finished
     step, which may always take three times the plan's estimate; before and after, it is bytes read or written. Unset:

@@ -21,6 +21,11 @@ def _by_reward(key: str, text: str, kind: Kind = "gauge") -> Metric:
     return Metric(f"grpo_training_{key}{total}", kind, "1", text, ("reward",), key=key)
 
 
+def _by_engine(key: str, unit: str, text: str, kind: Kind = "gauge") -> Metric:
+    total = "_total" if kind == "counter" else ""
+    return Metric(f"grpo_training_{key}{total}", kind, unit, text, ("engine",), key=key)
+
+
 def _plain(name: str, unit: str, text: str) -> Metric:
     return Metric(f"grpo_training_{name}", "gauge", unit, text)
 
@@ -60,6 +65,36 @@ NONFINITE_STEPS = _counter(
     "Steps of this attempt with a loss, gradient norm, KL, reward or entropy that was infinite or no number.",
 )
 COMPLETIONS = _counter("completions", "", "completions", "Completions of this attempt that were put to the rewards.")
+WEIGHTS_VERSION = _training(
+    "weights_version",
+    "",
+    "1",
+    "Number of the weights that engines sample with, higher with every sync and never used again; absent without any.",
+)
+WEIGHT_SYNC_SECONDS = _training(
+    "weight_sync_seconds", "", "seconds", "Time of the last weight sync into the engines, without its proof."
+)
+WEIGHT_PROOF_SECONDS = _training(
+    "weight_proof_seconds", "", "seconds", "Time of the last proof that the engines have the trainer's weights."
+)
+ENGINE_MISMATCH = _training(
+    "engine_mismatch",
+    "sampling/sampling_logp_difference/mean",
+    "nats",
+    "Mean difference between the engine's and the trainer's log-probability of the last generation's tokens.",
+)
+ENGINE_MISMATCH_MAX = _training(
+    "engine_mismatch_max",
+    "sampling/sampling_logp_difference/max",
+    "nats",
+    "Largest difference between the engine's and the trainer's log-probability of a token of the last generation.",
+)
+ENGINE_PROOF_FAILURES = _counter(
+    "engine_proof_failures",
+    "",
+    "1",
+    "Weight syncs of this attempt after which an engine did not have the trainer's weights.",
+)
 FROM_ZERO = (CHECKPOINTS, CHECKPOINT_FAILURES, KL_OVERFLOW, NONFINITE_STEPS)
 """Counters that stand at 0 when training begins: the increase to 1 is what is asked about."""
 TRAINING = (
@@ -102,6 +137,20 @@ TRAINING = (
     ALLREDUCE,
     NONFINITE_STEPS,
     COMPLETIONS,
+    ENGINE_MISMATCH,
+    ENGINE_MISMATCH_MAX,
+    _training(
+        "importance_ratio_min", "sampling/importance_sampling_ratio/min", "1",
+        "Least weight of a token of the last generation for the difference between engine and trainer.",
+    ),
+    _training(
+        "importance_ratio_max", "sampling/importance_sampling_ratio/max", "1",
+        "Largest weight of a token of the last generation for the difference between engine and trainer.",
+    ),
+    WEIGHTS_VERSION,
+    WEIGHT_SYNC_SECONDS,
+    WEIGHT_PROOF_SECONDS,
+    ENGINE_PROOF_FAILURES,
     CHECKPOINT_STEP,
     CHECKPOINT_TIME,
     CHECKPOINT_SECONDS,
@@ -147,7 +196,17 @@ PREDICTED_MEMORY = Metric(
     "Peak of allocated memory of one GPU by phase, as planned; absent on CPUs.",
     (STEP_PHASE,),
 )
-LIMITS = (MAX_KL, HANG_TIMEOUT, MAX_COMPLETION, SAVE_EVERY, REFERENCE_EVERY, USABLE_MEMORY, PREDICTED_MEMORY)
+MAX_ENGINE_MISMATCH = _plain("guard_max_engine_mismatch", "nats", "guard.maxEngineMismatch; absent when unset.")
+LIMITS = (
+    MAX_KL,
+    MAX_ENGINE_MISMATCH,
+    HANG_TIMEOUT,
+    MAX_COMPLETION,
+    SAVE_EVERY,
+    REFERENCE_EVERY,
+    USABLE_MEMORY,
+    PREDICTED_MEMORY,
+)
 """What the plan sets, beside what is measured against it."""
 REWARD = _by_reward("reward_by_function", "Mean of one reward function before weighting.")
 PHASE_SECONDS = Metric(
@@ -170,7 +229,19 @@ UNSCORED = _by_reward(
     "reward_unscored_ratio",
     "Share of the last ten generations' completions that got no reward for failures and time-outs.",
 )
-LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED)
+ENGINE_UP = _by_engine("engine_up", "1", "1 while an engine has the newest weights, proven; 0 while it has not.")
+ENGINE_VERSION = _by_engine("engine_version", "1", "Number of the weights that an engine was last proven to have.")
+ENGINE_WAITING = _by_engine("engine_waiting_requests", "1", "Prompts that wait in an engine for their turn.")
+ENGINE_CACHE = _by_engine("engine_cache_used_ratio", "1", "Share of an engine's cache for keys and values in use.")
+ENGINE_TOKENS = _by_engine(
+    "engine_tokens_per_second",
+    "tokens per second",
+    "Tokens that an engine sampled in the last generation per second of it.",
+)
+ENGINE_LOSSES = _by_engine("engine_losses", "1", "Times that an engine of this attempt was given up.", "counter")
+BY_ENGINE = (ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING, ENGINE_CACHE, ENGINE_TOKENS, ENGINE_LOSSES)
+"""Of engines in pods of their own, by their pods' index; absent for engines that share the training processes."""
+LABELLED = (REWARD, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED, *BY_ENGINE)
 """Families whose values stand in Progress.metrics as `key/label`."""
 BUILD_INFO = Metric(
     "grpo_trainer_build_info", "gauge", "1", "1, with the trainer's versions as labels.", ("version", "torch", "trl")

@@ -21,9 +21,9 @@ STEPS = 600
 GPUS = 8
 PRICE = 2.5
 """Of an hour of one GPU."""
-_STEP = dict(zip(STEP_PHASES, (29.0, 6.0, 4.0, 6.0, 12.0, 2.0), strict=True))
+_STEP = dict(zip(STEP_PHASES, (0.0, 29.0, 6.0, 4.0, 6.0, 12.0, 2.0), strict=True))
 """Seconds of a step's parts; a second is left for what is none of them."""
-_PLANNED = dict(zip(MemoryPhases.model_fields, (31.0, 58.0, 44.0, 52.0, 62.0, 49.0), strict=True))
+_PLANNED = dict(zip(MemoryPhases.model_fields, (31.0, 0.0, 58.0, 44.0, 52.0, 62.0, 49.0), strict=True))
 """GiB by phase."""
 _SPENT = {"generating": 29.0, "scoring": 6.0, "training": 23.5, "saving": 0.5, "other": 1.0}
 """Seconds of each minute of training, by state; before it come these:"""

@@ -62,6 +62,7 @@ def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
     execution, sync, memory = plan.execution, plan.reference.sync, plan.execution.memory
     single = {
         catalogue.MAX_KL: plan.guard.max_kl,
+        catalogue.MAX_ENGINE_MISMATCH: plan.guard.max_engine_mismatch,
         catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
         catalogue.MAX_COMPLETION: plan.training.max_completion_length,
         catalogue.SAVE_EVERY: execution.save_every_steps if plan.checkpoint_directory else None,
