@@ -112,7 +112,8 @@ class Predictor:
             "backward": state.live + backward_peak(shape, setup, passes, waiting, state),
             "step": state.step,
         }
-        return Prediction({name: round(static + peak) for name, peak in peaks.items()}, round(static))
+        phases = {name: round(static + peak) for name, peak in peaks.items()}
+        return Prediction({"load": phases.pop("load"), "sync": 0} | phases, round(static))
 
     # Each key has the settings that its terms depend on, and no others: with one too few another setup's number is
     # taken, with one too many the same number is worked out again.
