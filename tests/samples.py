@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
 from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
+from tests.generation_samples import BAD_GENERATION, GOOD_GENERATION
 from tests.pod_samples import BAD_PODS, GOOD_PODS
 from tests.running_samples import BAD_RUNNING, GOOD_RUNNING
 
@@ -119,6 +120,7 @@ GOOD: dict[str, dict[str, Any]] = {
     **GOOD_CONTAINERS,
     **GOOD_PODS,
     **GOOD_RUNNING,
+    **GOOD_GENERATION,
 }
 """Changes of SPEC that must be accepted."""
 
@@ -289,6 +291,6 @@ BAD: tuple[Bad, ...] = (
     Bad("long-manager", {"managedBy": f"example.com/{'x' * 60}"}, "spec.managedBy", "63"),
     Bad("zero-temperature", {"training.temperature": 0}, "spec.training.temperature", "greater than 0"),
     Bad("long-pattern", {"rewards.0.format.pattern": "x" * 4097}, "spec.rewards[0].format.pattern", "4096"),
-    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS, *BAD_RUNNING)),
+    *(Bad(*sample) for sample in (*BAD_CONTAINERS, *BAD_PODS, *BAD_RUNNING, *BAD_GENERATION)),
 )
 """Specs that must be rejected."""
