@@ -129,7 +129,8 @@ class EnginePlan(Model):
     weights_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: an engine's weights on one GPU."""
     cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Predicted: cache for keys and values on one GPU."""
+    """Cache for keys and values on one GPU, or in one CPU process (vLLM's kv_cache_memory_bytes); 0: what is left of
+    the share."""
     graphs_bytes: Annotated[int, Field(ge=0)] = 0
     """Predicted: CUDA graphs and work space on one GPU. Assumed: no GPU has confirmed it."""
     host_memory_bytes: Annotated[int, Field(ge=0)] = 0

@@ -26,10 +26,11 @@ from .checkpoints.volume import read_manifest
 from .data.columns import hidden
 from .data.dataset import Prompts, load_prompts
 from .data.order import Cadence, merged
-from .engine import ReferenceGRPOTrainer, Save
+from .engine import MakeEngine, ReferenceGRPOTrainer, Save
 from .errors import BadInput
 from .gang import rendezvous
-from .guard import KLGuard, LossGuard
+from .generation.choosing import engine_maker
+from .guard import EngineGuard, KLGuard, LossGuard
 from .hub.repositories import Hub
 from .process.preemption import Preemption
 from .process.recorder import Recorder
@@ -69,6 +70,8 @@ class TrainerParts:
     rewards: RewardSet
     skipped: Sequence[Generations]
     """What is left out of the order of the data."""
+    make_engine: MakeEngine | None
+    """Makes what samples the completions; None where the policy does."""
 
 
 def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver) -> Run:
@@ -103,8 +106,9 @@ def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: 
     step_exchange = StepExchange(recorder, watchdog, observer, preemption, rewards.failure_limits)
     seal = SealCheckpoints(plan, run_identity, recorder, preemption, skipped)
     callbacks = [step_exchange, seal, PublishLogs(recorder, observer), KeepSamples(plan, observer)]
-    callbacks += [LossGuard(), KLGuard(plan.guard), FollowPlan()]
-    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped)
+    callbacks += [LossGuard(), KLGuard(plan.guard), EngineGuard(plan.guard), FollowPlan()]
+    make_engine = engine_maker(plan, loaded.source, observer, recorder)
+    parts = TrainerParts(replace(loaded, adapter=beginning.adapter), config, prompts, rewards, skipped, make_engine)
     recorder.stage("Proving")
     with recorder.part("trainer"):
         trainer = make_trainer(plan, parts, observer, callbacks, seal.save)
@@ -160,6 +164,7 @@ def make_trainer(
         observer=observer,
         save=save,
         generation_sub_batch=plan.execution.generation_sub_batch,
+        make_engine=parts.make_engine,
         skipped=parts.skipped,
         reward_funcs=list(parts.rewards.functions),
         reward_processing_classes=parts.rewards.processing_classes,

@@ -1,13 +1,14 @@
 """TRL's GRPOTrainer with a reference of our choice, proven weights, exact references, no poisoned checkpoint.
 
-TRL 1.16 has no hook for any of these, so this file, and no other, uses TRL's private names. There are thirteen, TRL
-is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
+TRL 1.16 has no hook for any of these, so this file and finite_loss.py use TRL's private names, and no other does. There
+are fourteen, TRL is pinned, and tests/trainer/test_engine_contract.py fails when one of them changes:
 
 - `grpo_trainer.create_model_from_path` and `grpo_trainer.prepare_deepspeed` load and wrap TRL's own reference; ours is
-  put in their place while the constructor runs;
+  put in their place while the constructor runs; so is our engine in that of `grpo_trainer.VLLMGeneration`;
 - `_get_per_token_logps_and_entropies` is every forward pass for log-probabilities, the reference's too;
 - `_compute_loss` is where a KL overflows, and `_metrics` where it is seen before the optimizer acts on it;
-- `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite;
+- `_get_grad_norm` is transformers', the last moment before the optimizer acts on a gradient that may not be finite
+  (this and the line above: finite_loss.py);
 - `_save_checkpoint` is the moment at which ranks must agree and a moved reference must be saved (what it calls stands
   in checkpoints/writing.py);
 - `_generate_single_turn` is the generation that is cut into sub-batches, and timed;
@@ -25,7 +26,6 @@ resume, checks states, syncs, and saves a moved reference into every checkpoint.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +38,13 @@ from trl.trainer import grpo_trainer
 
 from grpo_api.report import Generations
 
-from . import divergence, overflow
 from .checkpoints import rollouts
-from .checkpoints.writing import WritingTrainer, replaced
+from .checkpoints.writing import replaced
 from .data.columns import restored
 from .data.order import PromptOrder
 from .errors import Diverged
+from .finite_loss import FiniteLossTrainer
+from .generation.base import EngineGeneration
 from .paths import checkpoint_folder
 from .reference import ReferenceStrategy
 from .reference.callback import ReferenceCallback
@@ -54,11 +55,13 @@ from .weights.files import open_weights
 from .weights.models import LoadedModel, Source
 from .weights.proof import Proof, prove, prove_equal
 
+MakeEngine = Callable[[nn.Module, list[int]], EngineGeneration]
+"""Makes what samples completions in the policy's place, of the policy and the tokens that end a completion."""
 Save = Callable[[int, Callable[[], None]], None]
 """Makes the checkpoint of a step of what a collective writes."""
 
 
-class ReferenceGRPOTrainer(WritingTrainer):
+class ReferenceGRPOTrainer(FiniteLossTrainer):
     """GRPOTrainer whose reference is a ReferenceStrategy."""
 
     def __init__(
@@ -70,6 +73,7 @@ class ReferenceGRPOTrainer(WritingTrainer):
         observer: StepObserver | None = None,
         save: Save = lambda _, write: write(),
         generation_sub_batch: int = 0,
+        make_engine: MakeEngine | None = None,
         skipped: Sequence[Generations] = (),
         **kwargs: Any,
     ) -> None:
@@ -87,7 +91,7 @@ class ReferenceGRPOTrainer(WritingTrainer):
         if not adapter:
             self.prove("policy", loaded.model)
         # Before the constructor: what it wraps for several ranks, it also overwrites with rank 0's weights.
-        with _own_reference(self):
+        with _own_parts(self, make_engine):
             super().__init__(
                 model=loaded.model,
                 processing_class=loaded.tokenizer,
@@ -156,6 +160,11 @@ class ReferenceGRPOTrainer(WritingTrainer):
         return bool(self._step % (self.args.steps_per_generation * self.num_iterations))
 
     @property
+    def engine(self) -> EngineGeneration | None:
+        """What samples completions in the policy's place."""
+        return self.vllm_generation if self.use_vllm else None
+
+    @property
     def start(self) -> str:
         """Fingerprint of the weights before a step, with a fresh adapter: the same in every attempt."""
         return self.proofs[0].fingerprint
@@ -172,11 +181,21 @@ class ReferenceGRPOTrainer(WritingTrainer):
         Only for text: the further arguments, which TRL fills for images, are the same for every part.
         """
         size = self.generation_sub_batch or len(prompt_ids)
-        parts = [prompt_ids[start : start + size] for start in range(0, len(prompt_ids), size)]
+        first = self.accelerator.process_index * len(prompt_ids)
+        completions: list[list[int]] = []
+        logprobs: list[list[float]] = []
         self.require_finite()  # a rank that samples from NaN raises an error of its own
         with self.observer.clock.phase("generate"):
-            done = [super(ReferenceGRPOTrainer, self)._generate_single_turn(part, *args, **kwargs) for part in parts]
-        return [completion for completions, _ in done for completion in completions], None
+            for start in range(0, len(prompt_ids), size):
+                if self.engine:
+                    self.engine.at(self._step // (self.args.steps_per_generation * self.num_iterations), first + start)
+                part = prompt_ids[start : start + size]
+                done, scored = super()._generate_single_turn(part, *args, **kwargs)
+                completions += done
+                logprobs += scored or []
+            if self.engine:
+                self.engine.rest()
+        return completions, logprobs or None
 
     def _calculate_rewards(self, inputs: Any, prompts: list[Any], completions: list[Any], *args: Any) -> torch.Tensor:
         with self.observer.clock.phase("reward"):
@@ -189,52 +208,6 @@ class ReferenceGRPOTrainer(WritingTrainer):
         phase = "forward" if torch.is_grad_enabled() else "reference"
         with self.strategy.scoring(self, model), self.observer.clock.phase(phase):
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-
-    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss; where the KL overflowed on any rank, the loss with limited log-ratios (overflow.py)."""
-        with self.observer.clock.phase("forward"):
-            loss = self._finite_loss(model, inputs)
-        self.observer.clock.enter("backward")
-        return loss
-
-    def _finite_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        # TRL appends to its metrics within the pass: where the pass is done again, the first one's are taken back.
-        before = {key: len(values) for key, values in metrics.items()}
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
-        if self.beta == 0.0:
-            return loss
-        limited_tokens = 0.0
-        if not math.isfinite(metrics["kl"][-1]):  # a mean over all ranks: every rank sees the same
-            del loss  # and with it the activations of the pass that is done again
-            for key, values in metrics.items():
-                del values[before.get(key, 0) :]
-            inputs, limited_tokens = self._limited(model, inputs)
-            loss = super()._compute_loss(model, inputs)
-            overflow.require_finite(metrics["kl"][-1], self.state.global_step + 1)
-        metrics[overflow.METRIC].append(limited_tokens)
-        return loss
-
-    def _limited(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        """The inputs with limited reference log-probabilities, and how many tokens of all ranks that changed."""
-        tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        length, reference = inputs["completion_ids"].size(1), inputs["ref_per_token_logps"]
-        with torch.no_grad():
-            policy, _, _ = self._get_per_token_logps_and_entropies(model, tokens, mask, length)
-            local = overflow.beyond(policy, reference, inputs["completion_mask"])
-            count = self.accelerator.reduce(local.float(), reduction="sum").item()
-            return inputs | {"ref_per_token_logps": overflow.limited(policy, reference)}, count
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
-        """TRL's norm, which is the same on all ranks. ZeRO has made its step by now, unless the norm is not finite.
-
-        Raises:
-            Diverged: it is not finite.
-        """
-        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
-        divergence.require_finite("the gradient norm", norm, self.state.global_step + 1, self._metrics["train"])
-        return norm
 
     def require_finite(self, optimizer: Any = None) -> None:
         """Makes sure that the policy, and the optimizer where one is given, hold finite numbers only. A collective.
@@ -276,8 +249,8 @@ def zero_stage(args: GRPOConfig) -> int:
 
 
 @contextmanager
-def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
-    """While TRL's constructor runs, what it calls to load and wrap a reference is the strategy.
+def _own_parts(trainer: ReferenceGRPOTrainer, make_engine: MakeEngine | None) -> Iterator[None]:
+    """While TRL's constructor runs, what it calls to load and wrap a reference is the strategy, and its engine is ours.
 
     The policy is an instance, so that the loader is called for the reference alone.
     """
@@ -291,6 +264,11 @@ def _own_reference(trainer: ReferenceGRPOTrainer) -> Iterator[None]:
     def prepare(model: nn.Module, _: Any) -> nn.Module:
         return trainer.strategy.prepare(model, trainer, wrap)
 
+    def engine(*_: Any, **__: Any) -> EngineGeneration:
+        assert make_engine is not None
+        return make_engine(trainer.model, trainer.eos_token_ids)
+
     loader = replaced(grpo_trainer, "create_model_from_path", build)
-    with loader, replaced(grpo_trainer, "prepare_deepspeed", prepare):
+    client = replaced(grpo_trainer, "VLLMGeneration", engine)
+    with loader, client, replaced(grpo_trainer, "prepare_deepspeed", prepare):
         yield

@@ -4,6 +4,8 @@
     ├── BadInput            the plan, model, data or checkpoint can't be used as declared; a restart won't help
     ├── WeightsDiffer       ranks or restarts don't have the weights that they should
     ├── RewardError         a reward function failed
+    ├── EngineWeightsDiffer an engine does not have the weights that it was sent
+    ├── EngineMismatch      guard.maxEngineMismatch was exceeded
     ├── RendezvousTimeout   the peers did not come
     ├── Diverged            the loss, the gradient or the weights are not finite
     │   └── DivergedKL      guard.maxKL was exceeded
@@ -55,6 +57,18 @@ class RewardError(TrainingError):
     """A reward function raised, or failed for too large a share of a step."""
 
     result = Result.REWARD_ERROR
+
+
+class EngineWeightsDiffer(TrainingError):
+    """An engine's weights are not the trainer's, although they were sent."""
+
+    result = Result.ENGINE_WEIGHTS_DIFFER
+
+
+class EngineMismatch(TrainingError):
+    """The engine's log-probabilities are not the trainer's."""
+
+    result = Result.ENGINE_MISMATCH
 
 
 class RendezvousTimeout(TrainingError):

@@ -1,4 +1,5 @@
-"""Stops a run that diverges: at a loss that is not finite, or a KL beyond spec.guard.maxKL.
+"""Stops a run that diverges: at a loss that is not finite, a KL beyond spec.guard.maxKL, or an engine that samples from
+another distribution than the policy's (spec.guard.maxEngineMismatch).
 
 A policy that has run away from its reference trains on without an error, and the GPUs work for a model that nobody
 wants.
@@ -9,9 +10,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.running import GuardSpec
+from grpo_api.training_metrics import ENGINE_MISMATCH
 
 from .divergence import require_finite
-from .errors import DivergedKL
+from .errors import DivergedKL, EngineMismatch
 
 
 class LossGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -66,4 +68,33 @@ class KLGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not fol
                 f"{state.global_step}; lower training.learningRate, or raise training.beta or guard.maxKL",
                 # the KL of a step is that of the policy before it: the step before the first of these went too far
                 state.global_step - self._above,
+            )
+
+
+class EngineGuard(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Ends the run when the engine and the trainer disagree on how likely the tokens were that the engine sampled."""
+
+    def __init__(self, guard: GuardSpec) -> None:
+        self._limit = guard.max_engine_mismatch
+
+    def on_log(
+        self,
+        _args: TrainingArguments,
+        state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Judge the last generation, of which TRL logs the same mean on every rank; no number counts as above.
+
+        Raises:
+            EngineMismatch: the mean difference is above guard.maxEngineMismatch.
+        """
+        found = (logs or {}).get(ENGINE_MISMATCH.trl)
+        if self._limit is not None and found is not None and not found <= self._limit:
+            raise EngineMismatch(
+                f"at step {state.global_step} the log-probabilities of the engine's tokens were {found:.4g} nats apart "
+                f"from the trainer's in the mean, guard.maxEngineMismatch is {self._limit}; its weights were proven to "
+                "be the trainer's, so it computes otherwise: set generation.engineArguments.kvCacheDtype to auto, "
+                "training.dtype to float32, or generation.engine to Transformers, or raise the limit"
             )

@@ -11,6 +11,7 @@ from typing import Any
 from grpo_api.contract import SCRATCH
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 
+from .generation.sampling import corrects
 from .paths import attempt_folder
 
 SAME_NAME = (
@@ -58,9 +59,21 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
     arguments["warmup_steps"] = min(training.warmup_ratio, ALL_STEPS)
     arguments["shuffle_dataset"] = plan.dataset.shuffle
     arguments["trust_remote_code"] = plan.model.trust_remote_code
+    if execution.engine:
+        arguments |= _engine(plan)
     if uses_deepspeed(execution):
         arguments["deepspeed"] = deepspeed_config(execution)
     return arguments
+
+
+def _engine(plan: TrainingPlan) -> dict[str, Any]:
+    """TRL is told that there is an engine; everything else of it is generation/'s. TRL's correction weights tokens by
+    the ratio of the trainer's to the engine's probability, where these are of the same distribution."""
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_importance_sampling_correction": corrects(plan.training),
+    }
 
 
 def uses_deepspeed(execution: ExecutionPlan) -> bool:

@@ -1,0 +1,166 @@
+"""What TRL gets in place of its own vLLM client: an engine whose weights are numbered, and proven before they are used.
+
+A sync brings the policy's weights into the engine under a new number, which is never used again: not in this attempt,
+nor in a later one. Then the engine hashes what it computes with, where it lies, and the trainer what it meant to send.
+Unless all hashes are the same, no completion is sampled.
+
+TRL calls `sync_weights` once the policy has changed and `generate` for completions (TRL 1.16,
+trl/generation/vllm_generation.py); the rest of this interface is ours.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo_api.generation import EnginePlan
+from grpo_api.plan import TrainingPlan
+from grpo_api.training_metrics import (
+    ENGINE_PROOF_FAILURES,
+    WEIGHT_PROOF_SECONDS,
+    WEIGHT_SYNC_SECONDS,
+    WEIGHTS_VERSION,
+)
+
+from ..errors import EngineWeightsDiffer
+from ..telemetry.phases import PhaseClock
+from .sampling import completion_seed
+
+ATTEMPT_VERSIONS = 10**9
+"""Numbers for one attempt's weights; those of the next attempt follow."""
+TRIES = 2
+"""How often the same weights are sent before an engine that can't be proven is given up."""
+
+Metrics = Callable[[dict[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion."""
+
+    tokens: list[int]
+    """Its tokens, with the one that ended it."""
+    logprobs: list[float]
+    """The engine's log-probability of each."""
+    version: int
+    """Number of the weights that it was sampled with."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine is made for."""
+
+    plan: TrainingPlan
+    folder: Path
+    """The model's configuration; weights in it aren't read."""
+    clock: PhaseClock
+    logged: Metrics
+    """Takes what telemetry publishes, by key."""
+    event: Callable[[], None]
+    """Called at every sign of progress."""
+
+    @property
+    def engine(self) -> EnginePlan:
+        """The plan's engine."""
+        assert self.plan.execution.engine is not None
+        return self.plan.execution.engine
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The engine's type: the one that the policy computes in."""
+        execution = self.plan.execution
+        return torch.bfloat16 if execution.autocast else getattr(torch, execution.dtype)
+
+
+class EngineGeneration(ABC):
+    """The interface that TRL calls, over what kinds of engines differ in."""
+
+    def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
+        """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a completion."""
+        self.setup = setup
+        self.model = model
+        self.stop_tokens = stop_tokens
+        self.proven: int | None = None
+        """Number of the weights that the engine was proven to have; None while it has none."""
+        self._last = setup.plan.job.attempt * ATTEMPT_VERSIONS
+        self._generation = self._place = self._failures = 0
+
+    def at(self, generation: int, place: int) -> None:
+        """Says which completions are wanted next: of this generation of the run, from this place of all ranks' on."""
+        self._generation, self._place = generation, place
+
+    def sync_weights(self) -> None:
+        """Bring the policy's weights into the engine and prove that they are there. A collective.
+
+        Raises:
+            EngineWeightsDiffer: it has others, time and again.
+            BadInput: this model's weights in an engine can't be proven.
+        """
+        with self.setup.clock.phase("sync"):
+            wrong: Sequence[str] = ()
+            for _ in range(TRIES):
+                self.proven = None
+                self._last += 1
+                wrong = self.attempt_sync(self._last)
+                if not wrong:
+                    self.proven = self._last
+                    break
+                self._failures += 1
+            self._tell()
+        if self.proven is None:
+            raise EngineWeightsDiffer(
+                f"after {TRIES} syncs the engine's weights are not the trainer's: {_listed(wrong)}. No completion was "
+                "sampled with them; where it happens again, set spec.generation.engine to Transformers"
+            )
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        images: Any,
+        num_generations: int,  # noqa: ARG002 - TRL's
+        profiler: Any = None,  # noqa: ARG002 - TRL's
+    ) -> tuple[list[list[int]], list[list[int]], list[list[list[float]]], None]:
+        """One completion for each prompt (token ids); TRL repeats a prompt for each completion of its group.
+
+        Returns:
+            The prompts, the completions' tokens, per token a list with its log-probability, and None.
+        """
+        assert images is None
+        if self.proven is None:
+            self.sync_weights()
+        training = self.setup.plan.training
+        places = range(self._place, self._place + len(prompts))
+        seeds = [completion_seed(training.seed, self._generation, place) for place in places]
+        samples = self.sample(prompts, seeds)
+        if any(sample.version != self.proven for sample in samples):
+            raise EngineWeightsDiffer(f"a completion was not sampled with the weights {self.proven}; it was not used")
+        tokens = [sample.tokens for sample in samples]
+        return prompts, tokens, [[[one] for one in sample.logprobs] for sample in samples], None
+
+    @abstractmethod
+    def attempt_sync(self, version: int) -> Sequence[str]:
+        """Send the weights once under this number; names of the weights that differ afterwards. A collective."""
+
+    @abstractmethod
+    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        """One completion for each prompt with its seed, under the proven weights, in the prompts' order."""
+
+    def rest(self) -> None:  # noqa: B027 - most engines have nothing to do then
+        """Called once a generation's completions are all there, before the policy is trained on them."""
+
+    def timed(self, sync: float, proof: float) -> None:
+        """Publish what a sync and its proof took, in seconds."""
+        self.setup.logged({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
+
+    def _tell(self) -> None:
+        version = {WEIGHTS_VERSION.key: float(self.proven)} if self.proven is not None else {}
+        self.setup.logged({ENGINE_PROOF_FAILURES.key: float(self._failures), **version})
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

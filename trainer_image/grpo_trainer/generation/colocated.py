@@ -1,0 +1,163 @@
+"""A vLLM engine in every training process, on the process's own GPU (TRL's mode "colocate").
+
+The engine is made without weights: the first sync brings them, as every later one does. Where the plan says so it gives
+its memory back while the policy is trained (vLLM's sleep level 2, which forgets the weights), and is sent them again
+before it samples. With tensor parallelism the processes of neighbouring ranks share an engine's weights, and each
+proves its own part.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..errors import BadInput
+from ..gang import ranks
+from .base import EngineGeneration, EngineSetup, Sample
+from .comparing import differing, expected_prints
+from .layout import Strided
+from .policy_weights import policy_weights, weight_shapes
+from .sampling import sampling_arguments
+from .vllm_arguments import vllm_arguments
+
+NO_VLLM = (
+    "this image has no vLLM, which spec.generation.engine needs: set spec.image to one that has it, or "
+    "spec.generation.engine to Transformers"
+)
+
+
+class ColocatedGeneration(EngineGeneration):
+    """The engine of this process, or of this process and its neighbours."""
+
+    def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
+        """Start the engine. A collective.
+
+        Raises:
+            BadInput: vLLM is missing, or what it loads can't be proven.
+        """
+        super().__init__(setup, model, stop_tokens)
+        self._neighbours = _neighbours(setup.engine.tensor_parallel)
+        self._llm = _started(setup)
+        self._sources = ranks.together(self._learnt)
+        self._asleep = False
+        self.rest()
+
+    def attempt_sync(self, version: int) -> Sequence[str]:
+        """Load every weight as the policy has it now, and compare hashes on every rank."""
+        self._wake()
+        began, proof = time.perf_counter(), 0.0
+        wanted: dict[str, list[int]] = {}
+        for name, tensor in policy_weights(self.model, self.setup.dtype):
+            self.load(name, tensor)
+            loaded = time.perf_counter()
+            wanted[name] = expected_prints(tensor, self._sources[name], version)
+            proof += time.perf_counter() - loaded
+            self.setup.event()
+        sent = time.perf_counter()
+        wrong = differing(wanted, self._call("weights_prints", version))
+        self._llm.reset_prefix_cache()
+        self.timed(sent - began - proof, time.perf_counter() - sent + proof)
+        return sorted({name for names in ranks.gather(wrong) for name in names})
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        """Load one weight into the live model."""
+        self._call("weights_load", name, tensor)
+
+    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        """All prompts in one call of vLLM; with neighbours theirs too, of which each keeps its own."""
+        from vllm import SamplingParams
+
+        assert self.proven is not None
+        wanted, own = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
+        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
+        answers = self._llm.generate(
+            [{"prompt_token_ids": prompt} for prompt, _ in wanted],
+            [SamplingParams(**arguments, seed=seed) for _, seed in wanted],
+            use_tqdm=False,
+        )
+        return [_sample(answer.outputs[0], self.proven) for answer in answers[own]]
+
+    def rest(self) -> None:
+        """Give the memory back, where the plan says so; the weights are lost with it."""
+        if self.setup.engine.sleep and torch.cuda.is_available():
+            self._llm.sleep(level=2)
+            self._asleep, self.proven = True, None
+
+    def _wake(self) -> None:
+        if self._asleep:
+            torch.cuda.empty_cache()  # what the trainer has freed and keeps is wanted now
+            self._llm.wake_up()
+            self._asleep = False
+
+    def _learnt(self) -> dict[str, list[Strided | None]]:
+        shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
+        sources, problems = self._call("weights_learn", shapes, str(self.setup.dtype).removeprefix("torch."))
+        if problems:
+            raise unprovable(problems)
+        learnt: dict[str, list[Strided | None]] = sources
+        return learnt
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """What this process's worker answers."""
+        return self._llm.collective_rpc(method, args=arguments)[0]
+
+
+def unprovable(problems: Sequence[str]) -> BadInput:
+    """The end of a run whose engine would compute with weights that nobody can look at."""
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return BadInput(
+        f"spec.generation.engine: the weights of this model in an engine can't be proven ({problems[0]}{more}); "
+        "set it to Transformers"
+    )
+
+
+def _started(setup: EngineSetup) -> Any:
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise BadInput(f"{NO_VLLM} ({error})") from error
+    dtype = str(setup.dtype).removeprefix("torch.")
+    with _same_numbers():
+        arguments = vllm_arguments(setup.plan, str(setup.folder), dtype)
+        return LLM(**arguments, distributed_executor_backend="external_launcher")
+
+
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    """Random numbers go on afterwards as if nothing had been: vLLM seeds all generators of the process."""
+    python, arrays, devices = random.getstate(), np.random.get_state(), list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices):
+        yield
+    random.setstate(python)
+    np.random.set_state(arrays)
+
+
+def _neighbours(size: int) -> dist.ProcessGroup | None:
+    """The ranks that share this one's engine; None where it has one of its own. A collective."""
+    if size == 1:
+        return None
+    groups = [list(range(first, first + size)) for first in range(0, ranks.world_size(), size)]
+    own: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return own
+
+
+def _shared(own: list[tuple[list[int], int]], group: dist.ProcessGroup | None) -> tuple[list[Any], slice]:
+    """What all neighbours want, in their order, and which of it is this rank's. A collective of theirs."""
+    if group is None:
+        return own, slice(None)
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, own, group=group)
+    first = sum(len(part) for part in parts[: dist.get_rank(group)])
+    return [one for part in parts for one in part], slice(first, first + len(own))
+
+
+def _sample(output: Any, version: int) -> Sample:
+    tokens = list(output.token_ids)
+    scores = [step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)]
+    return Sample(tokens, scores, version)

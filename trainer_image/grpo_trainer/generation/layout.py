@@ -1,0 +1,170 @@
+"""Learns where an engine keeps what the trainer sends it: which elements of which live tensor each name writes.
+
+vLLM fuses and splits tensors (query, key and value into one, rows over GPUs), each model in its own way. No table of
+names says how: the engine's own `load_weights` is watched while it loads, one name at a time, and what it copies where
+is written down. So a proof covers what the engine computes with, whatever the model. A model is refused whose
+parameters are not all filled so, or which keeps other tensors that it derives from them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Strided = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Elements of a storage: offset, size and stride, as torch.as_strided has them."""
+Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
+"""The engine's load_weights: takes names with tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One copy of a part of a tensor that was sent into a live parameter."""
+
+    parameter: str
+    """The live parameter."""
+    target: Strided
+    """Which of its storage's elements."""
+    source: Strided | None
+    """Which elements of the tensor that was sent; None: zeros, which fill the vocabulary up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where every name goes, and why that is no base for a proof, if it isn't."""
+
+    writes: Mapping[str, list[Write]] = field(default_factory=dict)
+    """By the name that was sent."""
+    problems: list[str] = field(default_factory=list)
+    """Why this engine's weights can't be proven; empty where they can."""
+
+
+def learn(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> Layout:
+    """Load every name once, with meaningless values, and see what is written. The model needs its weights after it.
+
+    Args:
+        model: the live model.
+        load: its own load_weights.
+        shapes: of the tensors that will be sent, by name.
+        dtype: theirs.
+    """
+    owners = _owners(model)
+    device = next(model.parameters()).device
+    writes: dict[str, list[Write]] = {}
+    problems = _derived(model)
+    for name, shape in shapes.items():
+        source = torch.empty(shape, dtype=dtype, device=device)
+        with _Watch(owners, source) as watch:
+            load([(name, source)])
+        writes[name] = watch.writes
+        problems += [f"{name}: {problem}" for problem in watch.problems]
+        if not watch.writes:
+            problems.append(f"{name}: the engine has no place for it")
+    problems += _uncovered(model, owners, writes)
+    return Layout(writes, problems)
+
+
+def live(model: nn.Module, write: Write) -> torch.Tensor:
+    """The elements that a write fills, as they are now."""
+    offset, size, stride = write.target
+    return torch.as_strided(model.get_parameter(write.parameter).detach(), size, stride, offset)
+
+
+def part(tensor: torch.Tensor, source: Strided) -> torch.Tensor:
+    """The elements of a contiguous tensor that a write takes."""
+    offset, size, stride = source
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _owners(model: nn.Module) -> dict[int, str]:
+    """A parameter's name by the address of its storage; a tied one has its first name."""
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.numel():
+            owners.setdefault(_address(parameter), name)
+    return owners
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation that writes into the storage of a parameter."""
+
+    def __init__(self, owners: Mapping[int, str], source: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._owners = owners
+        self._source = _address(source)
+        self.writes: list[Write] = []
+        self.problems: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+                self._written(func._schema.name, value, args)
+        return func(*args, **kwargs)
+
+    def _written(self, operation: str, target: torch.Tensor, args: Any) -> None:
+        owner = self._owners.get(_address(target)) if target.numel() else None
+        if owner is None:
+            return
+        zeros = operation == "aten::zero_" or (operation == "aten::fill_" and _is_zero(args[1]))
+        copied = operation == "aten::copy_" and _address(args[1]) == self._source
+        if zeros or (copied and args[1].size() == target.size()):
+            self.writes.append(Write(owner, _strided(target), None if zeros else _strided(args[1])))
+        else:
+            self.problems.append(f"{operation} derives {owner} from it")
+
+
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and value == 0
+
+
+def _strided(tensor: torch.Tensor) -> Strided:
+    return int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride())
+
+
+def _uncovered(model: nn.Module, owners: Mapping[int, str], writes: Mapping[str, list[Write]]) -> list[str]:
+    """The live parameters with elements that no name writes; tied ones are written through one of them."""
+    targets: dict[str, list[Strided]] = {}
+    for write in (write for group in writes.values() for write in group):
+        targets.setdefault(write.parameter, []).append(write.target)
+    return [
+        problem
+        for name, parameter in model.named_parameters()
+        if (problem := _hole(name, parameter, targets.get(owners.get(_address(parameter), name), [])))
+    ]
+
+
+def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | None:
+    if not parameter.numel():
+        return f"{name}: its values are packed away, where nothing can read them"
+    elements = parameter.untyped_storage().nbytes() // parameter.element_size()
+    written = torch.zeros(elements, dtype=torch.bool, device=parameter.device)
+    for offset, size, stride in targets:
+        torch.as_strided(written, size, stride, offset).fill_(True)
+    missing = int((~torch.as_strided(written, parameter.size(), parameter.stride(), parameter.storage_offset())).sum())
+    return f"{name}: {missing} of {parameter.numel()} elements are filled by nothing that is sent" if missing else None
+
+
+_PLAIN = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+"""vLLM's methods for layers that compute with the parameters as they were loaded."""
+_DERIVING = ("FusedMoE", "MLAAttention", "MultiHeadLatentAttention")
+"""Beginnings of the names of vLLM's modules that compute with other tensors, made of the parameters after loading."""
+
+
+def _derived(model: nn.Module) -> list[str]:
+    """The modules that don't compute with their parameters as they are."""
+    problems = []
+    for name, module in model.named_modules():
+        method = type(getattr(module, "quant_method", None)).__name__
+        if type(module).__name__.startswith(_DERIVING):
+            problems.append(f"{name}: a {type(module).__name__} computes with tensors that it derives from its weights")
+        elif hasattr(module, "quant_method") and method not in _PLAIN:
+            problems.append(f"{name}: {method} computes with weights in another form")
+    return problems

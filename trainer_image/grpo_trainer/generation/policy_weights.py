@@ -1,0 +1,78 @@
+"""The policy's weights as an engine has them: under the base model's names, adapters merged, gathered one at a time.
+
+TRL merges a LoRA adapter into the base before it sends the weights and takes it out again after. In bfloat16 that
+leaves a rounding error in the base at every sync, and the base is the reference. Here nothing of the policy is written
+to: what is sent is computed beside it, in float32. Under ZeRO-3 the parameters of one layer are gathered at a time,
+where a merge in place takes all of them.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from ..errors import BadInput
+from ..weights import partition
+from ..weights.keys import adapter_key, base_name
+
+ADAPTER = "default"
+"""PEFT's name of the adapter that is trained."""
+
+
+def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor that `policy_weights` gives, by its name and in its order."""
+    return {base_name(name): partition.shape(parameter) for name, parameter in _own(model)}
+
+
+def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and tensor of every weight of the policy, one at a time. A collective under ZeRO-3: all ranks iterate.
+
+    A tensor is contiguous and of `dtype`, and may be the policy's own memory: it is good until the next one.
+    """
+    layers = _adapted(model)
+    for name, parameter in _own(model):
+        layer = layers.get(id(parameter))
+        with ExitStack() as stack, torch.no_grad():
+            for held in (parameter, *_factors(layer)):
+                stack.enter_context(partition.gathered(held))
+            merged = parameter.detach() if layer is None else _merged(parameter, layer)
+            yield base_name(name), merged.to(dtype).contiguous()
+
+
+def _own(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters but for the adapter's, each once."""
+    return ((name, one) for name, one in partition.parameters_by_name(model).items() if not adapter_key(name))
+
+
+def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
+    """The layer of every weight that an adapter changes, by the parameter's identity.
+
+    Raises:
+        BadInput: an adapter of a kind whose effect is no difference of weights.
+    """
+    if not isinstance(model, PeftModel):
+        return {}
+    layers = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer):
+            if any(module.use_dora.values()):
+                raise BadInput(f"spec.adapter: the adapter of {name} is no plain LoRA, which an engine needs")
+            layers[id(module.get_base_layer().weight)] = module
+    return layers
+
+
+def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
+    if layer is None:
+        return []
+    return [
+        one for name, one in layer.named_parameters() if f".{ADAPTER}" in name and not name.startswith("base_layer")
+    ]
+
+
+def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
+    """The weight with the adapter's difference, as PEFT's own merge computes that, added in float32."""
+    difference: torch.Tensor = layer.get_delta_weight(ADAPTER)
+    return parameter.detach().float() + difference.detach().float()

@@ -1,0 +1,62 @@
+"""How completions are sampled: the plan's settings in vLLM's words, and a seed of its own for every completion.
+
+A seed depends on the job, the generation and the completion's place in it, and on nothing else: whichever engine
+samples it, at the first try or after a crash, in this attempt or in one that resumed, it draws the same numbers.
+"""
+
+from typing import Any, Literal
+
+from grpo_api.training import TrainingSpec
+
+from .multilinear import mix
+
+SEEDS = 1 << 63
+"""vLLM takes seeds below it."""
+
+
+def completion_seed(seed: int, generation: int, place: int) -> int:
+    """Seed of one completion.
+
+    Args:
+        seed: spec.training.seed.
+        generation: from 0, over the whole run.
+        place: of the completion among those of all ranks, from 0.
+    """
+    return mix(mix(mix(seed) ^ generation) ^ place) % SEEDS
+
+
+def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[str, Any]:
+    """Keyword arguments of vllm.SamplingParams, beside the seed: one completion with its tokens' log-probabilities."""
+    return {
+        "n": 1,
+        "temperature": training.temperature,
+        "top_p": training.top_p,
+        "top_k": training.top_k,
+        "min_p": training.min_p or 0.0,
+        "repetition_penalty": training.repetition_penalty,
+        "max_tokens": training.max_completion_length,
+        "stop_token_ids": stop_tokens,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def truncates(training: TrainingSpec) -> bool:
+    """Whether tokens are sampled from another distribution than the policy's at the temperature."""
+    cut = training.top_p < 1 or training.top_k > 0 or bool(training.min_p)
+    return cut or training.repetition_penalty != 1
+
+
+def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_logprobs"]:
+    """Which log-probabilities the engine tells, such that they are of the distribution that the trainer computes.
+
+    Processed ones are taken after the temperature, as the trainer's, but also after top-p and its kin, which the
+    trainer knows nothing of: the importance ratio would be biased by the cut (TRL issue 6789). Raw ones are taken
+    before all of it, and so are the trainer's at temperature 1.
+    """
+    return "raw_logprobs" if truncates(training) and training.temperature == 1 else "processed_logprobs"
+
+
+def corrects(training: TrainingSpec) -> bool:
+    """Whether the engine's log-probabilities can be compared with the trainer's, as TRL's correction does."""
+    return not truncates(training) or training.temperature == 1

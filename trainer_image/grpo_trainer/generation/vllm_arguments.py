@@ -1,0 +1,49 @@
+"""The plan's engine in vLLM's own words: keyword arguments of LLM and AsyncEngineArgs, the same for both kinds.
+
+Without vLLM itself, so that a laptop can look at them.
+"""
+
+from typing import Any
+
+from grpo_api.plan import TrainingPlan
+
+from .sampling import logprobs_mode
+
+BATCHED_TOKENS = 4096
+"""Tokens of one pass: with vLLM's own default its profile at the start takes more memory than sampling does (TRL 1.16,
+trl/generation/vllm_generation.py)."""
+EXTENSION = "grpo_trainer.generation.worker_extension.WeightsWorker"
+"""The class with which vLLM's workers load and prove weights."""
+
+
+def vllm_arguments(plan: TrainingPlan, model: str, dtype: str) -> dict[str, Any]:
+    """Keyword arguments for an engine of this plan that begins without weights.
+
+    Args:
+        plan: one with an engine.
+        model: folder of its configuration.
+        dtype: the engine's, as torch names it.
+    """
+    engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
+    assert engine is not None
+    own = plan.generation.engine_arguments
+    arguments = {
+        "model": model,
+        "dtype": dtype,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "trust_remote_code": plan.model.trust_remote_code,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "gpu_memory_utilization": engine.memory_share,
+        "kv_cache_memory_bytes": engine.cache_bytes or None,
+        "max_model_len": engine.max_model_length,
+        "max_num_seqs": engine.max_sequences,
+        "max_num_batched_tokens": max(BATCHED_TOKENS, engine.max_sequences),
+        "enforce_eager": not on_gpu,
+        "enable_sleep_mode": engine.sleep and on_gpu,
+        "logprobs_mode": logprobs_mode(plan.training),
+        "seed": 0,
+        "worker_extension_cls": EXTENSION,
+    }
+    return arguments | (own.model_dump(exclude_none=True, by_alias=False) if own else {})
