@@ -17,7 +17,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 import grpo_trainer as package
-from grpo_trainer import engine
+from grpo_trainer import engine, finite_loss
 
 SOURCE = inspect.getsource(GRPOTrainer)
 PRIVATE = {
@@ -128,6 +128,18 @@ def test_generation_takes_rows_of_token_ids_and_returns_completions_and_no_logpr
     assert "logprobs = None  # not used in this case" in source
 
 
+def test_an_engine_is_asked_for_weights_once_a_step_and_then_for_one_completion_per_prompt() -> None:
+    constructor = inspect.getsource(GRPOTrainer.__init__)
+    assert constructor.index("self.eos_token_ids = eos_token_ids") < constructor.index("VLLMGeneration(")
+    assert "model=self.model," in constructor[constructor.index("VLLMGeneration(") :]
+    source = inspect.getsource(GRPOTrainer._generate_single_turn)
+    assert source.index("self.vllm_generation.sync_weights()") < source.index("self.vllm_generation.generate(")
+    for name in ("prompts=prompt_ids", "images=images", "num_generations=num_generations", "profiler="):
+        assert name in source
+    assert "_, completion_ids, logprobs, _ = self.vllm_generation.generate(" in source
+    assert "logprobs = [[lp[0] for lp in seq] for seq in logprobs]" in source
+
+
 def test_rewards_come_from_one_method_for_the_completions_of_all_ranks() -> None:
     names = ["self", "inputs", "prompts", "completions", "completion_ids_list"]
     assert parameters(GRPOTrainer._calculate_rewards) == names
@@ -162,13 +174,14 @@ def test_a_generation_is_kept_in_memory_and_counted_in_micro_batches() -> None:
     assert len(re.findall(r"self\._buffered_inputs = ", SOURCE)) == 2  # none, and a generation
 
 
-def test_engine_is_the_only_file_with_trls_private_names() -> None:
+def test_engine_and_the_finite_loss_are_the_only_files_with_trls_private_names() -> None:
     folder = Path(inspect.getfile(package)).parent
     # the acceptance run stands in for the engine: it replays completions, and measures memory phase by phase
     files = [path for path in folder.rglob("*.py") if path.parent.name != "acceptance"]
     used = {path: [name for name in PRIVATE if re.search(rf"\b{name}\b", path.read_text())] for path in files}
-    assert {path.name for path, names in used.items() if names} == {"engine.py"}
-    assert set(used[folder / "engine.py"]) == PRIVATE
+    own = [Path(inspect.getfile(module)) for module in (engine, finite_loss)]
+    assert {path for path, names in used.items() if names} == set(own)
+    assert {name for path in own for name in used[path]} == PRIVATE
     imported = [path.name for path in files if "from trl.trainer" in path.read_text()]
     assert imported == ["engine.py"]
     assert vars(engine)["grpo_trainer"] is grpo_trainer

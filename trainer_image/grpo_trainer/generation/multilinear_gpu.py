@@ -26,7 +26,7 @@ def block_sums(values: torch.Tensor, begin: int, block: int) -> torch.Tensor:
     return sums
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no type information
+@triton.jit(do_not_specialize=["begin_low", "begin_high"])  # type: ignore[untyped-decorator]  # triton has no type information
 def block_sums_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917 - the kernel takes no types and no keywords
     values,  # noqa: ANN001
     sums,  # noqa: ANN001

@@ -6,6 +6,7 @@ to: what is sent is computed beside it, in float32. Under ZeRO-3 the parameters 
 where a merge in place takes all of them.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -51,25 +52,29 @@ def _adapted(model: nn.Module) -> dict[int, LoraLayer]:
     """The layer of every weight that an adapter changes, by the parameter's identity.
 
     Raises:
-        BadInput: an adapter of a kind whose effect is no difference of weights.
+        BadInput: an adapter changes one of two layers that share a weight; an engine has that weight once.
     """
     if not isinstance(model, PeftModel):
         return {}
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     layers = {}
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
-            if any(module.use_dora.values()):
-                raise BadInput(f"spec.adapter: the adapter of {name} is no plain LoRA, which an engine needs")
-            layers[id(module.get_base_layer().weight)] = module
+            weight = module.get_base_layer().weight
+            if uses[id(weight)] > 1:
+                raise BadInput(
+                    f"spec.adapter.targetModules: {base_name(name)} shares its weight with another layer, which the "
+                    "adapter leaves as it is, and an engine can't: leave it out, or set spec.generation.engine to "
+                    "Transformers"
+                )
+            layers[id(weight)] = module
     return layers
 
 
 def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
     if layer is None:
         return []
-    return [
-        one for name, one in layer.named_parameters() if f".{ADAPTER}" in name and not name.startswith("base_layer")
-    ]
+    return [one for name, one in layer.named_parameters() if adapter_key(name)]
 
 
 def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
