@@ -66,7 +66,7 @@ test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs:
 
 tools: venv ## build the programs and images that the tests need, before anything else wants the cores
 	@$(CLUSTER) --name prepare up >/dev/null && $(CLUSTER) --name prepare down
-	@$(CLUSTER) images operator trainer-light trainer-slim gpu-stand-in python >/dev/null
+	@$(CLUSTER) images operator trainer-light trainer-engine trainer-slim gpu-stand-in python >/dev/null
 
 test-unit: venv ## pure tests, seconds
 	$(BIN)/pytest tests/unit

@@ -12,7 +12,8 @@ from pathlib import Path
 from .access import ExternalCluster
 from .cluster import Cluster
 from .controlplane import ControlPlaneSettings
-from .images.recipes import CONTAINER_SITE_PACKAGES
+from .images.engines import engine_packages
+from .images.recipes import CONTAINER_ENGINE_PACKAGES, CONTAINER_SITE_PACKAGES
 from .images.wheels import site_packages
 from .programs.processes import until
 from .settings import ClusterSettings, GpuSettings
@@ -31,7 +32,7 @@ def api_level(name: str = "api") -> Iterator[AnyCluster]:
 
 
 def training_settings() -> ClusterSettings:
-    """Two real nodes that claim four GPUs each, ready for the light trainer image.
+    """Two real nodes that claim four GPUs each, ready for the light trainer image, with an engine or without.
 
     A lost node is noticed after 40 s, so the API server may be away for 20 s.
     """
@@ -39,7 +40,7 @@ def training_settings() -> ClusterSettings:
         NODES,
         gpus=GpuSettings(GPUS_PER_NODE),
         control_plane=ControlPlaneSettings(node_grace_seconds=40),
-        shown={str(site_packages()): CONTAINER_SITE_PACKAGES},
+        shown={str(site_packages()): CONTAINER_SITE_PACKAGES, str(engine_packages()): CONTAINER_ENGINE_PACKAGES},
     )
 
 

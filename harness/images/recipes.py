@@ -18,6 +18,7 @@ from ..programs.cache import cache_root, cached, content_key, locked
 from ..programs.processes import ClusterError
 from ..programs.progress import progress
 from .base import base_tar
+from .engines import ENGINE_ENVIRONMENT, engine_packages
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -26,6 +27,7 @@ BUILD_ENVIRONMENT = (f"SSL_CERT_FILE={CA_BUNDLE}", f"PIP_CERT={CA_BUNDLE}")
 """Variables that only a build needs, where the host's CA bundle is mounted over the base's."""
 CONTAINER_WHEELS = "/opt/wheels"
 CONTAINER_SITE_PACKAGES = "/opt/dependencies/site-packages"
+CONTAINER_ENGINE_PACKAGES = "/opt/engine/site-packages"
 SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "operator", "trainer_image")
 
 
@@ -117,6 +119,14 @@ def light_trainer_image() -> Image:
     return _image(_Recipe("grpo-trainer-light", "trainer_image/Dockerfile", mounts, environment=environment))
 
 
+def engine_trainer_image() -> Image:
+    """Return the light trainer image with an engine: vLLM for CPUs, which nodes show at CONTAINER_ENGINE_PACKAGES."""
+    mounts = ((site_packages(), CONTAINER_SITE_PACKAGES), (engine_packages(), CONTAINER_ENGINE_PACKAGES))
+    variables = {"PYTHONPATH": ":".join(target for _, target in mounts), **ENGINE_ENVIRONMENT}
+    environment = tuple(f"{name}={value}" for name, value in variables.items())
+    return _image(_Recipe("grpo-trainer-engine", "trainer_image/Dockerfile", mounts, environment=environment))
+
+
 def gpu_stand_in_image() -> Image:
     """Return what holds GPUs that exist only in the API, where the trainer would find none."""
     dockerfile = "harness/images/gpu_stand_in.Dockerfile"
@@ -128,6 +138,7 @@ RECIPES = {
     "trainer": trainer_image,
     "trainer-slim": slim_trainer_image,
     "trainer-light": light_trainer_image,
+    "trainer-engine": engine_trainer_image,
     "python": python_image,
     "gpu-stand-in": gpu_stand_in_image,
 }

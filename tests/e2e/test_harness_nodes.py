@@ -13,8 +13,15 @@ import pytest
 from harness.access import CommandError
 from harness.cluster import Cluster, clusters_folder
 from harness.controlplane import ControlPlaneSettings
-from harness.images.recipes import CONTAINER_SITE_PACKAGES, Image, light_trainer_image, python_image, slim_trainer_image
-from harness.images.wheels import site_packages
+from harness.fixtures import training_settings
+from harness.images.recipes import (
+    CONTAINER_SITE_PACKAGES,
+    Image,
+    engine_trainer_image,
+    light_trainer_image,
+    python_image,
+    slim_trainer_image,
+)
 from harness.nodes import cgroups
 from harness.nodes.network import Addresses
 from harness.programs.processes import Processes, until
@@ -111,11 +118,12 @@ spec:
     command: [python3, -c]
     args:
     - |
-      import json, os, torch, trl, grpo_trainer
+      import importlib.util, json, os, torch, trl, grpo_trainer
       weight = torch.tensor([2.0], requires_grad=True)
       (weight * weight).backward()
       seen = {"cuda": torch.cuda.is_available(), "gradient": weight.grad.tolist()}
-      print(json.dumps({**seen, "trl": trl.__file__, "user": os.getuid()}))
+      engine = importlib.util.find_spec("vllm") is not None
+      print(json.dumps({**seen, "trl": trl.__file__, "user": os.getuid(), "engine": engine}))
 """
 
 
@@ -258,11 +266,11 @@ def _output(command: str) -> str:
     return subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("build", [light_trainer_image, slim_trainer_image])
+@pytest.mark.parametrize("build", [engine_trainer_image, light_trainer_image, slim_trainer_image])
 def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(build: Callable[[], Image]) -> None:
     image = build()
-    light = build is light_trainer_image
-    shown = {str(site_packages()): CONTAINER_SITE_PACKAGES} if light else {}
+    light = build is not slim_trainer_image
+    shown = training_settings().shown if light else {}
     with Cluster.create(f"trainer-{os.getpid()}", ClusterSettings(1, shown=shown)) as own:
         own.load(image.archive)
         own.kubectl("apply", "-f", "-", input=TRAINER.replace("IMAGE", image.name))
@@ -272,3 +280,4 @@ def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(build: 
     assert seen["gradient"] == [4.0]
     assert seen["trl"].startswith(CONTAINER_SITE_PACKAGES) is light
     assert seen["user"] == 65532
+    assert seen["engine"] is (build is engine_trainer_image)
