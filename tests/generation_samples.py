@@ -26,7 +26,7 @@ GOOD_GENERATION: dict[str, Changes] = {
                 "replicas": 2,
                 "gpusPerReplica": 4,
                 "gpuProduct": "NVIDIA-L4",
-                "resources": {"requests": {"cpu": 4, "memory": "64Gi"}},
+                "resources": {"requests": {"cpu": "4", "memory": "64Gi"}},
             },
             "engineArguments": {"maxNumSeqs": 256},
         },
