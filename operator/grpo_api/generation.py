@@ -137,3 +137,8 @@ class EnginePlan(Model):
     """Memory request of one engine pod; 0 for Colocated."""
     sync_seconds: Annotated[float, Field(ge=0)] | None = None
     """Predicted time of one weight sync. Assumed: no GPU has confirmed it."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all engine pods; 0 where engines have none of their own."""
+        return self.replicas * self.gpus_per_replica

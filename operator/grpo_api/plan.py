@@ -158,6 +158,11 @@ class ExecutionPlan(Model):
         """Training processes of the whole gang."""
         return self.nodes * self.processes_per_node
 
+    @property
+    def all_gpus(self) -> int:
+        """GPUs of the gang and of its engines."""
+        return self.gpus + (self.engine.gpus if self.engine else 0)
+
 
 class JobIdentity(Model):
     """Whose attempt a pod belongs to; checkpoints are fenced by uid and attempt."""

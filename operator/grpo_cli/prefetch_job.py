@@ -16,8 +16,9 @@ from grpo_api.quantity import GIB
 from grpo_api.report import EXIT_CODES, Result
 from grpo_api.running import PlacementSpec, Toleration
 from grpo_operator.manifests import Attempt, plan_json, training_plan
-from grpo_operator.names import LABEL_APP, LABEL_INSTANCE, ObjectKey
+from grpo_operator.names import COMPONENT_TRAINER, LABEL_APP, LABEL_INSTANCE, ObjectKey
 from grpo_operator.podspec import GPU_TAINTS, pod_spec
+from grpo_operator.roles import Role
 
 KEEP_SECONDS = 86_400
 """How long a finished Job stays, for its log."""
@@ -52,6 +53,7 @@ def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, image: str) -> dict[str, Any
     """The Job for a GRPOJob; `image` is for a spec without one."""
     fetching = _fetching(spec)
     attempt = Attempt(key=key, uid=prefetch_name(key.name), spec=fetching, plan=FETCHES, number=1)
+    role = Role(component=COMPONENT_TRAINER, spec=fetching, plan=FETCHES)
     labels = {LABEL_APP: "grpo-prefetch", LABEL_INSTANCE: key.name}
     plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
     return {
@@ -64,7 +66,7 @@ def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, image: str) -> dict[str, Any
             "ttlSecondsAfterFinished": KEEP_SECONDS,
             "template": {
                 "metadata": {"labels": labels, "annotations": plan},
-                "spec": pod_spec(key.name, fetching, FETCHES, {}, image),
+                "spec": pod_spec(key.name, role, {}, image),
             },
         },
     }

@@ -11,7 +11,14 @@ import yaml
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.status import ResumeSource
-from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
+from grpo_operator.manifests import (
+    Attempt,
+    checkpoint_volume_claim,
+    engine_service,
+    engines_job,
+    indexed_job,
+    rendezvous_service,
+)
 from grpo_operator.names import checkpoint_claim, run_folder
 
 from . import kubectl, sources
@@ -78,6 +85,7 @@ def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
 
 def _objects(one: Attempt, image: str) -> list[dict[str, Any]]:
     claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
-    service = rendezvous_service(one.key.namespace)
-    job = indexed_job(one, one.spec.image or image)
-    return [item for item in (service, claim, job) if item is not None]
+    namespace, image = one.key.namespace, one.spec.image or image
+    engines = engines_job(one, image)
+    services = (rendezvous_service(namespace), engine_service(namespace) if engines else None)
+    return [item for item in (*services, claim, indexed_job(one, image), engines) if item is not None]

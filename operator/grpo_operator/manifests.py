@@ -18,12 +18,14 @@ from grpo_api.contract import (
     RESUME_SCRATCH,
 )
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import EarlierEnd, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.plan import EarlierEnd, EngineAddresses, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
 from grpo_api.report import Generations
 from grpo_api.status import AttemptEnd, ResumeSource
 
 from .names import (
+    COMPONENT_ENGINE,
     COMPONENT_RENDEZVOUS,
+    ENGINE_SERVICE,
     LABEL_APP,
     LABEL_ATTEMPT,
     LABEL_COMPONENT,
@@ -38,13 +40,19 @@ from .names import (
     ObjectKey,
     checkpoint_claim,
     child_job,
+    engine_addresses,
+    engine_job,
     rank0_address,
     run_folder,
 )
 from .podspec import pod_spec
 from .records import GRPOJobRecord
+from .roles import Role, engine_role, replicas, roles
 
 Manifest = dict[str, Any]
+ENGINE_FAILURES = 20
+"""How often each engine of an attempt is made again after a failure, the last times with pauses of minutes; then the
+attempt goes on without it."""
 IMAGES_NEED = "; image volumes need Kubernetes 1.35, or 1.33 with the feature gate ImageVolume on servers and nodes"
 
 
@@ -98,10 +106,12 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
     return TrainingPlan(
         job=JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number),
         rendezvous=Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number)),
+        engines=_engines(attempt),
         model=spec.model,
         dataset=spec.dataset,
         rewards=spec.rewards,
         training=spec.training,
+        generation=spec.generation,
         reference=spec.reference,
         adapter=spec.adapter,
         checkpoint=spec.checkpoint,
@@ -116,6 +126,14 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )
+
+
+def _engines(attempt: Attempt) -> EngineAddresses | None:
+    """Where the attempt's engines are, if it has any in pods of their own."""
+    count = replicas(attempt.plan)
+    if not count:
+        return None
+    return EngineAddresses(hosts=engine_addresses(*attempt.key, attempt.number, count))
 
 
 def _checkpoint_directory(attempt: Attempt) -> str | None:
@@ -142,8 +160,8 @@ def plan_json(plan: TrainingPlan) -> str:
     return plan.model_dump_json(by_alias=True, exclude_none=True)
 
 
-def labels(name: str, uid: str, attempt: int) -> dict[str, str]:
-    """The labels by which the operator finds an attempt's Job and pods again."""
+def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
+    """The labels by which the operator finds a Job of an attempt and its pods again, and knows their role."""
     return {
         LABEL_APP: "grpo-trainer",
         LABEL_INSTANCE: name,
@@ -151,6 +169,7 @@ def labels(name: str, uid: str, attempt: int) -> dict[str, str]:
         LABEL_JOB: name,
         LABEL_UID: uid,
         LABEL_ATTEMPT: str(attempt),
+        LABEL_COMPONENT: component,
     }
 
 
@@ -178,8 +197,29 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
     No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success. With a
     queue the Job is created suspended, and Kueue alone starts it.
     """
-    key, spec, plan = attempt.key, attempt.spec, attempt.plan
-    own = labels(key.name, attempt.uid, attempt.number)
+    (role, *_), name = roles(attempt.spec, attempt.plan), child_job(attempt.key.name, attempt.number)
+    body = _job(attempt, role, name, image)
+    body["spec"] |= {"backoffLimit": 0, **({"suspend": True} if attempt.spec.placement.queue_name else {})}
+    return body
+
+
+def engines_job(attempt: Attempt, image: str) -> Manifest | None:
+    """The engines of one attempt, if it has any in pods of their own: each is made again by its index.
+
+    Without maxFailedIndexes the Job goes on with the others when one has used up its retries.
+    """
+    role = engine_role(attempt.spec, attempt.plan)
+    if role is None:
+        return None
+    body = _job(attempt, role, engine_job(attempt.key.name, attempt.number), image)
+    body["spec"]["backoffLimitPerIndex"] = ENGINE_FAILURES
+    return body
+
+
+def _job(attempt: Attempt, role: Role, name: str, image: str) -> Manifest:
+    """The Indexed Job of one role, without what becomes of its failures."""
+    key, spec, plan = attempt.key, attempt.spec, role.plan
+    own = labels(key.name, attempt.uid, attempt.number, role.component)
     job_labels = {**attempt.labels, **own}
     pod_labels = {**attempt.labels, **spec.pod_template.metadata.labels, **own}
     queue = spec.placement.queue_name
@@ -187,7 +227,7 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": child_job(key.name, attempt.number),
+            "name": name,
             "namespace": key.namespace,
             "labels": {**job_labels, LABEL_QUEUE: queue} if queue else job_labels,
             "annotations": dict(attempt.annotations),
@@ -197,13 +237,9 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
             "completionMode": "Indexed",
             "completions": plan.nodes,
             "parallelism": plan.nodes,
-            "backoffLimit": 0,
-            **({"suspend": True} if queue else {}),
             "template": {
                 "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
-                "spec": pod_spec(
-                    key.name, spec, plan, own, image, source=attempt.source, avoided_nodes=attempt.avoided_nodes
-                ),
+                "spec": pod_spec(key.name, role, own, image, source=attempt.source, avoided=attempt.avoided_nodes),
             },
         },
     }
@@ -221,19 +257,24 @@ def rendezvous_service(namespace: str) -> Manifest:
 
     It selects only pods with index 0: every further endpoint costs kube-controller-manager an update per pod.
     """
+    return _service(namespace, RENDEZVOUS_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"})
+
+
+def engine_service(namespace: str) -> Manifest:
+    """The headless Service under which every engine pod of the namespace has its name, ready or not."""
+    return _service(namespace, ENGINE_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE})
+
+
+def _service(namespace: str, name: str, selector: dict[str, str]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {
-            "name": RENDEZVOUS_SERVICE,
+            "name": name,
             "namespace": namespace,
             "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_RENDEZVOUS},
         },
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"},
-        },
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from grpo_api.checkpoint import CheckpointSpec
-from grpo_api.contract import GROUP
+from grpo_api.contract import ENGINE_SUFFIX, GROUP
 from grpo_api.references import VolumeClaim
 
 MANAGER = "grpo-operator"
@@ -24,12 +24,14 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 """Number of the attempt, from 1."""
 
 LABEL_COMPONENT = f"{GROUP}/component"
-"""What a shared object is for; see COMPONENT_RENDEZVOUS."""
+"""What a shared object is for, COMPONENT_RENDEZVOUS; of a Job and its pods, the role in their gang: COMPONENT_TRAINER
+or COMPONENT_ENGINE. Those of former versions have none, and train."""
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
 COMPONENT_RENDEZVOUS = "rendezvous"
+COMPONENT_TRAINER, COMPONENT_ENGINE = "trainer", "engine"
 
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 """Set by the Job controller on pods of an Indexed Job: the node rank."""
@@ -45,6 +47,9 @@ could lift a pod above the `restricted` standard, and ours."""
 
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
+
+ENGINE_SERVICE = "grpo-engines"
+"""The headless Service of a namespace under which all engine pods have their DNS names, whatever their index."""
 
 
 class ObjectKey(NamedTuple):
@@ -72,9 +77,19 @@ def child_job(name: str, attempt: int) -> str:
     return f"{name}-{attempt}"
 
 
+def engine_job(name: str, attempt: int) -> str:
+    """Name of the Indexed Job of an attempt's engines; those of the attempts themselves end with a number."""
+    return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
+
+
 def attempt_selector(uid: str, attempt: int) -> str:
-    """Label selector of a GRPOJob's pods of one attempt; of other attempts' and other jobs' none."""
-    return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt}"
+    """Label selector of a GRPOJob's training pods of one attempt; of other attempts' and other jobs' none."""
+    return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}!={COMPONENT_ENGINE}"
+
+
+def engine_selector(uid: str, attempt: int) -> str:
+    """The same of the attempt's engine pods."""
+    return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}={COMPONENT_ENGINE}"
 
 
 def rank0_address(namespace: str, name: str, attempt: int) -> str:
@@ -83,6 +98,12 @@ def rank0_address(namespace: str, name: str, attempt: int) -> str:
     The Job controller sets the hostname `<job>-<index>`; the Service's name is the subdomain.
     """
     return f"{child_job(name, attempt)}-0.{RENDEZVOUS_SERVICE}.{namespace}.svc"
+
+
+def engine_addresses(namespace: str, name: str, attempt: int, replicas: int) -> list[str]:
+    """DNS names of an attempt's engine pods, by index; resolvable before they are ready."""
+    job = engine_job(name, attempt)
+    return [f"{job}-{index}.{ENGINE_SERVICE}.{namespace}.svc" for index in range(replicas)]
 
 
 def checkpoint_claim(name: str) -> str:

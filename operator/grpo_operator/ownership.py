@@ -6,8 +6,8 @@ another's is never touched; the job waits, and a condition says for what. Object
 
 from collections.abc import Mapping
 
-from .manifests import Manifest, rendezvous_service
-from .names import LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from .manifests import Manifest, engine_service, rendezvous_service
+from .names import ENGINE_SERVICE, LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from .records import ClaimRecord, GRPOJobRecord, ServiceRecord
 
 
@@ -30,9 +30,14 @@ def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
     )
 
 
+def wanted_service(namespace: str, name: str) -> Manifest:
+    """The Service of this name as attempts need it: that of the engines, else that of the rendezvous."""
+    return engine_service(namespace) if name == ENGINE_SERVICE else rendezvous_service(namespace)
+
+
 def is_ours(service: ServiceRecord) -> bool:
-    """Whether a Service of the rendezvous' name was made by this operator, whatever has been changed of it since."""
-    wanted = rendezvous_service(service.key.namespace)
+    """Whether a Service of a name of ours was made by this operator, whatever has been changed of it since."""
+    wanted = wanted_service(*service.key)
     labels: Mapping[str, str] = wanted["metadata"]["labels"]
     return any(service.labels.get(key) == value for key, value in labels.items()) or (
         service.selector == wanted["spec"]["selector"]
@@ -49,7 +54,7 @@ def foreign_service(service: ServiceRecord) -> str:
 
 def service_repair(service: ServiceRecord) -> Manifest | None:
     """The merge patch that makes a Service of ours what attempts need; None when it is."""
-    wanted = rendezvous_service(service.key.namespace)
+    wanted = wanted_service(*service.key)
     patch: Manifest = {}
     if not wanted["metadata"]["labels"].items() <= service.labels.items():
         patch["metadata"] = {"labels": wanted["metadata"]["labels"]}

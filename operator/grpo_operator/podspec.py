@@ -13,6 +13,7 @@ from grpo_api.contract import (
     CHECKPOINT_STORE_ENV,
     CONTAINER,
     DATASET_TOKEN_ENV,
+    ENGINE_PORT,
     EXPANDABLE_SEGMENTS,
     EXPORT_TOKEN_ENV,
     IMAGE_ENV,
@@ -33,8 +34,9 @@ from grpo_api.references import SecretKeySelector
 from grpo_api.status import ResumeSource
 from grpo_api.stores import ObjectStoreSpec
 
-from .names import LABEL_ATTEMPT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE
+from .names import ENGINE_SERVICE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE
 from .pod_volumes import Manifest, pod_volumes
+from .roles import Role
 
 USER = 1000
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -47,31 +49,35 @@ GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
 
 def pod_spec(
     name: str,
-    spec: GRPOJobSpec,
-    plan: ExecutionPlan,
+    role: Role,
     own: dict[str, str],
     image: str,
     *,
     source: ResumeSource | None = None,
-    avoided_nodes: Sequence[str] = (),
+    avoided: Sequence[str] = (),
 ) -> Manifest:
-    """The pod template's spec; it passes the `restricted` pod security standard."""
+    """The pod template's spec for a role; it passes the `restricted` pod security standard.
+
+    `own` are the labels of the pods, `avoided` nodes that they must not go to.
+    """
+    spec, plan = role.spec, role.plan
+    source = None if role.engines else source
     volumes, mounts = pod_volumes(name, spec, source)
     settings = spec.pod_template.spec
     pod: Manifest = {
         "restartPolicy": "Never",
-        "subdomain": RENDEZVOUS_SERVICE,
+        "subdomain": ENGINE_SERVICE if role.engines else RENDEZVOUS_SERVICE,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(),
         "tolerations": _tolerations(spec, plan),
-        "containers": [_container(spec, plan, image, mounts, source)],
+        "containers": [_container(role, image, mounts, source)],
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
     optional: Manifest = {
         "initContainers": [init_container(one, image) for one in settings.init_containers],
-        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 else {}, avoided_nodes),
+        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 and not role.engines else {}, avoided),
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
@@ -105,7 +111,7 @@ def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequen
     """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away from."""
     affinity = _given(given)
     if own:  # a topology spread would allow two on a node when nodes are few
-        selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT)}}
+        selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)}}
         apart = affinity.setdefault("podAntiAffinity", {})
         apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
             {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
@@ -142,27 +148,34 @@ def _container_security() -> Manifest:
     }
 
 
-def _container(
-    spec: GRPOJobSpec, plan: ExecutionPlan, image: str, mounts: list[Manifest], source: ResumeSource | None
-) -> Manifest:
+def _container(role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None) -> Manifest:
+    spec, plan = role.spec, role.plan
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": spec.command or ["python", "-m", "grpo_trainer"],
         "env": _environment(spec, plan, image),
-        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT}],
+        "ports": [_port(role)],
         "resources": _resources(spec, plan),
         "securityContext": _container_security(),
         # without an outcome the end of the log says more than nothing
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
     }
+    if role.engines:
+        container["readinessProbe"] = {"httpGet": {"path": "/healthz", "port": ENGINE_PORT}, "periodSeconds": 5}
     own = _store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store)
     theirs = _store_settings(RESUME_STORE_ENV, source.store if source else None)
     if given := own + theirs + [_given(one) for one in spec.env_from]:
         container["envFrom"] = given
     return container
+
+
+def _port(role: Role) -> Manifest:
+    if role.engines:
+        return {"name": "engine", "containerPort": ENGINE_PORT}
+    return {"name": "progress", "containerPort": PROGRESS_PORT}
 
 
 def init_container(one: InitContainer, image: str) -> Manifest:
@@ -215,6 +228,8 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Man
     for position, reward in enumerate(spec.rewards):
         if reward.http:
             env += _secret(reward_token_env(position), reward.http.token_secret_ref)
+    if plan.engine:
+        env.append({"name": "VLLM_NO_USAGE_STATS", "value": "1"})
     if plan.accelerator == "GPU" and taken.isdisjoint(ALLOCATOR_ENV):
         env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
     if cores := spec.resources.requested.get("cpu"):

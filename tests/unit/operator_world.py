@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from grpo_api.generation import EnginePlan
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Progress
 from grpo_api.status import GRPOJobStatus
@@ -57,6 +58,22 @@ GPU_PLAN = PLAN.model_copy(
         "host_memory_bytes": 2**30,
     }
 )
+
+ENGINE = EnginePlan(
+    kind="Servers", replicas=2, gpus_per_replica=0, memory_share=0.4, max_model_length=64, max_sequences=8,
+    host_memory_bytes=2**30,
+)  # fmt: skip
+GPU_ENGINE = ENGINE.model_copy(
+    update={
+        "gpus_per_replica": 2,
+        "tensor_parallel": 2,
+        "gpu_product": "NVIDIA-L4",
+        "gpu_hour_price": 0.5,
+        "node_selector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
+    }
+)
+SERVED_PLAN = PLAN.model_copy(update={"engine": ENGINE})
+SERVED_GPU_PLAN = GPU_PLAN.model_copy(update={"engine": GPU_ENGINE})
 
 
 def at(offset: float) -> str:

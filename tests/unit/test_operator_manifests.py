@@ -14,7 +14,7 @@ from grpo_operator.manifests import (
     rendezvous_service,
     training_plan,
 )
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, MANAGER, inherited
+from grpo_operator.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SPEC, UID, make_job
 
 
@@ -197,7 +197,7 @@ def test_tokens_come_from_secrets_and_the_users_variables_win() -> None:
 def test_each_pod_of_a_gang_gets_a_node_of_its_own() -> None:
     (term,) = pod()["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
-    assert term["labelSelector"] == {"matchLabels": {LABEL_UID: UID, LABEL_ATTEMPT: "3"}}
+    assert term["labelSelector"] == {"matchLabels": {LABEL_UID: UID, LABEL_ATTEMPT: "3", LABEL_COMPONENT: "trainer"}}
     assert "affinity" not in pod(PLAN.model_copy(update={"nodes": 1}))
 
 

@@ -3,12 +3,14 @@
 A schema can't know the operator's settings or how big a plan becomes. Spec in, problems out, each a (reason, sentence).
 """
 
+from grpo_api.generation import MAX_SERVER_JOB_NAME
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
 from ..manifests import attempt_of, pod_annotations
 from ..reasons import Reason
 from ..records import GRPOJobRecord
+from ..roles import replicas
 
 Problem = tuple[Reason, str]
 MAX_PLAN_BYTES = 200 * 1024
@@ -27,6 +29,8 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
     spec = job.spec
     if spec is None:
         return None
+    if replicas(plan) and (problem := _engines_problem(job)):
+        return Reason.NOT_SUPPORTED, f"{problem}, or set spec.generation.engine to Colocated or Transformers"
     carried = pod_annotations(attempt_of(job, spec, plan, job.status.attempt + 1))
     size = sum(len(f"{key}{value}".encode()) for key, value in carried.items())
     if size > MAX_PLAN_BYTES:
@@ -35,3 +39,21 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
             sentence + "shorten metadata.annotations, or move long patterns into a reward function of a ConfigMap"
         )
     return None
+
+
+def _engines_problem(job: GRPOJobRecord) -> str:
+    """Why the job can't have engines in pods of their own, and what to change; empty when it can.
+
+    The schema knows this of engine Servers; with Auto the plan may choose it.
+    """
+    if len(job.name) > MAX_SERVER_JOB_NAME:
+        return (
+            f"metadata.name: the plan has engines in pods of their own, whose names hold {MAX_SERVER_JOB_NAME} "
+            f"characters of it, and it has {len(job.name)}; shorten it"
+        )
+    if job.queue_name:
+        return (
+            "spec.placement.queueName: Kueue would admit the engines of the plan apart from those whom they serve, so "
+            "that half of them could wait for the other; leave it out"
+        )
+    return ""

@@ -1,4 +1,4 @@
-"""What attempts share, the Service of their namespace and the claim of their job: made if missing, mended if ours.
+"""What attempts share, the Services of their namespace and the claim of their job: made if missing, mended if ours.
 
 Both outlive attempts and have fixed names, so that there may be one already: another's, or a dying one. That is told
 instead of being used.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import AlreadyExists, Denied, NotFound
-from ..manifests import checkpoint_volume_claim, rendezvous_service
+from ..manifests import checkpoint_volume_claim
 from ..names import RENDEZVOUS_SERVICE, ObjectKey
-from ..ownership import claim_problem, foreign_service, is_ours, service_repair
+from ..ownership import claim_problem, foreign_service, is_ours, service_repair, wanted_service
 from ..parsing import claim_record, service_record
 from ..records import GRPOJobRecord, ServiceRecord
 from .api import CLAIMS, SERVICES, Cluster, Object, Resource
@@ -41,8 +41,8 @@ class SharedObjects:
         self._services = services
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._taken: dict[str, tuple[float, Taken]] = {}
-        """Namespaces whose Service is another's, and until when that is believed: every job there asks."""
+        self._taken: dict[ObjectKey, tuple[float, Taken]] = {}
+        """Services of our names that are another's, and until when that is believed: every job there asks."""
 
     async def claim(self, job: GRPOJobRecord) -> Taken | None:
         """Makes the claim of spec.checkpoint.volumeClaimTemplate, if there is one; says why it can't be had.
@@ -65,49 +65,52 @@ class SharedObjects:
                 return Taken(problem, GOES_PAUSE if claim.deleting or claim.grpojob_uid else STAYS_PAUSE)
         return None
 
-    async def service(self, namespace: str) -> Taken | None:
-        """Makes or mends the Service under which rank 0 has its name; says why it can't be had.
+    async def service(self, namespace: str, name: str = RENDEZVOUS_SERVICE) -> Taken | None:
+        """Makes or mends a Service under which pods have their names, that of rank 0 or of engines; says why it can't
+        be had.
 
         Raises:
             ClusterError: the API server refused or did not answer.
         """
         async with self._lock:
-            known = self._services.get(ObjectKey(namespace, RENDEZVOUS_SERVICE))
+            key = ObjectKey(namespace, name)
+            known = self._services.get(key)
             if known and not known.deleting and service_repair(known) is None:
-                self._taken.pop(namespace, None)
+                self._taken.pop(key, None)
                 return None
-            until, taken = self._taken.get(namespace, (0.0, None))
+            until, taken = self._taken.get(key, (0.0, None))
             if taken and self._clock() < until:
                 return taken
-            taken = await self._make_service(namespace)
-            self._taken.pop(namespace, None)
+            taken = await self._make_service(key)
+            self._taken.pop(key, None)
             if taken:
                 log.warning("namespace %s: %s", namespace, taken.message)
-                self._taken[namespace] = (self._clock() + taken.look_again, taken)
+                self._taken[key] = (self._clock() + taken.look_again, taken)
             return taken
 
-    async def _make_service(self, namespace: str) -> Taken | None:
+    async def _make_service(self, key: ObjectKey) -> Taken | None:
         try:
-            self._services.put(await self._cluster.create(SERVICES, namespace, rendezvous_service(namespace)))
+            self._services.put(await self._cluster.create(SERVICES, key.namespace, wanted_service(*key)))
         except AlreadyExists:
-            return await self._take_service(namespace)
+            return await self._take_service(key)
         return None
 
-    async def _take_service(self, namespace: str) -> Taken | None:
+    async def _take_service(self, key: ObjectKey) -> Taken | None:
         """The Service that is there: ours is mended, a stranger's is told."""
-        found = await self._get(SERVICES, namespace, RENDEZVOUS_SERVICE)
+        namespace, name = key
+        found = await self._get(SERVICES, namespace, name)
         service = service_record(found) if found else None
         if service is None or service.deleting:
-            return Taken(f"Service {RENDEZVOUS_SERVICE} is being deleted", GOES_PAUSE)
+            return Taken(f"Service {name} is being deleted", GOES_PAUSE)
         if not is_ours(service):
             return Taken(foreign_service(service), STAYS_PAUSE)
         patch = service_repair(service)
         if patch:
             try:
-                found = await self._cluster.patch(SERVICES, namespace, RENDEZVOUS_SERVICE, patch)
+                found = await self._cluster.patch(SERVICES, namespace, name, patch)
             except Denied as error:
-                return Taken(f"Service {RENDEZVOUS_SERVICE} can't be mended, so delete it: {error}", STAYS_PAUSE)
-            log.info("namespace %s: Service %s was mended: %s", namespace, RENDEZVOUS_SERVICE, patch)
+                return Taken(f"Service {name} can't be mended, so delete it: {error}", STAYS_PAUSE)
+            log.info("namespace %s: Service %s was mended: %s", namespace, name, patch)
         self._services.put(found)
         return None
 
