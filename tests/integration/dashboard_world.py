@@ -37,10 +37,11 @@ _OTHERS = {"waits": "Queued", "broken": "Failed"}
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is not there: GPUs, and a reference to be far from."""
+    """What is not there: GPUs, a reference to be far from, and engines that sample."""
 
     gpus: bool = True
     reference: bool = True
+    engines: bool = True
 
     def text(self) -> str:
         """All of it in OpenMetrics' text."""
@@ -74,7 +75,9 @@ class World:
         of_gpus = "memory" in metric.name and "host" not in metric.name
         unpriced = metric in (operator.JOB_GPU_SECONDS, operator.JOB_COST)
         of_reference = metric.key == "kl" or metric in (trainer.MAX_KL, trainer.REFERENCE_EVERY)
-        return (not self.gpus and (of_gpus or unpriced)) or (not self.reference and of_reference)
+        of_engines = any(part in metric.name for part in ("engine", "weight", "importance"))
+        absent = ((self.gpus, of_gpus or unpriced), (self.reference, of_reference), (self.engines, of_engines))
+        return any(concerned and not there for there, concerned in absent)
 
 
 def _single(label: str) -> str:

@@ -1,7 +1,7 @@
 """Every query of the dashboards is run by the real Prometheus over a cluster's last hours.
 
-No panel is without data, and none has two series of one name, also after a restart. On CPUs and without a reference,
-panels that are empty say why.
+No panel is without data, and none has two series of one name, also after a restart. Where GPUs, a reference or engines
+are missing, panels that are empty say why.
 """
 
 import re
@@ -121,9 +121,15 @@ def test_variables_offer_what_there_is(healthy: Shown) -> None:
             assert variable.name == "cluster" or variable.label in found[0]
 
 
-def test_on_cpus_and_without_a_reference_an_empty_panel_says_why(tmp_path: Path) -> None:
-    with shown(tmp_path, World(gpus=False, reference=False)) as everything:
+def test_on_cpus_without_a_reference_and_engines_an_empty_panel_says_why(tmp_path: Path) -> None:
+    with shown(tmp_path, World(gpus=False, reference=False, engines=False)) as everything:
         empty = [panel for _, panel in ALL if not everything.shown(panel)]
     titles = {panel.title for panel in empty}
-    assert titles > {"KL, of what the guard allows", "Memory: backward", "Effective training time", "Dearest jobs"}
+    assert titles > {
+        "KL, of what the guard allows",
+        "Memory: backward",
+        "Effective training time",
+        "Dearest jobs",
+        "Engines that serve",
+    }
     assert [panel.title for panel in empty if panel.empty == NOTHING] == []

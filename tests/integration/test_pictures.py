@@ -22,6 +22,7 @@ TRAINING, FLEET, OPERATOR = DASHBOARDS
 ALWAYS = {
     ("healthy", TRAINING),
     ("OOM and re-plan", TRAINING),
+    ("two engines", TRAINING),
     ("on CPUs", TRAINING),
     ("NaN", FLEET),
     ("operator gone", OPERATOR),
@@ -42,18 +43,39 @@ SILENT = {
     "Completions not scored",
 }
 """Empty while rank 0 answers nobody."""
+SERVERS = {
+    "Engines that serve",
+    "Syncs that the last engine lacks",
+    "Tokens per second of an engine",
+    "Prompts that wait in engines",
+    "Cache of keys and values in use",
+}
+"""Empty without engines in pods of their own."""
+ENGINES = SERVERS | {
+    "Engine against trainer",
+    "Weight of a token in the loss",
+    "Sync of the weights, and its proof",
+    "Proofs that failed, engines given up",
+}
+"""Empty where the policy samples by itself."""
 EMPTY: dict[str, dict[str, set[str]]] = {
     TRAINING: {
-        "diverging fast": {"KL, of what the guard allows"},
-        "NaN": SILENT | {"Standstill, of what is allowed"},
-        "OOM and re-plan": {"Age of the last checkpoint"},
-        "stalled exporter": SILENT,
-        "hang": {"Age of the last checkpoint"},
-        "on CPUs": {
+        "two engines": set(),
+        "engine gone": set(),
+        "engine computes otherwise": set(),
+        "engine with other weights": {"Age of the last checkpoint"},
+        "diverging fast": ENGINES | {"KL, of what the guard allows"},
+        "NaN": ENGINES | SILENT | {"Standstill, of what is allowed"},
+        "OOM and re-plan": ENGINES | {"Age of the last checkpoint"},
+        "stalled exporter": ENGINES | SILENT,
+        "hang": ENGINES | {"Age of the last checkpoint"},
+        "on CPUs": ENGINES
+        | {
             "KL, of what the guard allows",
             "Distance from the reference (KL)",
             "Slowest rank over the mean",
             "Memory: load",
+            "Memory: sync",
             "Memory: generate",
             "Memory: reference",
             "Memory: forward",
@@ -66,7 +88,8 @@ EMPTY: dict[str, dict[str, set[str]]] = {
             "How busy its GPUs are",
             "Memory of its GPUs",
         },
-        "operator gone": {
+        "operator gone": ENGINES
+        | {
             "Phase",
             "Restarts",
             "Standstill, of what is allowed",
@@ -108,7 +131,7 @@ EMPTY: dict[str, dict[str, set[str]]] = {
     },
 }
 """By dashboard and story the panels that have nothing to show and say so in words."""
-QUIET = {TRAINING: set[str](), FLEET: NOBODY_WAITS | NOTHING_FAILED, OPERATOR: set[str]()}
+QUIET = {TRAINING: ENGINES, FLEET: NOBODY_WAITS | NOTHING_FAILED, OPERATOR: set[str]()}
 """Those of all other stories."""
 MARKS = {
     "healthy": Counter(Checkpoint=3, Reference=2),

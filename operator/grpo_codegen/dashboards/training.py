@@ -6,7 +6,7 @@ from grpo_api.plan import MemoryPhases
 from grpo_api.report import Result
 from grpo_api.status import ConditionType
 
-from . import usage, verdicts
+from . import engines, usage, verdicts
 from .grafana import TRAINING_UID
 from .panels import Annotation, Dashboard, Panel, Query, Row, Variable
 from .promql import CLUSTER, highest, largest, of_job, of_job_by, risen
@@ -216,6 +216,7 @@ DASHBOARD = Dashboard(
         Row("Does it learn?", _LEARNING),
         Row("What does it write?", _COMPLETIONS),
         Row("Where does the time go?", _SPEED),
+        Row("How do its engines do?", engines.PANELS),
         Row("Does it fit?", _MEMORY),
         Row("What did its GPUs do?", usage.OF_JOB),
     ),

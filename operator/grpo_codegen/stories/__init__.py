@@ -6,10 +6,11 @@ declarations: it can't tell of one that nothing exports.
 """
 
 from .of_cluster import STORIES as OF_CLUSTER
+from .of_engines import STORIES as OF_ENGINES
 from .of_training import STORIES as OF_TRAINING
 from .story import Story
 
-STORIES = (*OF_TRAINING, *OF_CLUSTER)
+STORIES = (*OF_TRAINING, *OF_ENGINES, *OF_CLUSTER)
 """All stories. Each says what no other does."""
 
 __all__ = ["STORIES", "Story"]

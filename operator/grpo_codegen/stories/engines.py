@@ -1,0 +1,51 @@
+"""What rank 0 exports beside all else where two engines in pods of their own sample the completions."""
+
+from grpo_api import training_metrics as trainer
+from grpo_api.metrics import Metric
+
+from ..timelines import Timeline, constant, unsteady
+from .world import World, rank0
+
+ENGINES = ("0", "1")
+_FIRST = 1e9
+"""Number of the first attempt's first weights."""
+_SAMPLING = {"sync": 0.8, "generate": 9.0}
+"""Seconds of a step's parts, where the policy by itself takes 29."""
+
+
+def version(minute: int) -> float:
+    """The newest weights' number: a sync before each step."""
+    return _FIRST + 1 + minute
+
+
+_OF_ALL: dict[Metric, Timeline] = {
+    trainer.ENGINE_MISMATCH: unsteady(constant(0.012), 0.2, 31),
+    trainer.ENGINE_MISMATCH_MAX: unsteady(constant(0.31), 0.3, 32),
+    trainer.MAX_ENGINE_MISMATCH: constant(0.5),
+    trainer.WEIGHTS_VERSION: version,
+    trainer.WEIGHT_SYNC_SECONDS: unsteady(constant(0.7), 0.1, 33),
+    trainer.WEIGHT_PROOF_SECONDS: unsteady(constant(0.03), 0.1, 34),
+    trainer.ENGINE_PROOF_FAILURES: constant(0.0),
+}
+_OF_EACH: dict[Metric, Timeline] = {
+    trainer.ENGINE_UP: constant(1.0),
+    trainer.ENGINE_VERSION: version,
+    trainer.ENGINE_WAITING: unsteady(constant(12.0), 0.8, 35),
+    trainer.ENGINE_CACHE: unsteady(constant(0.55), 0.2, 36),
+    trainer.ENGINE_TOKENS: unsteady(constant(6400.0), 0.05, 37),
+    trainer.ENGINE_LOSSES: constant(0.0),
+}
+
+
+def _with_engines() -> World:
+    world: dict[str, Timeline] = {rank0(metric): line for metric, line in _OF_ALL.items()}
+    world[rank0("importance_ratio_min")] = unsteady(constant(0.91), 0.05, 38)
+    world[rank0("importance_ratio_max")] = unsteady(constant(1.1), 0.05, 39)
+    for phase, seconds in _SAMPLING.items():
+        world[rank0(trainer.PHASE_SECONDS, step_phase=phase)] = unsteady(constant(seconds), 0.08, 40)
+    for engine in ENGINES:
+        world |= {rank0(metric, engine=engine): line for metric, line in _OF_EACH.items()}
+    return world
+
+
+WITH_ENGINES: World = _with_engines()

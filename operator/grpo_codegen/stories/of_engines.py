@@ -1,0 +1,69 @@
+"""Stories of the engines that sample a job's completions."""
+
+from grpo_api import training_metrics as trainer
+
+from ..timelines import between, counting, frozen
+from .engines import WITH_ENGINES, version
+from .story import Story
+from .world import World, changed, rank0
+
+_UP = rank0(trainer.ENGINE_UP, engine="1")
+_OTHER_TOKENS = rank0(trainer.ENGINE_TOKENS, engine="0")
+_GENERATE = rank0(trainer.PHASE_SECONDS, step_phase="generate")
+
+
+def _without_one(first: int, end: int) -> World:
+    """Engine 1 is given up in the first minute and serves again from the last one on; the other has all prompts."""
+    waiting = rank0(trainer.ENGINE_WAITING, engine="0")
+    idle = dict.fromkeys((rank0(trainer.ENGINE_TOKENS, engine="1"), rank0(trainer.ENGINE_WAITING, engine="1")), 0.0)
+    return {
+        **changed(WITH_ENGINES, first, end, {waiting: 80.0, _GENERATE: 17.0, _OTHER_TOKENS: 6800.0, **idle}),
+        _UP: between(first, end, 0.0, 1.0),
+        rank0(trainer.ENGINE_VERSION, engine="1"): frozen(version, first, end),
+        rank0(trainer.ENGINE_LOSSES, engine="1"): counting(first),
+    }
+
+
+STORIES = (
+    Story(
+        "two engines",
+        "Two engines in pods of their own sample; one is lost in minute 40 and serves again three minutes later.",
+        120,
+        110,
+        {**WITH_ENGINES, **_without_one(40, 43)},
+    ),
+    Story(
+        "engine gone",
+        "One of two engines is lost in minute 30, and its new pod finds no GPU until minute 60.",
+        90,
+        55,
+        {**WITH_ENGINES, **_without_one(30, 60)},
+    ),
+    Story(
+        "engine computes otherwise",
+        "From minute 30 to 60 the log-probabilities of the engines are far from the trainer's, with the same weights.",
+        90,
+        55,
+        {
+            **WITH_ENGINES,
+            **changed(
+                WITH_ENGINES,
+                30,
+                60,
+                {
+                    rank0(trainer.ENGINE_MISMATCH): 0.43,
+                    rank0(trainer.ENGINE_MISMATCH_MAX): 3.0,
+                    rank0("importance_ratio_min"): 0.2,
+                    rank0("importance_ratio_max"): 2.0,
+                },
+            ),
+        },
+    ),
+    Story(
+        "engine with other weights",
+        "After the sync of minute 30 an engine has other weights; they are sent again, and it has the right ones.",
+        70,
+        35,
+        {**WITH_ENGINES, rank0(trainer.ENGINE_PROOF_FAILURES): counting(30)},
+    ),
+)
