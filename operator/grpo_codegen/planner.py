@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.quantity import GIB
 from grpo_planner import Inventory, PlanResult, plan_job
+from grpo_planner.engine_plan import sampled_by
 from grpo_planner.hardware.generations import IMAGE, obstacle, written
 from grpo_planner.hardware.inventory_file import parse_inventory
 from grpo_planner.hardware.products import Product, usable_bytes
@@ -58,6 +59,11 @@ AMPLE = 20
 
 MIG_MIB = 9728
 """`nvidia.com/gpu.memory` of a 1g.10gb slice."""
+COLUMNS = (
+    "| cluster | model | plan | sampled by | GPUs | GiB per GPU | s / step | rule of thumb | why |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+"""Head of both tables."""
 SHARED = "node gpu-0: its NVIDIA-A10G-SHARED are shared or time-sliced, so their memory can't be counted on"
 
 
@@ -72,10 +78,10 @@ def cluster(name: str) -> Inventory:
     return Inventory(found.nodes, (SHARED,)) if name == "shared GPUs" else found
 
 
-def spec(model: str) -> GRPOJobSpec:
+def spec(model: str, engine: str = "Auto") -> GRPOJobSpec:
     """A job with nothing but defaults: 64 completions of up to 512 tokens after prompts of up to 512."""
     return parse_spec({"model": {"name": model}, "dataset": {"name": "openai/gsm8k"},
-                       "rewards": [{"accuracy": {}}]})  # fmt: skip
+                       "rewards": [{"accuracy": {}}], "generation": {"engine": engine}})  # fmt: skip
 
 
 def table() -> str:
@@ -92,33 +98,43 @@ def table() -> str:
         f"{NEARLY_FULL:.0%} of a GPU, and as {OFFLOADED - 1:.0%} longer with an offloaded optimizer (assumed): GPUs of "
         "the node that would stand idle are taken where they spare a run either.",
         "",
-        "| cluster | model | plan | GPUs | GiB per GPU | s / step | rule of thumb | why |",
-        "|---|---|---|---|---|---|---|---|",
+        "Engine Auto: what samples the completions is the planner's choice too. Memory and times of vLLM are assumed: "
+        "no GPU has confirmed them ([generation.md](generation.md)). The second table is without engines.",
+        "",
+        *COLUMNS,
     ]
-    return "\n".join([*head, *_rows(), ""])
+    without = ["", "## Without engines", "", "The same with `spec.generation.engine: Transformers`, where there is a "
+               "plan and an engine had been chosen.", "", *COLUMNS]  # fmt: skip
+    planned = list(_plans("Auto"))
+    engined = {(name, model) for name, model, result in planned if result.chosen and result.chosen.engine}
+    plain = [_row(*one) for one in _plans("Transformers") if one[:2] in engined]
+    return "\n".join([*head, *(_row(*one) for one in planned), *without, *plain, ""])
 
 
-def _rows() -> Iterator[str]:
-    """One row per cluster and model; clusters without GPUs have one."""
+def _plans(engine: str) -> Iterator[tuple[str, str, PlanResult]]:
+    """One plan per cluster and model; clusters without GPUs have one."""
     for name in CLUSTERS:
         found = cluster(name)
         for model in MODELS if found.nodes else MODELS[:1]:
-            yield _row(name, model, found)
+            yield name, model, plan_job(spec(model, engine), found)
 
 
-def _row(name: str, model: str, found: Inventory) -> str:
+def _row(name: str, model: str, result: PlanResult) -> str:
     """One plan beside the rule of thumb."""
-    result = plan_job(spec(model), found)
+    found = cluster(name)
     short = model.rsplit("/", 1)[-1].removesuffix("-Instruct")
     plan = result.chosen
     if plan is None or plan.memory is None:
-        return f"| {name} | {short} | none: {result.reason} | – | – | – | {_rule(model, found)} | {_short(result)} |"
+        nothing = f"| {name} | {short} | none: {result.reason} | – | – | – | – |"
+        return f"{nothing} {_rule(model, found)} | {_short(result)} |"
     how = f"{plan.method}, {sharding(plan.zero_stage, offload=plan.offload != 'None')}, {plan.strategy}"
     numbers = f"{plan.memory.device_bytes / GIB:.1f} of {plan.memory.usable_bytes / GIB:.1f}"
     seconds = f"{plan.estimated_step_seconds or 0:.0f}"
     gpus = f"{plan.gpus} × {plan.gpu_product} on {plan.nodes}"
     rule = _rule(model, found)
-    return f"| {name} | {short} | {how} | {gpus} | {numbers} | {seconds} | {rule} | {why(result)} |"
+    return (
+        f"| {name} | {short} | {how} | {sampled_by(plan)} | {gpus} | {numbers} | {seconds} | {rule} | {why(result)} |"
+    )
 
 
 def _rule(model: str, found: Inventory) -> str:

@@ -19,6 +19,7 @@ SPENT = {
     "generation": "generating",
     "gathering": "sending the model between GPUs to generate, because no GPU has room for all of it",
     "communication": "sending gradients and weights between GPUs",
+    "sync": "bringing the weights into the engines",
     "offload": "moving optimizer state between GPU and host",
 }
 """What the parts of a step are called."""

@@ -1,17 +1,23 @@
 """Plans jobs with placement.accelerator CPU: small models and tests, one plan, no search.
 
-A CPU job has no device to fit: only the split of the batch and the pod's memory request are to be found.
+A CPU job has no device to fit: only the split of the batch and the pod's memory request are to be found. A vLLM engine
+is no faster there, so it has one only where the spec asks for it.
 """
 
+from dataclasses import replace
+
+from grpo_api.generation import EngineServersSpec
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST
 from grpo_api.plan import ExecutionPlan
 
-from .memory import Setup, predict
+from .engine_plan import cpu_engine_plan, engine_warnings
+from .memory import Engine, Setup, predict
 from .memory.device import export_bytes, whole_mib
-from .memory.host import CPU_PROCESS
+from .memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
 from .search.batch import accumulation, generation_share, indivisible, micro_batches
 from .search.demand import Demand
+from .search.engines import check, engine_of
 from .search.methods import Method, conflicting_pins, methods
 from .words import plural
 
@@ -22,6 +28,7 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     Raises:
         SpecRejected: the batch can't be split over the processes, or the pins exclude one another.
     """
+    check(demand)
     spec = demand.spec
     method = cpu_method(spec)
     nodes, processes = spec.placement.nodes or 1, spec.placement.processes_per_node or 1
@@ -29,7 +36,9 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     sizes = micro_batches(spec, world)
     if not sizes:
         raise indivisible(spec, world, f"{plural(nodes, 'node')} with {plural(processes, 'process')} each")
-    setup = cpu_setup(spec, method, world, sizes[-1])
+    setup = replace(cpu_setup(spec, method, world, sizes[-1]), engine=cpu_engine(demand))
+    memory = whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup))
+    sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
     return ExecutionPlan(
         strategy=method.strategy,
@@ -47,11 +56,12 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         parameters=demand.model.label,
         architecture=demand.model.source,
         shape_source=demand.model.found_in,
-        host_memory_bytes=whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup)),
+        host_memory_bytes=memory,
+        engine=cpu_engine_plan(demand.shape, setup, memory) if setup.engine else None,
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps,
-        reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}",
-        warnings=demand.notes,
+        reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}",
+        warnings=[*demand.notes, *engine_warnings(demand, setup)],
     )
 
 
@@ -86,8 +96,19 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
     )
 
 
+def cpu_engine(demand: Demand) -> Engine | None:
+    """The engine that the spec asks for; it has no GPUs to share, no sleep and no graphs."""
+    wanted = demand.spec.generation
+    if wanted.engine not in ("Colocated", "Servers"):
+        return None
+    replicas = (wanted.servers or EngineServersSpec()).replicas if wanted.engine == "Servers" else 0
+    most = wanted.engine_arguments.max_num_seqs if wanted.engine_arguments else None
+    return engine_of(demand, wanted.engine, 1, replicas=replicas, most=most or 0)
+
+
 def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
     """Memory of one process: the libraries and the model's peak, all of it in host memory."""
     prediction = predict(demand.shape, setup, demand.reward_bytes)
     reference = demand.shape.parameters * setup.weight_bytes if setup.reference == "Offload" else 0
-    return round((CPU_PROCESS + prediction.peak + reference) * demand.learned.factor(HOST))
+    engine = CPU_ENGINE_PROCESS if setup.engine and setup.engine.kind == "Colocated" else 0
+    return round((CPU_PROCESS + engine + prediction.peak + reference) * demand.learned.factor(HOST))

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
+from grpo_api.generation import EnginePlan
 from grpo_api.patience import STEP_ESTIMATES
 from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
 
+from .engine_plan import engine_plan, engine_warnings
 from .hardware.generations import obstacle
 from .hardware.pools import Pool
 from .memory.device import FRAGMENTATION, checkpoint_bytes, export_bytes, whole_mib
@@ -21,6 +23,7 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
     """The option as an ExecutionPlan."""
     spec, place, setup, method = demand.spec, option.place, option.footprint.setup, option.footprint.method
     whole = generation_share(spec, setup.world)
+    at_once = whole if setup.engine else setup.generation_batch
     return ExecutionPlan(
         strategy=method.strategy, method="LoRA" if method.lora else "Full", zero_stage=method.zero,
         offload="CPU" if method.offload else "None", gpus=place.world, nodes=place.nodes,
@@ -29,8 +32,9 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         node_selector=dict(place.pool.selector),
         micro_batch=setup.micro_batch, gradient_accumulation=setup.accumulation,
         steps_per_generation=whole // setup.micro_batch,
-        generation_sub_batch=setup.generation_batch if setup.generation_batch < whole else 0,
+        generation_sub_batch=at_once if at_once < whole else 0,
         gradient_checkpointing=setup.checkpointing, gather_for_generation=setup.gather,
+        engine=_engine(demand, option),
         optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
         dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
         autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
@@ -42,6 +46,16 @@ def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
     )  # fmt: skip
+
+
+def _engine(demand: Demand, option: Option) -> EnginePlan | None:
+    """The option's engine as the plan publishes it."""
+    setup = option.footprint.setup
+    if setup.engine is None:
+        return None
+    usable = option.servers.usable if option.servers else option.place.pool.usable
+    sync = None if option.shortage else option.time.sync / setup.engine.syncs
+    return engine_plan(demand.shape, setup, usable, sync=sync, servers=option.servers)
 
 
 def _memory(demand: Demand, option: Option) -> MemoryPrediction:
@@ -100,6 +114,7 @@ def warnings(demand: Demand, option: Option) -> list[str]:
             f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of an inventory file): "
             "over TCP steps may take longer"
         )
+    told += engine_warnings(demand, setup)
     if (longest := STEP_ESTIMATES * option.seconds) > demand.spec.guard.hang_timeout_seconds:
         told.append(
             f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only after {longest:.0f} s, "
@@ -115,11 +130,11 @@ def _guesses(pool: Pool) -> str:
     return "its speed, that it has bfloat16 and that the image's torch has kernels for it are guesses"
 
 
-def reason(option: Option) -> str:
-    """Why this plan, in a sentence with its numbers."""
+def reason(option: Option, sampling: str) -> str:
+    """Why this plan, in a sentence with its numbers; `sampling`: what samples the completions, and why."""
     place, footprint = option.place, option.footprint
     said = needs(footprint.device, place.pool.usable, footprint.prediction.peak_phase, option.seconds)
-    return f"{footprint.method.name} on {place.name}: {said}"
+    return f"{footprint.method.name} on {place.name}: {said}; completions by {sampling}"
 
 
 def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:
@@ -168,6 +183,7 @@ def _cost(option: Option, chosen: Option) -> str:
     other, usual = chosen.place, chosen.footprint.method
     costs = {
         f"{place.world} GPUs instead of {other.world}": place.world > other.world,
+        f"{plural(option.engine_gpus, 'GPU')} more for its engines": option.engine_gpus > chosen.engine_gpus,
         "optimizer offload": method.offload and not usual.offload,
         "its reference in host memory": method.reference == "Offload" and usual.reference != "Offload",
         f"ZeRO-{method.zero}": method.zero > usual.zero,

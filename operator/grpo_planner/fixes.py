@@ -142,9 +142,24 @@ def _smaller_adapters(spec: GRPOJobSpec, shape: Shape) -> Iterator[Turn]:
         yield Turn("spec.adapter.targetModules", [attention], "an adapter on queries and values alone")
 
 
+def _engines(spec: GRPOJobSpec) -> Iterator[Turn]:
+    """What samples the completions: settings of an engine, then fewer or none."""
+    wanted = spec.generation
+    if wanted.memory_share is not None:
+        yield Turn("spec.generation.memoryShare", [None], "the share that the engine needs")
+    if wanted.sleep is False:
+        yield Turn("spec.generation.sleep", [None], "waking the engine for every generation")
+    if wanted.servers and wanted.servers.replicas > 1:
+        fewer = [wanted.servers.replicas >> bits for bits in range(1, wanted.servers.replicas.bit_length())]
+        yield Turn("spec.generation.servers.replicas", fewer, "fewer engines, so more time")
+    if wanted.engine in ("Colocated", "Servers") and not wanted.servers:
+        yield Turn("spec.generation.engine", ["Auto"], "another engine, or Transformers, which generates slower")
+
+
 def _pins(spec: GRPOJobSpec) -> Iterator[Turn]:
     """Settings that only say how, not what, to train."""
     training = spec.training
+    yield from _engines(spec)
     if training.gradient_checkpointing == "Disabled":
         yield Turn("spec.training.gradientCheckpointing", ["Auto"], "20 to 30 % more time where it is needed")
     if training.per_device_train_batch_size is not None and training.per_device_train_batch_size > 1:

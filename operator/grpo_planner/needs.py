@@ -16,7 +16,7 @@ from .hardware.inventory_file import DEFAULT_CPU, DEFAULT_HOST_GIB
 from .hardware.products import lookup
 from .result import Hardware
 from .search.option import Option
-from .words import gib
+from .words import gib, plural
 
 RENTED = (
     "Tesla-T4", "NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-L40S", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB",
@@ -83,8 +83,9 @@ def _loosened(placement: PlacementSpec) -> PlacementSpec:
 def _hardware(option: Option) -> Hardware:
     """The place of an option as an answer, with what it needs of it."""
     place, found = option.place, option.footprint
+    more = f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
     message = (
-        f"{place.name}, {found.method.name}: {gib(found.device)} of {gib(place.pool.usable)} per GPU, "
+        f"{place.name}{more}, {found.method.name}: {gib(found.device)} of {gib(place.pool.usable)} per GPU, "
         f"{gib(option.host)} of host memory per node"
     )
     return Hardware(

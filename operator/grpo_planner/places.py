@@ -12,6 +12,7 @@ from .result import PlanReason, PlanResult, SpecRejected
 from .search.batch import indivisible, micro_batches
 from .search.demand import Demand
 from .search.methods import methods
+from .search.search import Search
 from .words import plural
 
 
@@ -22,6 +23,17 @@ def short_of_disk(demand: Demand, notes: Sequence[str]) -> PlanResult:
         feasible=False, reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE, architecture=demand.model.source,
         message=f"the job would fit, but for the room on nodes' disks: {said}",
     )  # fmt: skip
+
+
+def no_engine(demand: Demand, search: Search) -> SpecRejected | None:
+    """Why an engine that the spec asks for has no room where the gang has; None where it isn't that."""
+    pools = [pool for pool in search.pools if pool.gpus >= demand.fewest_gpus]
+    if not (pools and search.placed):
+        return None
+    servers = demand.spec.generation.engine == "Servers"
+    reason = PlanReason.NOT_ENOUGH_GPUS if servers else PlanReason.OUT_OF_DEVICE_MEMORY
+    message = search.engines.misfit(pools)
+    return SpecRejected(reason, message) if message else None
 
 
 def no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:

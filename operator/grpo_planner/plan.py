@@ -14,15 +14,17 @@ from .cpu import plan_cpu
 from .fixes import ACCESS_MODE, find_fixes
 from .hardware.declared import declared
 from .hardware.inventory import Inventory
-from .hardware.pools import Pool, build_pools
+from .hardware.pools import Pool, build_pools, server_pools
 from .memory import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve
 from .needs import MOST_RENTED, smallest
-from .places import no_place, short_of_disk
+from .places import no_engine, no_place, short_of_disk
 from .result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
 from .search.choice import choose, closest_miss, notable, same_method
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
+from .search.engine_choice import refined, rivals, sampling
+from .search.engines import check
 from .search.footprints import Footprints
 from .search.links import as_measured
 from .search.methods import conflicting_pins, methods
@@ -93,8 +95,9 @@ class Planner:
         Raises:
             SpecRejected: the spec can't be planned at all.
         """
-        pools, _ = build_pools(self._as_measured(inventory).merged.emptied.merged, self._spec)
-        return curve(Search(self._footprints, pools))
+        emptied = self._as_measured(inventory).merged.emptied.merged
+        pools, _ = build_pools(emptied, self._spec)
+        return curve(Search(self._footprints, pools, server_pools(emptied, self._spec)))
 
     def _as_measured(self, inventory: Inventory) -> Inventory:
         return as_measured(inventory, self._learned.links) if self._learned else inventory
@@ -108,6 +111,7 @@ class Planner:
     def _footprints(self) -> Footprints:
         if not methods(self._spec):
             raise conflicting_pins(self._spec)
+        check(self._demand)
         return Footprints(self._demand, Predictor(self._demand.shape, self._demand.reward_bytes))
 
     def _on_free(self, inventory: Inventory) -> PlanResult | None:
@@ -116,7 +120,7 @@ class Planner:
         if not inventory.visible:
             return None
         pools, left_out = build_pools(inventory, self._spec)
-        search = Search(footprints, pools)
+        search = Search(footprints, pools, server_pools(inventory, self._spec))
         if not search.feasible:
             return None
         return self._answer(search, [*inventory.warnings, *left_out], fits_now=True)
@@ -129,18 +133,20 @@ class Planner:
 
     def _plan_emptied(self, emptied: Inventory) -> PlanResult:
         pools, left_out = build_pools(emptied, self._spec)
-        notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools)
+        others = server_pools(emptied, self._spec)
+        notes, search = [*emptied.warnings, *left_out], Search(self._footprints, pools, others)
         if search.feasible:
             return self._answer(search, notes, fits_now=not emptied.visible)
         if emptied.short_of_disk:
-            pools, _ = build_pools(emptied.with_larger_disks, self._spec)
-            if Search(self._footprints, pools).feasible:
+            larger = emptied.with_larger_disks
+            pools, _ = build_pools(larger, self._spec)
+            if Search(self._footprints, pools, server_pools(larger, self._spec)).feasible:
                 return short_of_disk(self._demand, emptied.warnings)
         result = _with_hardware(_nowhere(self._footprints, search, emptied, notes), self._footprints)
         return result.model_copy(update={"candidates": []}) if self._brief else result
 
     def _answer(self, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
-        return (_chosen if self._brief else _planned)(self._demand, search, notes, fits_now)
+        return (_chosen if self._brief else _planned)(search, notes, fits_now)
 
 
 def _plan_cpu(demand: Demand) -> PlanResult:
@@ -158,7 +164,7 @@ def _nowhere(footprints: Footprints, search: Search, emptied: Inventory, notes: 
     options, fixes = search.options(), _fixes(footprints, emptied, pools)
     if options:
         return _on_one_node(demand, _nothing_fits(demand, options, fixes))
-    rejected = no_place(demand, pools, notes)
+    rejected = no_engine(demand, search) or no_place(demand, pools, notes)
     result = PlanResult(
         feasible=False, reason=rejected.reason, message=str(rejected), fixes=fixes, architecture=demand.model.source
     )
@@ -171,7 +177,7 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         return result
 
     def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
-        return _best(footprints, spec, build_pools(inventory, spec)[0])
+        return _best(footprints, spec, build_pools(inventory, spec)[0], server_pools(inventory, spec))
 
     hardware = smallest(footprints.demand.spec, plan)
     would_do = hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
@@ -189,29 +195,36 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
     return result.model_copy(update={"message": message})
 
 
-def _planned(demand: Demand, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The result of a search that something fits, with all that it was compared with."""
-    found = search.options()
-    chosen = choose(found, demand.spec.placement.objective)
-    assert chosen is not None, "something fits"
+    demand, found = search.demand, search.options()
+    best = choose(found, demand.spec.placement.objective)
+    assert best is not None, "something fits"
+    chosen = refined(search, best)
     # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
-    options = [option for option in found if not same_method(option, chosen)] + search.extents(chosen)
-    result = _result(demand, chosen, [*advice(search, chosen), *notes], fits_now)
+    options = (
+        [option for option in found if not same_method(option, chosen)]
+        + search.extents(chosen)
+        + rivals(search, chosen)
+    )
+    result = _result(search, chosen, notes, fits_now)
     assert result.chosen is not None, "it was given"
     ranked = explain.candidates(demand, notable(options, chosen), chosen)
     return result.model_copy(update={"candidates": [Candidate.of(result.chosen), *ranked[1:]]})
 
 
-def _chosen(demand: Demand, search: Search, notes: list[str], fits_now: bool) -> PlanResult:
+def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The same without candidates."""
-    chosen = choose(search.fitting(), demand.spec.placement.objective)
-    assert chosen is not None, "something fits"
-    return _result(demand, chosen, [*advice(search, chosen), *notes], fits_now)
+    best = choose(search.fitting(), search.demand.spec.placement.objective)
+    assert best is not None, "something fits"
+    chosen = refined(search, best)
+    return _result(search, chosen, notes, fits_now)
 
 
-def _result(demand: Demand, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
-    reason = explain.reason(chosen)
-    plan = explain.as_plan(demand, chosen, reason, [*explain.warnings(demand, chosen), *notes])
+def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
+    demand, reason = search.demand, explain.reason(chosen, sampling(search, chosen))
+    told = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
+    plan = explain.as_plan(demand, chosen, reason, told)
     message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
     return PlanResult(
         feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
@@ -250,13 +263,13 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
         there = pools
         if spec.placement.gpu_product != demand.spec.placement.gpu_product:
             there, _ = build_pools(emptied, spec)
-        return _best(footprints, spec, there)
+        return _best(footprints, spec, there, server_pools(emptied, spec))
 
     return find_fixes(demand.spec, demand.shape, pools, plan)
 
 
-def _best(footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool]) -> Option | None:
+def _best(footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], others: list[Pool]) -> Option | None:
     """What a changed spec would be planned as, with all that is known of its model and of the memory that it needs."""
     demand = footprints.demand
     changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
-    return choose(Search(changed, pools).fitting(), spec.placement.objective)
+    return choose(Search(changed, pools, others).fitting(), spec.placement.objective)

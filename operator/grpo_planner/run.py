@@ -12,15 +12,17 @@ from grpo_api.plan import ExecutionPlan
 
 from .cpu import cpu_process_bytes
 from .hardware.inventory import Inventory
-from .hardware.pools import build_pools
+from .hardware.pools import build_pools, server_pools
 from .hardware.products import Product, lookup
-from .memory import Precision, Prediction, Setup, Strategy, predict
+from .memory import Engine, Precision, Prediction, Setup, Strategy, predict
 from .memory.host import host_bytes
 from .model.architecture import resolve
 from .search import batch
 from .search.demand import Demand, build_demand
+from .search.engines import engine_of
+from .search.footprints import generate_calls
 from .search.links import as_measured
-from .search.steptime import step_time
+from .search.steptime import StepTime, step_time
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Run:
             completion=training.max_completion_length,
             micro_batch=plan.micro_batch,
             accumulation=plan.gradient_accumulation,
-            generation_batch=plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation,
+            generation_batch=self._at_once,
             world=plan.world_size,
             zero=plan.zero_stage,
             offload=plan.offload == "CPU",
@@ -64,7 +66,29 @@ class Run:
             gather=plan.gather_for_generation,
             reference=reference,
             scores_old_policy=batch.updates_per_generation(self.spec) > 1,
+            engine=self._engine,
         )
+
+    @property
+    def _engine(self) -> Engine | None:
+        """The plan's engine as the memory model sees it."""
+        plan = self.plan.engine
+        if plan is None:
+            return None
+        share = self.spec.generation.memory_share if plan.kind == "Colocated" else None
+        return engine_of(
+            self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas,
+            share=int((share or 0) * self.usable), most=plan.max_sequences,
+        )  # fmt: skip
+
+    @property
+    def _at_once(self) -> int:
+        """Completions of one process that are generated at a time."""
+        whole = self.plan.micro_batch * self.plan.steps_per_generation
+        engine = self.plan.engine
+        if engine is None or engine.kind == "Servers":
+            return self.plan.generation_sub_batch or whole
+        return max(1, engine.max_sequences // engine.tensor_parallel)
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -75,14 +99,21 @@ class Run:
     @property
     def seconds(self) -> float:
         """Estimated time of one step on GPUs."""
-        calls = batch.generate_calls(self.spec, self.plan.world_size, self.setup.generation_batch)
-        return step_time(self.demand.shape, self.setup, self._hardware, self.plan.nodes, calls).total
+        return self.time.total
 
     @property
-    def _hardware(self) -> Product:
+    def time(self) -> StepTime:
+        """The same by its parts."""
+        plan, calls = self.plan, generate_calls(self.spec, self.setup)
+        servers = plan.engine if plan.engine and plan.engine.kind == "Servers" else None
+        own = self._hardware(servers.gpu_product, servers.gpu_resource) if servers else None
+        trained = self._hardware(plan.gpu_product, plan.gpu_resource)
+        return step_time(self.demand.shape, self.setup, trained, plan.nodes, calls, servers=own)
+
+    def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""
-        pools, _ = build_pools(as_measured(self.inventory, self.learned.links).emptied, self.spec)
-        label, resource = self.plan.gpu_product, self.plan.gpu_resource
+        nodes = as_measured(self.inventory, self.learned.links).emptied
+        pools = build_pools(nodes, self.spec)[0] + server_pools(nodes, self.spec)
         there = (pool.hardware for pool in pools if (pool.label, pool.resource) == (label, resource))
         return next(there, lookup(label))
 

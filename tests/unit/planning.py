@@ -23,7 +23,9 @@ BARE: dict[str, Any] = {
 
 def spec(model: str = QWEN_7B, **changes: Any) -> GRPOJobSpec:
     """A job with defaults, and `training__beta=0` for spec.training.beta."""
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    dotted = {
+        key.replace("__", "."): value for key, value in ({"generation__engine": "Transformers"} | changes).items()
+    }
     return parse_spec(changed({"model.name": model} | dotted, BARE))
 
 

@@ -127,7 +127,8 @@ def test_a_model_is_planned_without_a_file(capsys: pytest.CaptureFixture[str]) -
     asked = ["plan", QWEN_7B, "--gpus", "8xH100", "--host-memory", "1Ti"]
     assert main([*asked, "--completion-length", "2048", "-o", "json"]) == 0
     there = nodes(1, 8, H100)
-    expected = plan_job(spec(QWEN_7B, training__maxCompletionLength=2048), Inventory((there,), reports_disk=True))
+    wanted = spec(QWEN_7B, training__maxCompletionLength=2048, generation__engine="Auto")
+    expected = plan_job(wanted, Inventory((there,), reports_disk=True))
     assert PlanResult.model_validate_json(capsys.readouterr().out) == expected
     assert main(["plan", "my/model", "--gpus", "8xH100", "--parameters", "7B", "--prompt-length", "64"]) == 0
     assert "my/model  planned" in capsys.readouterr().out

@@ -28,7 +28,7 @@ SIZES = st.builds(
 
 
 def curve() -> list[Size]:
-    return Planner(spec(QWEN_7B)).curve(inventory(nodes(1, 8, H100)))
+    return Planner(spec(QWEN_7B, generation__engine="Auto")).curve(inventory(nodes(1, 8, H100)))
 
 
 def test_every_number_of_gpus_has_a_row_and_one_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:

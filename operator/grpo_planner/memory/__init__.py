@@ -4,6 +4,6 @@ Pure arithmetic over a Shape and a Setup; docs/memory-model.md has formulas, acc
 """
 
 from .phases import Prediction, Predictor, predict
-from .setup import Precision, Setup, Strategy, ZeroStage
+from .setup import Engine, Precision, Setup, Strategy, ZeroStage
 
-__all__ = ["Precision", "Prediction", "Predictor", "Setup", "Strategy", "ZeroStage", "predict"]
+__all__ = ["Engine", "Precision", "Prediction", "Predictor", "Setup", "Strategy", "ZeroStage", "predict"]

@@ -18,6 +18,10 @@ PROCESS = round(3 * GIB)
 """Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""
 CPU_PROCESS = GIB
 """The same without CUDA."""
+ENGINE_PROCESS = GIB
+"""What a colocated vLLM engine adds to it (assumed)."""
+CPU_ENGINE_PROCESS = round(0.5 * GIB)
+"""The same without CUDA: 0.43 GiB beside its weights and cache (measured, vLLM 0.30)."""
 
 
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
@@ -37,7 +41,8 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     first = whole if setup.zero == 3 else 0
     saving = whole if setup.zero == 2 else 0
     state = offloaded_state(shape, setup) + saving
-    return round(first + processes * (PROCESS + max(loading, state) + reference))
+    engine = ENGINE_PROCESS if setup.engine and setup.engine.kind == "Colocated" else 0
+    return round(first + processes * (PROCESS + engine + max(loading, state) + reference))
 
 
 def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:

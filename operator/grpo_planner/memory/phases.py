@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..model.shapes import Shape
 from . import activations as act
-from . import attention, experts, generation, head, states
+from . import attention, engine, experts, generation, head, states
 from .setup import Setup
 
 
@@ -82,6 +82,18 @@ class PassBytes:
     """Backward, at the embedding."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBytes:
+    """A vLLM engine on the trainer's GPU."""
+
+    resting: int
+    """In every phase."""
+    waking: int
+    """What it takes besides while it is sent weights and samples."""
+    sync: float
+    """What the trainer takes to send them."""
+
+
 class Predictor:
     """Predicts setups of one model; terms that setups share are worked out once."""
 
@@ -91,11 +103,13 @@ class Predictor:
         self._states: dict[tuple[object, ...], StateBytes] = {}
         self._passes: dict[tuple[object, ...], PassBytes] = {}
         self._generation: dict[tuple[object, ...], float] = {}
+        self._engines: dict[tuple[object, ...], EngineBytes] = {}
 
     def floor(self, setup: Setup) -> Prediction:
         """What the passes alone take: less than any setup with the same sequences, precision and adapter."""
         passes = self._passes_of(setup)
-        least = max(passes.forward, passes.at_head, passes.at_embedding, self._generation_of(setup))
+        generated = 0 if setup.engine else self._generation_of(setup)
+        least = max(passes.forward, passes.at_head, passes.at_embedding, generated)
         return Prediction({"backward": round(least)}, 0)
 
     def predict(self, setup: Setup, scoring: int = 0) -> Prediction:
@@ -103,7 +117,12 @@ class Predictor:
         shape, passes, state = self._shape, self._passes_of(setup), self._states_of(setup)
         waiting = state.gradients if setup.accumulates else 0
         static = state.static + self._resident
-        generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
+        if setup.engine:
+            sampler = self._engine_of(setup)
+            static += sampler.resting
+            generated, sync = float(sampler.waking), round(static + sampler.waking + sampler.sync)
+        else:
+            generated, sync = generation.gathered_policy(shape, setup) + self._generation_of(setup), 0
         peaks = {
             "load": state.loading,
             "generate": max(generated, scoring),
@@ -113,7 +132,7 @@ class Predictor:
             "step": state.step,
         }
         phases = {name: round(static + peak) for name, peak in peaks.items()}
-        return Prediction({"load": phases.pop("load"), "sync": 0} | phases, round(static))
+        return Prediction({"load": phases.pop("load"), "sync": sync} | phases, round(static))
 
     # Each key has the settings that its terms depend on, and no others: with one too few another setup's number is
     # taken, with one too many the same number is worked out again.
@@ -144,6 +163,18 @@ class Predictor:
         if key not in self._generation:
             self._generation[key] = generation.peak(self._shape, setup)
         return self._generation[key]
+
+    def _engine_of(self, setup: Setup) -> "EngineBytes":
+        key = (
+            setup.engine, setup.precision, setup.generation_batch, setup.world, setup.zero, setup.lora_rank,
+            setup.lora_targets,
+        )  # fmt: skip
+        if key not in self._engines:
+            shape = self._shape
+            self._engines[key] = EngineBytes(
+                resting=engine.resting(shape, setup), waking=engine.waking(shape, setup), sync=engine.sync(shape, setup)
+            )
+        return self._engines[key]
 
 
 def predict(shape: Shape, setup: Setup, resident: int = 0, scoring: int = 0) -> Prediction:

@@ -19,6 +19,36 @@ ZeroStage = Literal[0, 2, 3]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A vLLM engine that samples the completions, as one of its GPUs sees it."""
+
+    kind: Literal["Colocated", "Servers"]
+    """On the GPUs of the processes, or on its own."""
+    length: int
+    """Most tokens of a prompt and its completion."""
+    tensor_parallel: int = 1
+    """GPUs that share its weights."""
+    replicas: int = 0
+    """Engines of kind Servers."""
+    sleeps: bool = False
+    """Gives its memory back while the policy is trained."""
+    share: int = 0
+    """Bytes of a GPU that spec.generation.memoryShare gives it; 0: what it needs."""
+    most_sequences: int = 0
+    """Completions that it may sample at a time; 0: as many as there are."""
+    graphs: bool = True
+    """Decodes by CUDA graphs."""
+    pass_tokens: int = 4096
+    """Most tokens of one pass (TRL's own max_num_batched_tokens)."""
+    block: int = 16
+    """Tokens of one block of its cache (vLLM's own)."""
+    cache_bytes: int = 0
+    """Bytes of one element of its cache; 0: as of its weights."""
+    syncs: float = 1.0
+    """How often it is sent the weights per optimizer step; below 1 where one generation feeds several."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """Settings of one run as one process sees them."""
 
@@ -52,6 +82,9 @@ class Setup:
     """Reference strategy."""
     scores_old_policy: bool = False
     """The policy's own log-probabilities are computed before the update (off-policy steps)."""
+    engine: Engine | None = None
+    """What samples in the policy's place; None where it generates by itself. A colocated one samples
+    `generation_batch` completions of each of its processes at a time."""
 
     @property
     def weight_bytes(self) -> int:

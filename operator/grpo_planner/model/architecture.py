@@ -46,6 +46,8 @@ class ResolvedModel:
     source: Source
     found_in: ShapeSource
     note: str = ""
+    model_type: str = ""
+    """As config.json names it, where the shape is of that type; empty where it is estimated."""
 
     @property
     def label(self) -> str:
@@ -79,7 +81,7 @@ def _reported(model: ModelSpec, found: Architecture) -> ResolvedModel:
             f"spec.model.parameters says {model.parameters}, but a former attempt loaded "
             f"{format_parameters(shape.counted)} ({shape.counted:,}) parameters, and the plan counts on these"
         )
-    return ResolvedModel(shape, "Exact", "FormerAttempt", note)
+    return ResolvedModel(shape, "Exact", "FormerAttempt", note, found.model_type or "")
 
 
 def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> ResolvedModel:
@@ -137,7 +139,8 @@ def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: 
     if any(size and abs(shape.counted / size - 1) > TOLERANCE for size in sizes.values()):
         raise _contradiction(model, shape, found_in, sizes)
     if known:
-        return ResolvedModel(shape, "Exact", found_in, _advice(given) if found_in == "ConfigFile" else "")
+        note = _advice(given) if found_in == "ConfigFile" else ""
+        return ResolvedModel(shape, "Exact", found_in, note, given.model_type or "")
     whole = facts.stored or _declared(model)
     note = (
         f"spec.model.architecture.modelType {given.model_type or 'unset'} has no formula of its own and is estimated "
@@ -180,7 +183,7 @@ def by_name_and_size(name: str, parameters: str | None, path: str) -> ResolvedMo
         raise config.quantised(f"{path}.name {name!r} says {word}", path)
     known, count = catalogue.lookup(name), parameter_count(parameters) if parameters else 0
     if known and (not count or abs(known.parameters / count - 1) <= TOLERANCE):
-        return ResolvedModel(known, "Catalogue", "Catalogue")
+        return ResolvedModel(known, "Catalogue", "Catalogue", model_type=catalogue.model_type(name))
     if not count:
         raise SpecRejected(
             PlanReason.UNKNOWN_MODEL,

@@ -32,6 +32,13 @@ COLUMNS = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", 
 
 
 @cache
+def _types() -> dict[str, str]:
+    """The model type of each catalogued name."""
+    families = yaml.safe_load(files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8"))
+    return {name: family["type"] for family in families for name in family["models"]}
+
+
+@cache
 def shapes() -> dict[str, Shape]:
     """All catalogued shapes by their lower-case name."""
     families = yaml.safe_load(files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8"))
@@ -58,9 +65,20 @@ def quantised(model: str) -> str:
 
 def lookup(model: str) -> Shape | None:
     """The catalogued shape of a hub id or folder name such as `meta-llama/Llama-3.2-1B-Instruct`; None if unknown."""
+    known = _known(model)
+    return shapes()[known] if known else None
+
+
+def model_type(model: str) -> str:
+    """Its model type, as config.json names it; empty if unknown."""
+    return _types().get(_known(model), "")
+
+
+def _known(model: str) -> str:
+    """The longest catalogued name that a model's begins with; empty if there is none."""
     name = model.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
     known = [key for key in shapes() if name == key or name.startswith((key + "-", key + "_"))]
-    return shapes()[max(known, key=len)] if known else None
+    return max(known, key=len, default="")
 
 
 def similar(model: str) -> list[str]:

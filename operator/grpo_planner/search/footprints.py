@@ -7,11 +7,14 @@ do all the searches of one plan: on free nodes, on emptied nodes and for each fi
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import NamedTuple
 
+from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST
 
-from ..memory import Precision, Prediction, Predictor, Setup
+from ..memory import Engine, Precision, Prediction, Predictor, Setup
+from ..memory import engine as terms
 from ..memory.host import host_bytes
 from . import batch
 from .demand import Demand
@@ -56,11 +59,15 @@ class Footprint:
 class Variants:
     """One method on so many processes in one precision, at every setting of its knobs."""
 
-    def __init__(self, of: "Footprints", world: int, method: Method, precision: Precision) -> None:
+    def __init__(
+        self, of: "Footprints", world: int, method: Method, precision: Precision, engine: Engine | None
+    ) -> None:
         """Works nothing out yet."""
         self._demand, self._predictor = of.demand, of.predictor
-        self._world, self._method, self._precision = world, method, precision
-        self._knobs = of.knobs(world, gathers=method.zero == 3)
+        self._world, self._method, self._precision, self.engine = world, method, precision, engine
+        self._knobs = of.knobs(world, gathers=method.zero == 3 and engine is None)
+        if engine:
+            self._knobs = self._knobs._replace(generation_batch=_sampled_at_a_time(self._knobs, engine))
         self._footprints: dict[Settings, Footprint] = {}
         self._host: dict[int, int] = {}
 
@@ -151,7 +158,7 @@ class Variants:
         return known
 
     def _calls(self, setup: Setup) -> float:
-        return batch.generate_calls(self._demand.spec, self._world, setup.generation_batch)
+        return generate_calls(self._demand.spec, setup)
 
     def _setup(self, settings: Settings) -> Setup:
         spec, method = self._demand.spec, self._method
@@ -173,7 +180,28 @@ class Variants:
             gather=gather,
             reference=method.reference,
             scores_old_policy=self._demand.updates_per_generation > 1,
+            engine=self.engine,
         )
+
+
+def generate_calls(spec: GRPOJobSpec, setup: Setup) -> float:
+    """Calls of generate per optimizer step, or how often an engine is filled with all that it samples at a time."""
+    if setup.engine and setup.engine.kind == "Servers":
+        return ceil(terms.wanted(setup) / terms.sequences(setup)) * setup.engine.syncs
+    return batch.generate_calls(spec, setup.world, setup.generation_batch)
+
+
+def _sampled_at_a_time(knobs: Knobs, engine: Engine) -> tuple[int, ...]:
+    """Completions of one process that an engine samples at a time, from most to fewest.
+
+    Servers have room of their own: what they sample at a time takes nothing of the trainer's GPUs.
+    """
+    whole = knobs.generation_batch[0]
+    if engine.kind == "Servers":
+        return (whole,)
+    most = max(1, engine.most_sequences // engine.tensor_parallel) if engine.most_sequences else whole
+    first = min(whole, most)
+    return tuple(first >> bits for bits in range(first.bit_length()))
 
 
 class Footprints:
@@ -182,9 +210,9 @@ class Footprints:
     def __init__(self, demand: Demand, predictor: Predictor) -> None:
         """Works nothing out yet; `predictor` is the model's, shared with the demands of the fixes."""
         self.demand, self.predictor = demand, predictor
-        self._variants: dict[tuple[int, Method, Precision], Variants] = {}
+        self._variants: dict[tuple[int, Method, Precision, Engine | None], Variants] = {}
         self._knobs: dict[tuple[int, bool], Knobs] = {}
-        self._floors: dict[tuple[bool, Precision], int] = {}
+        self._floors: dict[tuple[bool, Precision, bool], int] = {}
 
     @cached_property
     def worlds(self) -> list[int]:
@@ -193,23 +221,25 @@ class Footprints:
         sizes = batch.divisors(batch.step_completions(spec))
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
-    def of(self, world: int, method: Method, precision: Precision) -> Variants:
-        """The variants of a method on so many processes."""
-        key = (world, method, precision)
+    def of(self, world: int, method: Method, precision: Precision, engine: Engine | None = None) -> Variants:
+        """The variants of a method on so many processes, with an engine or without."""
+        key = (world, method, precision, engine)
         variants = self._variants.get(key)
         if variants is None:
-            variants = self._variants[key] = Variants(self, world, method, precision)
+            variants = self._variants[key] = Variants(self, world, method, precision, engine)
         return variants
 
-    def floor(self, method: Method, precision: Precision) -> int:
+    def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:
         """Bytes that a GPU must have at the least for a method, however many there are.
 
         A bound that costs one prediction rules out whole methods on whole pools: what passes take doesn't shrink with
-        more processes, and of a method they depend on whether it trains an adapter only.
+        more processes, and of a method they depend on whether it trains an adapter only. `engined`: where an engine
+        generates in its place, of which nothing is counted.
         """
-        key = (method.lora, precision)
+        key = (method.lora, precision, engined)
         if key not in self._floors:
-            self._floors[key] = self.of(self.worlds[0], method, precision).floor
+            engine = Engine(kind="Servers", length=1) if engined else None
+            self._floors[key] = self.of(self.worlds[0], method, precision, engine).floor
         return self._floors[key]
 
     def knobs(self, world: int, *, gathers: bool) -> Knobs:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..hardware.pools import Place
+from ..hardware.pools import Place, Pool
 from .footprints import Footprint
 from .steptime import StepTime
 
@@ -27,12 +27,25 @@ class Option:
     """Bytes of host memory that one pod must have."""
     time: StepTime
     """Time of one step by its parts."""
+    servers: Pool | None = None
+    """Where engines in pods of their own are; None without such."""
     seconds: float = field(init=False)
     """Time of one step."""
 
     def __post_init__(self) -> None:
         """Adds up the time once, as sorting asks for it again and again."""
         object.__setattr__(self, "seconds", self.time.total)
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of engines in pods of their own, beside the place's."""
+        engine = self.footprint.setup.engine
+        return engine.replicas * engine.tensor_parallel if engine else 0
+
+    @property
+    def gpu_seconds(self) -> float:
+        """What one step takes of all GPUs, the engines' among them."""
+        return (self.place.world + self.engine_gpus) * self.seconds
 
     @property
     def tier(self) -> Literal[0, 1, 2]:

@@ -9,9 +9,10 @@ from itertools import groupby
 from operator import itemgetter
 
 from ..hardware.pools import Place, Pool
-from ..memory import Precision, Setup
+from ..memory import Engine, Precision, Setup
 from .choice import Objective, Score, as_good, choose, precedence, score, score_of
 from .demand import Demand
+from .engines import Engines
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
 from .option import NEARLY_FULL, ROOMY, Option
@@ -25,16 +26,23 @@ SPACING = 1.25
 SLOW, FAR = 60.0, 2.0
 """Seconds of a step from which a plan that would be FAR times as fast is worth a word."""
 
-Extent = tuple[Place, Variants]
-"""A method in one place, and its variants on so many processes."""
+Extent = tuple[Place, Method, Precision]
+"""A method in one place."""
+ENGINE_PHASES = ("sync", "generate")
+"""Phases whose peak another engine may lower."""
 
 
 class Search:
     """All options of one demand on some pools."""
 
-    def __init__(self, footprints: Footprints, pools: Sequence[Pool]) -> None:
-        """Finds nothing yet; `footprints` may have served other searches of the same demand."""
+    def __init__(self, footprints: Footprints, pools: Sequence[Pool], server_pools: Sequence[Pool] = ()) -> None:
+        """Finds nothing yet; `footprints` may have served other searches of the same demand.
+
+        `server_pools`: where engines may be that have a product of their own.
+        """
         self._footprints, self._demand = footprints, footprints.demand
+        self.engines = Engines(self._demand, server_pools)
+        self._settled: dict[Extent, Variants | None] = {}
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
@@ -45,13 +53,18 @@ class Search:
         """What the job asks for."""
         return self._demand
 
+    @property
+    def placed(self) -> bool:
+        """Whether a gang has a place at all, be there memory enough or not."""
+        return any(self._places.values())
+
     def options(self) -> list[Option]:
         """Options of each pool and method: those that may be chosen or shown, and where none fits, all misses."""
         found: list[Option] = []
         for pool in self._places:
             for method, precision in self._with_precision(pool, self._methods):
                 extents = self._extents(pool, method, precision)
-                found += self._promising(extents) or [self._miss(*extent) for extent in extents]
+                found += self._promising(extents) or self._misses(extents)
         return found
 
     @property
@@ -76,14 +89,22 @@ class Search:
         """The chosen option and its method on every other extent of its pool."""
         method, precision = chosen.footprint.method, chosen.footprint.setup.precision
         found: list[Option] = []
-        for place, variants in self._extents(chosen.place.pool, method, precision):
-            fitting = self._good(place, variants)
-            if place == chosen.place:
+        for extent in self._extents(chosen.place.pool, method, precision):
+            fitting = self._good(*extent)
+            if extent[0] == chosen.place:
                 # A fuller variant that is faster is shown beside the chosen one.
                 found += [chosen, *(o for o in fitting if o.seconds < chosen.seconds)]
             else:
-                found.append(choose(fitting, self._objective) or self._miss(place, variants))
+                best = choose(fitting, self._objective)
+                found += [best] if best else self._misses([extent])
         return found
+
+    def with_engine(self, option: Option, engine: Engine | None) -> Option:
+        """The same method in the same place with that engine: the best that fits, else what takes least."""
+        place, footprint = option.place, option.footprint
+        variants = self._footprints.of(place.world, footprint.method, footprint.setup.precision, engine)
+        best = choose(self._good_of(place, variants), self._objective)
+        return best or self._option(place, variants, variants.leanest)
 
     def sooner(self, chosen: Option) -> Option | None:
         """On the same GPUs, what takes at most 1/FAR of the time, on more nodes or with other methods; None if nothing.
@@ -125,7 +146,8 @@ class Search:
     def _possible(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
         """Methods that no bound rules out before any extent is looked at."""
         pairs = self._with_precision(pool, allowed) if self._places[pool] else []
-        return [pair for pair in pairs if self._footprints.floor(*pair) <= pool.usable]
+        engined = not self.engines.why_none
+        return [pair for pair in pairs if self._footprints.floor(*pair, engined=engined) <= pool.usable]
 
     def _promising(self, extents: Sequence[Extent], objective: Objective | None = None) -> list[Option]:
         """Of one method's extents in a pool, those that may be chosen or shown; empty where none fits.
@@ -153,18 +175,19 @@ class Search:
         found: list[Option] = []
         least: Score | None = None
         bounds = ((self._bound(aim, *extent), extent) for extent in extents)
-        for bound, (place, variants) in sorted(bounds, key=itemgetter(0)):
+        for bound, (place, method, precision) in sorted(bounds, key=itemgetter(0)):
             if least is not None and not as_good(aim, bound, least):
                 break
+            variants = self._variants(place, method, precision)
             options = self._with_room(self._fastest(place, variants, place.pool.usable), variants)
             reached = min(score_of(aim, option) for option in options)
             least = min(least or reached, reached)
             found += options if as_good(aim, reached, least) else options[:1]
         return found
 
-    def _bound(self, objective: Objective, place: Place, variants: Variants) -> Score:
+    def _bound(self, objective: Objective, place: Place, method: Method, precision: Precision) -> Score:
         """The best score that any variant can have."""
-        setup, calls = variants.quickest
+        setup, calls = self._variants(place, method, precision).quickest
         return score(objective, place, self._time(place, setup, calls).total)
 
     def _with_precision(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
@@ -178,10 +201,33 @@ class Search:
         On one GPU, ZeRO has nobody to share with and only costs, unless it offloads.
         """
         return [
-            (place, self._footprints.of(place.world, method, precision))
+            (place, method, precision)
             for place in self._places[pool]
-            if place.world > 1 or not method.zero or method.offload
+            if (place.world > 1 or not method.zero or method.offload) and self.engines.tried(place, precision)
         ]
+
+    def _variants(self, place: Place, method: Method, precision: Precision) -> Variants:
+        """The variants of an extent with the first engine with which it fits; without any where none helps.
+
+        Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no help.
+        """
+        extent = (place, method, precision)
+        known = self._settled.get(extent)
+        if known is None:
+            known = self._settled[extent] = self._settle(place, method, precision)
+        return known
+
+    def _settle(self, place: Place, method: Method, precision: Precision) -> Variants:
+        tried = self.engines.tried(place, precision)
+        hopeless = False
+        for engine in tried:
+            if hopeless and engine:
+                continue
+            variants = self._footprints.of(place.world, method, precision, engine)
+            if engine is None or self._holds(place, variants):
+                return variants
+            hopeless = variants.leanest.prediction.peak_phase not in ENGINE_PHASES
+        return variants
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's limits.
@@ -201,14 +247,23 @@ class Search:
                 last = world
                 yield place
 
+    def _fits(self, place: Place, method: Method, precision: Precision) -> bool:
+        """Whether the leanest variant does."""
+        return self._holds(place, self._variants(place, method, precision))
+
     @staticmethod
-    def _fits(place: Place, variants: Variants) -> bool:
-        """Whether the leanest variant does; host memory first, which needs no prediction."""
+    def _holds(place: Place, variants: Variants) -> bool:
+        """Whether the leanest variant fits; host memory first, which needs no prediction."""
         return variants.host(place.per_node) <= place.host_memory and variants.leanest.device <= place.pool.usable
 
-    def _good(self, place: Place, variants: Variants) -> list[Option]:
+    def _good(self, place: Place, method: Method, precision: Precision) -> list[Option]:
         """The fastest variant that fits, with what has more room and is as good; [] if none fits."""
-        if not self._fits(place, variants):
+        variants = self._variants(place, method, precision)
+        return self._good_of(place, variants)
+
+    def _good_of(self, place: Place, variants: Variants) -> list[Option]:
+        """The same of variants with one engine."""
+        if not self._holds(place, variants):
             return []
         return self._with_room(self._fastest(place, variants, place.pool.usable), variants)
 
@@ -221,9 +276,10 @@ class Search:
                 found.append(self._fastest(best.place, variants, limit))
         return found
 
-    def _miss(self, place: Place, variants: Variants) -> Option:
-        """The variant that takes least."""
-        return self._option(place, variants, variants.leanest)
+    def _misses(self, extents: Sequence[Extent]) -> list[Option]:
+        """Of each extent the variant that takes least."""
+        every = ((extent[0], self._variants(*extent)) for extent in extents)
+        return [self._option(place, variants, variants.leanest) for place, variants in every]
 
     def _fastest(self, place: Place, variants: Variants, limit: int) -> Option:
         """The fastest variant that takes no more than `limit` bytes of a GPU, where the leanest does."""
@@ -235,7 +291,13 @@ class Search:
     def _option(self, place: Place, variants: Variants, footprint: Footprint) -> Option:
         """One option with its numbers."""
         time = self._time(place, footprint.setup, footprint.calls)
-        return Option(place, footprint, variants.host(place.per_node), time)
+        return Option(place, footprint, variants.host(place.per_node), time, self._servers(place, footprint.setup))
 
     def _time(self, place: Place, setup: Setup, calls: float) -> StepTime:
-        return step_time(self._demand.shape, setup, place.pool.hardware, place.nodes, calls)
+        servers = self._servers(place, setup)
+        own = servers.hardware if servers else None
+        return step_time(self._demand.shape, setup, place.pool.hardware, place.nodes, calls, servers=own)
+
+    def _servers(self, place: Place, setup: Setup) -> Pool | None:
+        """Where the engines of a setup are that have GPUs of their own."""
+        return self.engines.server_pool(place) if setup.engine and setup.engine.kind == "Servers" else None

@@ -8,9 +8,11 @@ lists the assumptions. All results are seconds.
 from typing import NamedTuple
 
 from ..hardware.products import Product
+from ..memory import engine as terms
 from ..memory.setup import Setup
 from ..memory.states import trained_bytes, trained_parameters
 from ..model.shapes import Shape
+from . import enginetime
 
 UTILISATION = 0.40
 """Share of the peak FLOP/s that large matrix products reach."""
@@ -44,6 +46,8 @@ class StepTime(NamedTuple):
     """Gradients, and under ZeRO-3 weights, while training."""
     offload: float
     """The host link, and AdamW on the CPU."""
+    sync: float = 0.0
+    """Bringing the weights into engines, and proving them there."""
 
     @property
     def total(self) -> float:
@@ -96,6 +100,13 @@ def generation_seconds(shape: Shape, setup: Setup, hardware: Product, calls: flo
     return calls * (pass_seconds(shape, hardware, sequences * setup.prompt, setup.prompt) + setup.completion * token)
 
 
+def engine_seconds(shape: Shape, setup: Setup, hardware: Product, calls: float) -> float:
+    """`calls` times as many completions as an engine samples at a time: their prompts' pass, then token by token."""
+    engine, at_once = terms.of(setup), terms.sequences(setup)
+    prefill = pass_seconds(shape, hardware, at_once * setup.prompt, setup.prompt) / engine.tensor_parallel
+    return calls * (prefill + setup.completion * enginetime.token_seconds(shape, setup, hardware))
+
+
 def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float:
     """What a rank sends and receives of a ring over the gang: a link's share, or all of a node's network cards.
 
@@ -107,7 +118,7 @@ def link_bytes_per_second(hardware: Product, nodes: int, per_node: int) -> float
 
 def gathering_seconds(shape: Shape, setup: Setup, link: float, latency: float, calls: float) -> float:
     """Under ZeRO-3 generate gathers the whole model once per call, or layer by layer for every token of every call."""
-    if setup.zero != 3:
+    if setup.zero != 3 or setup.engine:
         return 0.0
     model = setup.weight_bytes * shape.parameters * (setup.world - 1) / setup.world / link + shape.layers * latency
     return calls * model * (1 if setup.gather else setup.completion)
@@ -147,7 +158,9 @@ def offload_seconds(shape: Shape, setup: Setup) -> float:
     return seconds
 
 
-def step_time(shape: Shape, setup: Setup, hardware: Product, nodes: int, calls: float) -> StepTime:
+def step_time(
+    shape: Shape, setup: Setup, hardware: Product, nodes: int, calls: float, *, servers: Product | None = None
+) -> StepTime:
     """Time of one optimizer step.
 
     Args:
@@ -156,12 +169,19 @@ def step_time(shape: Shape, setup: Setup, hardware: Product, nodes: int, calls: 
         hardware: the GPU.
         nodes: nodes that the gang runs on.
         calls: calls of generate per optimizer step; below 1 where one batch feeds several steps.
+        servers: the GPU of engines in pods of their own.
     """
     link, latency = link_bytes_per_second(hardware, nodes, setup.world // nodes), GATHER_SECONDS[nodes > 1]
+    if setup.engine:
+        generation = engine_seconds(shape, setup, servers or hardware, calls)
+        sync = setup.engine.syncs * enginetime.sync_seconds(shape, setup, hardware, link)
+    else:
+        generation, sync = generation_seconds(shape, setup, hardware, calls), 0.0
     return StepTime(
         compute_seconds(shape, setup, hardware),
-        generation_seconds(shape, setup, hardware, calls),
+        generation,
         gathering_seconds(shape, setup, link, latency, calls),
         communication_seconds(shape, setup, link, latency),
         offload_seconds(shape, setup),
+        sync,
     )

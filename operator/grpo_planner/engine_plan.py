@@ -1,0 +1,136 @@
+"""The engine of an option as the plan publishes it, and in words."""
+
+from math import ceil
+
+from grpo_api.generation import PROVEN_FAMILIES, EnginePlan
+from grpo_api.plan import ExecutionPlan
+from grpo_api.quantity import GIB
+from grpo_api.training import TrainingSpec
+
+from .hardware.pools import Pool
+from .memory import Setup
+from .memory import engine as terms
+from .memory.device import whole_mib
+from .memory.host import PROCESS
+from .model.shapes import Shape
+from .search.demand import Demand
+from .search.engines import OWN_SHARE
+from .words import gib, plural
+
+LEAST_SHARE = 0.001
+"""Shares are rounded up to a multiple of it."""
+CPU_ENGINE_POD = round(1.5 * GIB)
+"""Host memory of an engine's pod on CPUs without weights and cache: a process with torch and vLLM takes 1.1 GiB
+(measured, vLLM 0.30), and serving some."""
+GPU_ENGINE_POD = 2 * GIB
+"""The same on GPUs, beside a process for each of them (assumed)."""
+
+
+def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, servers: Pool | None) -> EnginePlan:
+    """The engine of a setup on GPUs.
+
+    Args:
+        shape: the policy's shape.
+        setup: the run's settings.
+        usable: bytes of one of the engine's GPUs.
+        sync: seconds of one sync.
+        servers: where it is, if it has GPUs of its own.
+    """
+    engine = terms.of(setup)
+    own: dict[str, object] = {}
+    if servers:
+        own = {
+            "replicas": engine.replicas, "gpus_per_replica": engine.tensor_parallel, "gpu_product": servers.label,
+            "gpu_hour_price": servers.price or None, "gpu_resource": servers.resource,
+            "node_selector": dict(servers.selector), "memory_share": OWN_SHARE,
+            "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
+        }  # fmt: skip
+    return EnginePlan.model_validate(
+        {"memory_share": share_of(terms.needed(shape, setup), usable)}
+        | sizes(shape, setup)
+        | {"sync_seconds": None if sync is None else round(sync, 2)}
+        | own
+    )
+
+
+def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
+    """The engine of a setup on CPUs; `host` is the memory of the trainer's pod."""
+    engine = terms.of(setup)
+    found = sizes(shape, setup)
+    if engine.kind == "Servers":
+        host = whole_mib(CPU_ENGINE_POD + terms.needed(shape, setup))
+        found |= {"replicas": engine.replicas, "host_memory_bytes": host}
+    return EnginePlan.model_validate(found | {"memory_share": share_of(terms.needed(shape, setup), host)})
+
+
+def sizes(shape: Shape, setup: Setup) -> dict[str, object]:
+    """What follows from shape and setup alone, as fields of EnginePlan."""
+    engine = terms.of(setup)
+    return {
+        "kind": engine.kind,
+        "tensor_parallel": engine.tensor_parallel,
+        "sleep": engine.sleeps,
+        "max_model_length": engine.length,
+        "max_sequences": terms.sequences(setup),
+        "weights_bytes": round(terms.weights(shape, setup)),
+        "cache_bytes": terms.cache(shape, setup),
+        "graphs_bytes": round(terms.graphs(shape, setup) + terms.work(shape, setup)),
+    }
+
+
+def share_of(needed: int, there: int) -> float:
+    """The least share of what is there that holds what is needed, at most 1."""
+    return min(1.0, max(LEAST_SHARE, round(ceil(needed / max(1, there) / LEAST_SHARE) * LEAST_SHARE, 3)))
+
+
+def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
+    """What a user of the setup's engine should know; nothing without one."""
+    if setup.engine is None:
+        return []
+    told, training, kind = [], demand.spec.training, demand.model.model_type
+    if kind not in PROVEN_FAMILIES:
+        told.append(
+            f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an engine can be proven shows "
+            f"only at the start; shown for {', '.join(PROVEN_FAMILIES)}"
+        )
+    cut = [name for name, on in _cutting(training).items() if on]
+    if cut and training.temperature != 1:
+        told.append(
+            f"spec.training.temperature {training.temperature:g} with {', '.join(cut)}: no log-probabilities of the "
+            "engine's are of the distribution that the trainer computes, so TRL's importance correction is off and "
+            "guard.maxEngineMismatch can't be checked; set temperature to 1, or remove the others"
+        )
+    return told
+
+
+def _cutting(training: TrainingSpec) -> dict[str, bool]:
+    """Settings that take tokens out of the distribution that is sampled from, or shift it, and which are set."""
+    return {
+        "topP": training.top_p < 1,
+        "topK": training.top_k > 0,
+        "minP": bool(training.min_p),
+        "repetitionPenalty": training.repetition_penalty != 1,
+    }
+
+
+def sampled_by(plan: ExecutionPlan) -> str:
+    """What samples a plan's completions: `Transformers`, `vLLM Colocated over 2 GPUs, asleep while training`."""
+    engine = plan.engine
+    if engine is None:
+        return "Transformers"
+    shared = f" over {engine.tensor_parallel} GPUs" if engine.tensor_parallel > 1 else ""
+    if engine.kind == "Servers":
+        gpus = engine.replicas * engine.gpus_per_replica
+        beside = f", {plural(gpus, 'GPU')} {engine.gpu_product} beside the trainer's" if gpus else ""
+        return f"vLLM Servers, {plural(engine.replicas, 'engine')}{shared}{beside}"
+    return f"vLLM Colocated{shared}{', asleep while training' if engine.sleep else ''}"
+
+
+def engine_numbers(engine: EnginePlan) -> str:
+    """What it takes, which no GPU has confirmed."""
+    share = f"{engine.memory_share:.1%} of {'a GPU' if engine.gpus_per_replica or not engine.replicas else 'a pod'}"
+    return (
+        f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
+        f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space {gib(engine.graphs_bytes)}: "
+        f"{share} (assumed, not measured)"
+    )

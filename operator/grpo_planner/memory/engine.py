@@ -1,0 +1,141 @@
+"""Terms of the memory model for a vLLM engine: its weights, its cache, what it works with, and what a sync adds.
+
+Sources: vLLM 0.30 (vocab_parallel_embedding.py: the vocabulary is padded to 64; QKVParallelLinear: key heads are
+repeated where there are fewer than GPUs; cumem.py: sleep level 2 gives weights and cache back and keeps the graphs),
+the trainer's generation/policy_weights.py (one tensor at a time is gathered, merged and cast). No GPU has confirmed any
+of it: GRAPHS_PER_LAYER and WORK_COPIES are assumed. All results are bytes on one GPU.
+"""
+
+from math import ceil
+
+from grpo_api.quantity import MIB
+
+from ..model.shapes import Shape
+from .setup import Engine, Setup
+
+VOCABULARY_PADDING = 64
+"""Rows of embedding and head are a multiple of it."""
+GRAPHS_PER_LAYER = 24 * MIB
+"""CUDA graphs of one layer (assumed). vLLM's logs tell 0.21 GiB for 16 layers with 35 batch sizes (vllm#11349), and
+warn of 1 to 3 GiB for large models."""
+COMMUNICATOR = 400 * MIB
+"""Buffers of tensor parallelism's own NCCL communicator (assumed, as in device.py)."""
+WORK_COPIES = 2
+"""Tensors of the widest kind that one pass has at a time, beside the residual stream (assumed)."""
+SCORE_BYTES = 12
+"""Per score of the next token: itself, its softmax and its logarithm in float32 (assumed)."""
+MERGED_BYTES = 14
+"""Per element of a weight with its adapter while both are added: the float32 weight, the adapter's product in two
+bytes and in four, and their sum (policy_weights.py)."""
+
+
+def of(setup: Setup) -> Engine:
+    """The setup's engine, which there must be."""
+    assert setup.engine is not None, "nobody asks without an engine"
+    return setup.engine
+
+
+def sequences(setup: Setup) -> int:
+    """Completions that one engine samples at a time: of the processes that share it, or of all that replicas share."""
+    engine = of(setup)
+    if engine.kind == "Colocated":
+        return setup.generation_batch * engine.tensor_parallel
+    return min(wanted(setup), engine.most_sequences or wanted(setup))
+
+
+def wanted(setup: Setup) -> int:
+    """Completions of one generation that fall to one replica."""
+    return ceil(setup.world * setup.generation_batch / max(1, of(setup).replicas))
+
+
+def weights(shape: Shape, setup: Setup) -> float:
+    """Weights in the dtype that the policy computes in.
+
+    `c * ((matrices + padded embeddings + repeated key heads) / t + norms and biases)`, t GPUs for tensor parallelism.
+    """
+    engine, ends = of(setup), 1 if shape.tied else 2
+    padded = ceil(shape.vocab / VOCABULARY_PADDING) * VOCABULARY_PADDING
+    vectors = shape.layers * shape.layer_vectors + shape.hidden
+    matrices = shape.parameters - ends * shape.head - vectors
+    missing = max(0, engine.tensor_parallel - shape.kv_heads)
+    repeated = 2 * shape.layers * shape.hidden * shape.head_dim * missing
+    split = matrices + ends * padded * shape.hidden + repeated
+    return setup.compute_bytes * (split / engine.tensor_parallel + vectors)
+
+
+def token_bytes(shape: Shape, setup: Setup) -> int:
+    """Keys and values of one token in all layers: 2 * layers * heads * width * bytes.
+
+    Heads are shared out, and repeated where there are fewer than GPUs. Layers with a window count as if they had none:
+    how vLLM groups them depends on its version.
+    """
+    engine = of(setup)
+    heads = max(1, ceil(shape.kv_heads / engine.tensor_parallel))
+    return 2 * shape.layers * heads * shape.head_dim * (engine.cache_bytes or setup.compute_bytes)
+
+
+def sequence_bytes(shape: Shape, setup: Setup) -> int:
+    """The cache of one prompt and its completion, in whole blocks."""
+    engine = of(setup)
+    return ceil(engine.length / engine.block) * engine.block * token_bytes(shape, setup)
+
+
+def cache(shape: Shape, setup: Setup) -> int:
+    """The cache of all that is sampled at a time, as if no prompt were shared."""
+    return sequences(setup) * sequence_bytes(shape, setup)
+
+
+def graphs(shape: Shape, setup: Setup) -> int:
+    """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor parallelism."""
+    engine = of(setup)
+    captured = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
+    return captured + (COMMUNICATOR if engine.tensor_parallel > 1 else 0)
+
+
+def work(shape: Shape, setup: Setup) -> float:
+    """Work space of one pass: the gated product over all its tokens beside the residual stream, or the scores."""
+    engine, at_once = of(setup), sequences(setup)
+    wide = WORK_COPIES * 2 * shape.intermediate / engine.tensor_parallel + 2 * shape.hidden
+    return max(max(engine.pass_tokens, at_once) * wide * setup.compute_bytes, at_once * shape.vocab * SCORE_BYTES)
+
+
+def needed(shape: Shape, setup: Setup) -> int:
+    """All that an engine takes while it is awake: its share as vLLM counts it, or what is pinned."""
+    own = weights(shape, setup) + cache(shape, setup) + graphs(shape, setup) + work(shape, setup)
+    return of(setup).share or round(own)
+
+
+def room(shape: Shape, setup: Setup, share: int) -> int:
+    """Completions whose cache fits at a time into so many bytes of a GPU; 0 where not one does."""
+    fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup)
+    return max(0, int((share - fixed) // (sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES)))
+
+
+def resting(shape: Shape, setup: Setup) -> int:
+    """What an engine takes of the trainer's GPU in every phase."""
+    engine = setup.engine
+    if engine is None or engine.kind == "Servers":
+        return 0
+    return graphs(shape, setup) if engine.sleeps else needed(shape, setup)
+
+
+def waking(shape: Shape, setup: Setup) -> int:
+    """What it takes besides while it is sent weights and samples."""
+    if of(setup).kind == "Servers":
+        return 0
+    return needed(shape, setup) - resting(shape, setup)
+
+
+def sync(shape: Shape, setup: Setup) -> float:
+    """What the trainer adds to send its weights: one tensor at a time.
+
+    It is gathered under ZeRO-3, cast where the engine's dtype is another, and where it has an adapter added to that in
+    float32. The proof's sums are 8 bytes for 65,536 elements: nothing beside it.
+    """
+    gathered = setup.weight_bytes if setup.zero == 3 else 0
+    cast = setup.compute_bytes if setup.compute_bytes != setup.weight_bytes else 0
+    plain = shape.largest_module * (gathered + cast)
+    if not setup.lora:
+        return plain
+    adapted = max((linear.inputs * linear.outputs for linear in shape.adapted(setup.lora_targets)), default=0)
+    return max(plain, adapted * (gathered + MERGED_BYTES))

@@ -1,0 +1,269 @@
+"""Which vLLM engines a job may have: whether any, and on the GPUs of one place which ones, in the order of preference.
+
+An engine samples several times as fast as transformers' generate, from weights that have to be proven, and takes memory
+of its own. So what is known of the model decides first, then what fits; docs/generation.md says it in full.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+from grpo_api.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
+
+from ..hardware.pools import Place, Pool
+from ..memory import Engine, Precision, Setup
+from ..memory import engine as terms
+from ..result import PlanReason, SpecRejected
+from ..words import gib, plural
+from .demand import Demand
+
+OWN_SHARE = 0.9
+"""Share of its GPUs that an engine with GPUs of its own takes; the rest is for what vLLM's profile can't see
+(assumed)."""
+CACHE_ELEMENT = {"auto": 0, None: 0}
+"""Bytes of an element of the cache by kv_cache_dtype, 0 as of the weights; all others have one byte."""
+TENSOR_PARALLEL = (1, 2, 4, 8, 16)
+"""GPUs that may share an engine's weights, where heads can be shared out so."""
+
+
+def why_none(demand: Demand) -> str:
+    """Why engine Auto is Transformers for a job, whatever GPUs there are; empty where it may be another."""
+    spec, model = demand.spec, demand.model
+    if spec.generation.engine == "Transformers":
+        return "spec.generation.engine asks for it"
+    if spec.generation.engine != "Auto":
+        return ""
+    if spec.placement.accelerator == "CPU":
+        return "on CPUs an engine is no faster"
+    if model.shape.experts:
+        return "the weights of experts in an engine can't be proven yet"
+    if model.source == "Estimated":
+        return "the model's shape is only estimated"
+    if model.model_type not in PROVEN_FAMILIES:
+        return f"the weights of model type {model.model_type or 'unknown'} in an engine have not been proven"
+    if spec.image:
+        return "whether spec.image has vLLM is not known"
+    return ""
+
+
+def check(demand: Demand) -> None:
+    """That an engine which is asked for can be had at all.
+
+    Raises:
+        SpecRejected: with what to change.
+    """
+    spec, shape = demand.spec, demand.shape
+    wanted, engine = spec.generation, spec.generation.engine
+    length = longest(demand)
+    if wanted.max_model_length and wanted.max_model_length < length:
+        raise SpecRejected(
+            PlanReason.INVALID_COMBINATION,
+            f"spec.generation.maxModelLength {wanted.max_model_length} is less than training.maxPromptLength "
+            f"{spec.training.max_prompt_length} + maxCompletionLength {spec.training.max_completion_length} = "
+            f"{length}: remove it, or lower one of them",
+        )
+    if engine in ("Colocated", "Servers") and shape.experts:
+        raise SpecRejected(
+            PlanReason.INVALID_COMBINATION,
+            f"spec.generation.engine {engine}: vLLM keeps layers of experts in a layout of its own, which can't be "
+            f"proven yet, and {spec.model.name} has {shape.experts} experts per layer: set it to Transformers",
+        )
+    own = wanted.servers or EngineServersSpec()
+    on_gpus = spec.placement.accelerator == "GPU"
+    if engine == "Servers" and on_gpus and not splits(demand, own.gpus_per_replica):
+        raise SpecRejected(
+            PlanReason.INVALID_COMBINATION,
+            f"spec.generation.servers.gpusPerReplica {own.gpus_per_replica}: {shape.heads} heads and {shape.kv_heads} "
+            f"key heads can't be shared by so many; {', '.join(map(str, _shareable(demand)))} can",
+        )
+
+
+def longest(demand: Demand) -> int:
+    """Tokens of the longest prompt and completion together."""
+    training = demand.spec.training
+    return training.max_prompt_length + training.max_completion_length
+
+
+def splits(demand: Demand, gpus: int) -> bool:
+    """Whether so many GPUs can share an engine's heads; vLLM repeats key heads where there are fewer."""
+    shape = demand.shape
+    whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
+    return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole
+
+
+def _shareable(demand: Demand) -> list[int]:
+    return [gpus for gpus in TENSOR_PARALLEL if splits(demand, gpus)]
+
+
+class Engines:
+    """The engines of one demand on the pools of one inventory."""
+
+    def __init__(self, demand: Demand, others: Sequence[Pool] = ()) -> None:
+        """`others`: pools with spec.generation.servers.gpuProduct; none where servers have the trainer's product."""
+        self._demand, self._others = demand, others
+        self._known: dict[tuple[object, ...], tuple[Engine | None, ...]] = {}
+
+    @cached_property
+    def why_none(self) -> str:
+        """Why Auto is Transformers here, whatever fits; empty where it may be an engine."""
+        return why_none(self._demand)
+
+    @property
+    def optional(self) -> bool:
+        """Whether Transformers may be chosen."""
+        return self._demand.spec.generation.engine in ("Auto", "Transformers")
+
+    @property
+    def declares_servers(self) -> bool:
+        """Whether Auto may choose Servers: how many is the user's to say."""
+        return self._demand.spec.generation.engine == "Auto" and bool(self._demand.spec.generation.servers)
+
+    def tried(self, place: Place, precision: Precision) -> tuple[Engine | None, ...]:
+        """What may sample in a place, best first; None for Transformers."""
+        if self.why_none:
+            return (None,)
+        pinned = self._demand.spec.generation.memory_share
+        key = (place.per_node, precision, place.pool if pinned or self._asks_servers else None, place.nodes)
+        if key not in self._known:
+            own = self.servers(place, precision) if self._asks_servers else self.colocated(place, precision)
+            self._known[key] = (*own, None) if self.optional else tuple(own)
+        return self._known[key]
+
+    @property
+    def _asks_servers(self) -> bool:
+        return self._demand.spec.generation.engine == "Servers"
+
+    def colocated(self, place: Place, precision: Precision) -> Iterator[Engine]:
+        """Engines on the processes' own GPUs: alone where that fits, else shared by neighbours on one node."""
+        wanted = self._demand.spec.generation
+        share = int((wanted.memory_share or 0) * place.pool.usable)
+        for gpus in TENSOR_PARALLEL:
+            if place.per_node % gpus or not splits(self._demand, gpus):
+                continue
+            engine = self._engine(
+                "Colocated", gpus, sleeps=wanted.sleep is not False, share=share, most=self._pinned_sequences
+            )
+            if not share:
+                yield engine
+            elif room := self._room(engine, precision, share):
+                yield _at_most(engine, room)
+
+    def servers(self, place: Place, precision: Precision) -> Iterator[Engine]:
+        """The engine in pods of its own, where there are GPUs for it beside the place."""
+        own, pool = self._own, self.server_pool(place)
+        if pool is None or not splits(self._demand, own.gpus_per_replica):
+            return
+        engine = self._engine("Servers", own.gpus_per_replica, replicas=own.replicas, most=self._pinned_sequences)
+        if room := self._room(engine, precision, int(OWN_SHARE * pool.usable)):
+            yield _at_most(engine, room)
+
+    def server_pool(self, place: Place) -> Pool | None:
+        """Where engines in pods of their own would be; None where there are not enough GPUs for them."""
+        own = self._own
+        pools = self._others if own.gpu_product else [place.pool]
+        if self._demand.spec.placement.provisioning == "CreatePods":
+            return next(iter(pools), None)
+        return next((pool for pool in pools if _slots(pool, place, own.gpus_per_replica) >= own.replicas), None)
+
+    @property
+    def _own(self) -> EngineServersSpec:
+        return self._demand.spec.generation.servers or EngineServersSpec()
+
+    @property
+    def _arguments(self) -> EngineArguments:
+        return self._demand.spec.generation.engine_arguments or EngineArguments()
+
+    @property
+    def _pinned_sequences(self) -> int:
+        return self._arguments.max_num_seqs or 0
+
+    def _engine(
+        self,
+        kind: Literal["Colocated", "Servers"],
+        gpus: int,
+        *,
+        sleeps: bool = False,
+        replicas: int = 0,
+        share: int = 0,
+        most: int = 0,
+    ) -> Engine:
+        return engine_of(self._demand, kind, gpus, sleeps=sleeps, replicas=replicas, share=share, most=most)
+
+    def _room(self, engine: Engine, precision: Precision, share: int) -> int:
+        training = self._demand.spec.training
+        alone = Setup(
+            precision=precision, prompt=training.max_prompt_length, completion=training.max_completion_length,
+            micro_batch=1, engine=engine,
+        )  # fmt: skip
+        return terms.room(self._demand.shape, alone, share)
+
+    def misfit(self, pools: Sequence[Pool]) -> str:
+        """Why an engine that is asked for has no place on any of these pools, in numbers; empty where it has."""
+        wanted, own = self._demand.spec.generation, self._own
+        if wanted.engine == "Colocated" and wanted.memory_share and pools:
+            usable = pools[0].usable
+            return (
+                f"spec.generation.memoryShare {wanted.memory_share:g} of {gib(usable)} is too little for an engine, "
+                f"whose weights, graphs and one completion take {gib(self._least(1))}: raise or remove it"
+            )
+        if wanted.engine == "Servers":
+            return (
+                f"spec.generation.servers asks for {plural(own.replicas, 'engine')} with "
+                f"{plural(own.gpus_per_replica, 'GPU')} each beside the trainer's, of which one takes "
+                f"{gib(self._least(own.gpus_per_replica))} of each GPU at least: lower servers.replicas, raise "
+                "gpusPerReplica, or set engine to Colocated"
+            )
+        return ""
+
+    def _least(self, gpus: int) -> int:
+        """Bytes of one GPU that an engine takes for one completion."""
+        training = self._demand.spec.training
+        alone = Setup(
+            precision="bfloat16", prompt=training.max_prompt_length, completion=training.max_completion_length,
+            micro_batch=1, engine=self._engine("Colocated", gpus),
+        )  # fmt: skip
+        return terms.needed(self._demand.shape, alone)
+
+
+def engine_of(
+    demand: Demand,
+    kind: Literal["Colocated", "Servers"],
+    gpus: int,
+    *,
+    sleeps: bool = False,
+    replicas: int = 0,
+    share: int = 0,
+    most: int = 0,
+) -> Engine:
+    """An engine with what spec.generation says of it; arguments as the fields of Engine."""
+    spec = demand.spec
+    arguments = spec.generation.engine_arguments or EngineArguments()
+    on_gpu = spec.placement.accelerator == "GPU"
+    return Engine(
+        kind=kind,
+        length=spec.generation.max_model_length
+        or spec.training.max_prompt_length + spec.training.max_completion_length,
+        tensor_parallel=gpus,
+        replicas=replicas,
+        sleeps=sleeps and on_gpu,
+        share=share,
+        most_sequences=most,
+        graphs=on_gpu and not arguments.enforce_eager,
+        pass_tokens=arguments.max_num_batched_tokens or Engine.pass_tokens,
+        block=arguments.block_size or Engine.block,
+        cache_bytes=CACHE_ELEMENT.get(arguments.kv_cache_dtype, 1),
+        syncs=1 / demand.updates_per_generation,
+    )
+
+
+def _at_most(engine: Engine, room: int) -> Engine:
+    """The engine with no more completions at a time than there is room for."""
+    return replace(engine, most_sequences=min(room, engine.most_sequences or room))
+
+
+def _slots(pool: Pool, place: Place, gpus: int) -> int:
+    """Engines with so many GPUs each that a pool has room for beside a gang; on its own nodes as if they were cut up
+    worst."""
+    there = sum(room.gpus // gpus * count for room, count in pool.rooms)
+    return there - (place.nodes * -(-place.per_node // gpus) if pool is place.pool else 0)
