@@ -13,6 +13,7 @@ from typing import NamedTuple
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST
 
+from ..hardware.pools import Place
 from ..memory import Engine, Precision, Prediction, Predictor, Setup
 from ..memory import engine as terms
 from ..memory.host import host_bytes
@@ -20,6 +21,8 @@ from . import batch
 from .demand import Demand
 from .methods import Method
 
+ENGINE_PHASES = ("sync", "generate")
+"""Phases whose peak another engine may lower."""
 Settings = tuple[bool, int, bool, int]
 """One value of each of Knobs, in its order."""
 
@@ -106,6 +109,10 @@ class Variants:
             bare = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
             self._host[processes] = round(bare * self._demand.learned.factor(HOST))
         return self._host[processes]
+
+    def holds(self, place: Place) -> bool:
+        """Whether the leanest variant fits into a place; host memory first, which needs no prediction."""
+        return self.host(place.per_node) <= place.host_memory and self.leanest.device <= place.pool.usable
 
     def fitting(self, usable: int) -> Iterator[Footprint]:
         """For each choice of gathering and checkpointing, the largest generation batch and micro-batch that fit.
@@ -227,6 +234,21 @@ class Footprints:
         variants = self._variants.get(key)
         if variants is None:
             variants = self._variants[key] = Variants(self, world, method, precision, engine)
+        return variants
+
+    def first(self, place: Place, method: Method, precision: Precision, tried: Sequence[Engine | None]) -> Variants:
+        """The variants of a method in a place with the first engine with which it fits, else with the last one tried.
+
+        Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no help.
+        """
+        hopeless, variants = False, self.of(place.world, method, precision, tried[0])
+        for engine in tried:
+            if hopeless and engine:
+                continue
+            variants = self.of(place.world, method, precision, engine)
+            if engine is None or variants.holds(place):
+                break
+            hopeless = variants.leanest.prediction.peak_phase not in ENGINE_PHASES
         return variants
 
     def floor(self, method: Method, precision: Precision, *, engined: bool = False) -> int:

@@ -28,8 +28,6 @@ SLOW, FAR = 60.0, 2.0
 
 Extent = tuple[Place, Method, Precision]
 """A method in one place."""
-ENGINE_PHASES = ("sync", "generate")
-"""Phases whose peak another engine may lower."""
 
 
 class Search:
@@ -42,7 +40,7 @@ class Search:
         """
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
-        self._settled: dict[Extent, Variants | None] = {}
+        self._settled: dict[Extent, Variants] = {}
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
@@ -207,27 +205,13 @@ class Search:
         ]
 
     def _variants(self, place: Place, method: Method, precision: Precision) -> Variants:
-        """The variants of an extent with the first engine with which it fits; without any where none helps.
-
-        Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no help.
-        """
+        """The variants of an extent with the engine that it may have."""
         extent = (place, method, precision)
         known = self._settled.get(extent)
         if known is None:
-            known = self._settled[extent] = self._settle(place, method, precision)
+            tried = self.engines.tried(place, precision)
+            known = self._settled[extent] = self._footprints.first(place, method, precision, tried)
         return known
-
-    def _settle(self, place: Place, method: Method, precision: Precision) -> Variants:
-        tried = self.engines.tried(place, precision)
-        hopeless = False
-        for engine in tried:
-            if hopeless and engine:
-                continue
-            variants = self._footprints.of(place.world, method, precision, engine)
-            if engine is None or self._holds(place, variants):
-                return variants
-            hopeless = variants.leanest.prediction.peak_phase not in ENGINE_PHASES
-        return variants
 
     def _places_in(self, pool: Pool) -> Iterator[Place]:
         """A place for every number of GPUs that splits the batch evenly and is within the job's limits.
@@ -249,12 +233,7 @@ class Search:
 
     def _fits(self, place: Place, method: Method, precision: Precision) -> bool:
         """Whether the leanest variant does."""
-        return self._holds(place, self._variants(place, method, precision))
-
-    @staticmethod
-    def _holds(place: Place, variants: Variants) -> bool:
-        """Whether the leanest variant fits; host memory first, which needs no prediction."""
-        return variants.host(place.per_node) <= place.host_memory and variants.leanest.device <= place.pool.usable
+        return self._variants(place, method, precision).holds(place)
 
     def _good(self, place: Place, method: Method, precision: Precision) -> list[Option]:
         """The fastest variant that fits, with what has more room and is as good; [] if none fits."""
@@ -263,7 +242,7 @@ class Search:
 
     def _good_of(self, place: Place, variants: Variants) -> list[Option]:
         """The same of variants with one engine."""
-        if not self._holds(place, variants):
+        if not variants.holds(place):
             return []
         return self._with_room(self._fastest(place, variants, place.pool.usable), variants)
 
