@@ -117,13 +117,19 @@ class CheckpointStatus(Model):
     """Where it is; on a volume `pvc://CLAIM/FOLDER`."""
 
 
+MAX_SHOWN_PODS = 512
+"""Pods that the status tells of."""
+
+
 class PodStatus(Model):
     """One pod of the current attempt."""
 
     name: Annotated[str, Field(max_length=253)]
     """Name of the pod."""
     index: Annotated[int, Field(ge=0)]
-    """Its node rank."""
+    """Its node rank, or the engine's number."""
+    engine: bool | None = None
+    """True for the pod of an engine; absent for one that trains."""
     node: Annotated[str, Field(max_length=253)] = ""
     """The Kubernetes node; empty while unbound."""
     phase: Annotated[str, Field(max_length=32)]
@@ -274,8 +280,8 @@ class GRPOJobStatus(Model):
     """How the last attempt ended."""
     usage: Usage | None = None
     """What became of the GPUs' time; absent for a job on CPUs."""
-    pods: Annotated[list[PodStatus], Field(max_length=512, json_schema_extra=ATOMIC_LIST)] = []
-    """Pods of the current attempt by index."""
+    pods: Annotated[list[PodStatus], Field(max_length=MAX_SHOWN_PODS, json_schema_extra=ATOMIC_LIST)] = []
+    """Pods of the current attempt by index, those that train first; of an engine that was made again the last."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, if it has been written."""

@@ -152,7 +152,8 @@ class Operator:
             if not (job.active and job.is_true(ConditionType.RUNNING)):
                 continue
             for pod in self._caches.pods.of(job.key):
-                if pod.index == 0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
+                rank0 = pod.index == 0 and not pod.engine
+                if rank0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
                     yield Target(job.key, pod.uid, pod.ip)
 
     async def run(self, filled: Callable[[], None]) -> None:

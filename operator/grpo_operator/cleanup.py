@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from grpo_api.status import ConditionType
 
 from .decisions import Limits
+from .names import runs_engines
 from .observe import Observation
 
 
@@ -18,6 +19,8 @@ class CleanUp:
 
     delete_jobs: tuple[str, ...] = ()
     stop_attempts: tuple[int, ...] = ()
+    stop_engines: tuple[int, ...] = ()
+    """Attempts with live engine pods that no Job has any more."""
 
 
 def clean_up(seen: Observation, limits: Limits) -> CleanUp:
@@ -25,15 +28,21 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
 
     The Job controller itself ends the survivors of a Job with a failed pod, a second later, so those are left to it:
     a pod whose container has just ended is not Failed yet for a moment, and deleting it then would take its logs.
-    Nobody ends those of a Job that was deleted without its pods.
+    Nobody ends those of a Job that was deleted without its pods. Engines never end by themselves: their Job goes as
+    soon as a training pod of their attempt has ended.
     """
     job = seen.job
-    jobs = [child.name for child in seen.earlier_jobs if child.attempt < job.status.attempt - 1]
+    earlier = [(child.name, job.status.attempt - child.attempt) for child in seen.earlier_jobs]
+    jobs = [name for name, before in earlier if before > 1 or runs_engines(name)]
+    if seen.engines and (seen.sighting.over or not job.active):
+        jobs.append(seen.engines.name)
     if not job.active and not job.finished and seen.child and not seen.terminations and not seen.child.ended:
         jobs.append(seen.child.name)
     done = job.is_true(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
     pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]
+    orphans = {pod.attempt for pod in pods if pod.engine and pod.live and not pod.controller_uid}
+    pods = [pod for pod in pods if not pod.engine]
     ended = [pod for pod in pods if pod.phase == "Failed" or (pod.termination and pod.termination.exit_code)]
     failing = {pod.attempt for pod in ended if pod.controller_uid}
     stop = {pod.attempt for pod in pods if pod.live} - failing
-    return CleanUp(tuple(jobs), tuple(sorted(stop)))
+    return CleanUp(tuple(jobs), tuple(sorted(stop)), tuple(sorted(orphans)))

@@ -11,9 +11,11 @@ from grpo_api.status import Condition, ConditionType
 from grpo_api.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
 
 from .decisions import Action, Decision
+from .engines import lost_engines
 from .names import child_job
 from .observe import Observation
 from .reasons import Reason
+from .starting import count_bound, unschedulable
 from .texts import cut
 from .times import timestamp
 
@@ -201,14 +203,14 @@ def _unchanged(seen: Observation) -> Iterator[Statement]:
 
 def _scheduled(seen: Observation, decision: Decision) -> Statement:
     if seen.bound:
-        return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, f"{seen.job.nodes} of {seen.job.nodes} pods have a node"
+        engines = f" and {seen.replicas} of {seen.replicas} engines" if seen.replicas else ""
+        message = f"{seen.job.nodes} of {seen.job.nodes} pods{engines} have a node"
+        return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
     if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
         return C.SCHEDULED, False, decision.reason, decision.message
-    bound, number = sum(bool(pod.node) for pod in seen.pods), seen.job.status.attempt
-    why = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "")
-    if why:
-        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{bound} of {seen.job.nodes} pods have a node: {why}"
-    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
+    if why := unschedulable(seen):
+        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{count_bound(seen)} have a node: {why}"
+    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, seen.job.status.attempt)
 
 
 def _being_created(job: str, number: int) -> str:
@@ -221,7 +223,8 @@ def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     taken = decision.reason == Reason.NAME_TAKEN and seen.child is not None
     troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN)
     if seen.started:
-        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods"
+        engines = f" and {len(seen.engines_up)} of {seen.replicas} engines" if seen.replicas else ""
+        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods{engines}"
         # a new operator process has not heard of rank 0 yet either
         unheard = seen.pull is None and known is not None and known.reason in _TOLD_BY_RANK_0
         if not troubled and not unheard:
@@ -243,9 +246,11 @@ _TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
 
 
 def _as_told(seen: Observation) -> Statement:
-    """What rank 0 says of a gang whose pods are all well."""
+    """What rank 0 says of a gang whose training pods are all well, and what became of its engines."""
     progress = seen.pull.progress if seen.pull else None
     if progress is None or not progress.checkpoint_problem:
+        if lost := lost_engines(seen):
+            return C.DEGRADED, True, Reason.ENGINES_LOST, lost
         return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
     back = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
     message = f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back to step {back:.0f}"

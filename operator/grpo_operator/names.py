@@ -82,6 +82,11 @@ def engine_job(name: str, attempt: int) -> str:
     return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
 
 
+def runs_engines(job: str) -> bool:
+    """Whether a Job of an attempt is that of its engines, by its name."""
+    return job.endswith(ENGINE_SUFFIX)
+
+
 def attempt_selector(uid: str, attempt: int) -> str:
     """Label selector of a GRPOJob's training pods of one attempt; of other attempts' and other jobs' none."""
     return f"{LABEL_UID}={uid},{LABEL_ATTEMPT}={attempt},{LABEL_COMPONENT}!={COMPONENT_ENGINE}"

@@ -12,7 +12,9 @@ from grpo_api.causes import Tier
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.status import ConditionType
 
+from .names import runs_engines
 from .records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
+from .roles import replicas
 from .sightings import Sighting, Sightings
 from .terminations import PodTermination
 from .times import Observed, seconds
@@ -53,7 +55,11 @@ class Observation:
     child: JobRecord | None = None
     """The Job of the current attempt, if it is this GRPOJob's own and (once known) the one that was started."""
     pods: tuple[PodRecord, ...] = NO_PODS
-    """Pods of the current attempt, by index, then name."""
+    """Training pods of the current attempt, by index, then name."""
+    engines: JobRecord | None = None
+    """The Job of the current attempt's engines, if it is this GRPOJob's own."""
+    engine_pods: tuple[PodRecord, ...] = NO_PODS
+    """Its pods, by index, then name: also those that failed and were made again."""
     sighting: Sighting = field(default_factory=Sighting)
     """When the operator first saw these."""
     earlier_jobs: tuple[JobRecord, ...] = ()
@@ -82,15 +88,46 @@ class Observation:
             return False
         return job.spec.retry > job.status.retry
 
+    @property
+    def replicas(self) -> int:
+        """How many engines in pods of their own the plan has."""
+        return replicas(self.job.status.plan)
+
+    @property
+    def ran(self) -> bool:
+        """Whether the whole gang has run: what is missing then has ended, and engines are made again."""
+        return self.job.is_true(ConditionType.RUNNING)
+
     @cached_property
-    def bound(self) -> bool:
-        """Whether every pod of the gang has a node."""
+    def pods_bound(self) -> bool:
+        """Whether every training pod has a node."""
         return len(self.pods) >= self.job.nodes and all(pod.node for pod in self.pods)
 
     @cached_property
-    def started(self) -> bool:
-        """Whether every pod of the gang runs or has run."""
+    def bound(self) -> bool:
+        """Whether every pod of the gang has a node, before it runs its engines among them."""
+        return self.pods_bound and (self.ran or len(self.engines_bound) >= self.replicas)
+
+    @cached_property
+    def engines_bound(self) -> frozenset[int]:
+        """Indices of the engines that have a node, or had one."""
+        return frozenset(pod.index for pod in self.engine_pods if pod.node)
+
+    @cached_property
+    def pods_started(self) -> bool:
+        """Whether every training pod runs or has run."""
         return len(self.pods) >= self.job.nodes and all(pod.phase in ("Running", *ENDED_PHASES) for pod in self.pods)
+
+    @cached_property
+    def started(self) -> bool:
+        """Whether every pod of the gang runs or has run, before that its engines among them."""
+        return self.pods_started and (self.ran or len(self.engines_up) >= self.replicas)
+
+    @cached_property
+    def engines_up(self) -> frozenset[int]:
+        """Indices of the engines that run."""
+        up = (pod for pod in self.engine_pods if pod.phase == "Running" and pod.live and not pod.termination)
+        return frozenset(pod.index for pod in up if not pod.node_lost and pod.index < self.replicas)
 
     @cached_property
     def terminations(self) -> tuple[PodTermination, ...]:
@@ -215,14 +252,18 @@ def observe(
     attempt = job.status.attempt
     own_jobs = sorted((c for c in children if c.grpojob_uid == job.uid), key=lambda c: c.attempt)
     labelled = sorted((p for p in pods if p.grpojob_uid == job.uid), key=lambda p: (p.index, p.name))
-    current = [child for child in own_jobs if child.attempt == attempt]
+    of_roles = [child for child in own_jobs if child.attempt == attempt]
+    current = [child for child in of_roles if not runs_engines(child.name)]
+    engines = next((c for c in of_roles if not c.deleting and runs_engines(c.name)), None)
     expected = job.status.job_uid
     controllers = {child.uid for child in current} | {expected}
     of_attempt = [pod for pod in labelled if pod.attempt == attempt]
     child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
     own_pods = tuple(pod for pod in of_attempt if pod.controller_uid in controllers)
     stray = [pod for pod in of_attempt if pod.controller_uid not in controllers]
-    orphaned = any(pod.controller_uid for pod in stray)
+    engine_pods = tuple(pod for pod in stray if engines and pod.controller_uid == engines.uid)
+    stray = [pod for pod in stray if pod not in engine_pods]
+    orphaned = any(pod.controller_uid for pod in stray if not pod.engine)
     if job.active:
         sighting = sightings.of(job.key, attempt, child, own_pods, at, expected=bool(expected) or orphaned)
     else:
@@ -233,6 +274,8 @@ def observe(
         at=at,
         child=child,
         pods=own_pods,
+        engines=engines,
+        engine_pods=engine_pods,
         sighting=sighting,
         orphaned=orphaned,
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),

@@ -3,7 +3,16 @@
 import sys
 
 from .content import content, ended, pack, typed_status
-from .names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey, inherited
+from .names import (
+    COMPONENT_ENGINE,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_UID,
+    ObjectKey,
+    inherited,
+)
 from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
 from .terminations import pack as pack_end
 from .terminations import pod_termination, trainer_container
@@ -122,6 +131,7 @@ def pod_record(item: object) -> PodRecord:
         grpojob_uid=labels.text(LABEL_UID),
         controller_uid=_controller_uid(meta),
         attempt=labels.digits(LABEL_ATTEMPT),
+        engine=labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE,
         index=labels.digits(LABEL_INDEX),
         node=node,
         ip=status.text("podIP"),

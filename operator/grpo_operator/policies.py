@@ -16,7 +16,7 @@ from .reasons import Reason
 from .replanning import taught
 from .restarting import again, pausing, rollback_of, rule_for
 from .resuming import source_unresolved
-from .starting import never_bound, never_started, not_started, pods_missing
+from .starting import engines_not_started, never_bound, never_started, not_started, pods_missing
 from .terminations import PodTermination
 from .times import seconds
 
@@ -220,6 +220,7 @@ CHECKS: tuple[Check, ...] = (
     job_gone,
     job_ended,
     not_started,
+    engines_not_started,
     pods_missing,
     never_bound,
     never_started,

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     POD_WAITING = "PodWaiting"
     PROGRESS_UNKNOWN = "ProgressUnknown"
     CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
+    ENGINES_LOST = "EnginesLost"
     RESTARTING = "Restarting"
     RETRYING = "Retrying"
     RESTART_BACKOFF = "RestartBackoff"

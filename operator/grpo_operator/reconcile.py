@@ -14,14 +14,14 @@ from grpo_api.status import GRPOJobStatus
 from .admission.queue import AdmissionQueue
 from .cleanup import clean_up
 from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selection
-from .cluster.cache import Caches, version_of
+from .cluster.cache import Caches
 from .cluster.late import bring_pods
-from .cluster.shared import GOES_PAUSE, SharedObjects, Taken
+from .cluster.shared import SharedObjects, Taken
+from .cluster.starts import Starts
 from .cluster.words import Words
 from .decisions import Action, Decision, Limits
-from .errors import AlreadyExists, Conflict, Denied, NotFound
-from .manifests import attempt_of, images_need, indexed_job
-from .names import ObjectKey, attempt_selector, child_job
+from .errors import Conflict, Denied, NotFound
+from .names import ObjectKey, attempt_selector, engine_selector
 from .observe import Observation, Pull, Silence, observe
 from .policies import decide
 from .reasons import Reason
@@ -35,8 +35,6 @@ from .writes import StatusWrites
 
 log = logging.getLogger(__name__)
 
-DENIED_PAUSE = 15.0
-"""Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
 PATIENCE = 2
 """How many status intervals news of a gang that is still starting waits for company."""
 
@@ -85,7 +83,6 @@ class Reconciler:
         self._queue = queue
         self._wrote = wrote
         self._limits = limits
-        self._image = image
         self._status_interval = status_interval
         self._rank0 = rank0
         self._traces = traces
@@ -93,7 +90,8 @@ class Reconciler:
         self._monotonic = monotonic
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
-        self._shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
+        shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
+        self._starts = Starts(cluster, caches, shared, self._sightings, image)
         self._writes = StatusWrites(longest=PATIENCE * status_interval)
 
     async def __call__(self, key: ObjectKey) -> float | None:
@@ -132,7 +130,7 @@ class Reconciler:
             seen, decision = await self._start(seen)
             if decision.action is Action.ADMIT:
                 return 0.0  # its Job is gone again; what follows begins with a look of its own
-        if seen.job.active and (taken := await self._shared.service(key.namespace)):
+        if seen.job.active and (taken := await self._starts.services(seen)):
             decision = _told(decision, taken)
         left = await self._publish(seen, decision)
         await self._clear_up(key)
@@ -194,35 +192,14 @@ class Reconciler:
         return self._again(seen)
 
     async def _start(self, seen: Observation) -> tuple[Observation, Decision]:
-        """POSTs what the attempt needs. An object of the Job's name that is not this attempt's is never touched."""
-        job, key, status = seen.job, seen.job.key, seen.job.status
-        if job.spec is None or status.plan is None:
-            return seen, Decision(Action.WAIT)
-        attempt = attempt_of(job, job.spec, status.plan, status.attempt)
-        body = indexed_job(attempt, job.spec.image or self._image)
-        try:
-            if taken := await self._shared.service(key.namespace) or await self._shared.claim(job):
-                return seen, _waits_for_name(*taken)
-            answer = await self._cluster.create(JOBS, key.namespace, body)
-        except AlreadyExists:
-            answer = await self._cluster.get(JOBS, key.namespace, child_job(key.name, status.attempt))
-            known = self._caches.jobs.read(answer)
-            ours = known and (known.grpojob_uid, known.attempt) == (job.uid, status.attempt)
-            if known is None or not ours or known.deleting:
-                name = child_job(key.name, status.attempt)
-                message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
-                return seen, _waits_for_name(message, GOES_PAUSE)
-        except (Denied, NotFound) as error:
-            log.warning("%s: attempt %d can't be created: %s", key, status.attempt, error)
-            message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
-            if job.competes:
-                # it must not keep GPUs that others could use
-                return seen, Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
-            return seen, Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
-        log.info("%s: attempt %d started", key, status.attempt)
-        self._caches.jobs.put(answer)
-        self._sightings.created(key, status.attempt, version_of(answer)[0], seen.at)
-        return self._again(seen)
+        """Starts what the attempt lacks, and what that lets begin: engines may follow their gang at once."""
+        decision = Decision(Action.START)
+        for _ in range(1 + bool(seen.replicas)):
+            if decision.action is not Action.START:
+                break
+            stopped = await self._starts.start(seen)
+            seen, decision = (seen, stopped) if stopped else self._again(seen)
+        return seen, decision
 
     async def _publish(self, seen: Observation, decision: Decision) -> float | None:
         """Writes the status if it differs; returns the seconds to wait when the difference is not urgent."""
@@ -278,11 +255,12 @@ class Reconciler:
         if seen is None:
             return
         left = clean_up(seen, self._limits)
-        for child in (*seen.earlier_jobs, *([seen.child] if seen.child else [])):
-            if child.name in left.delete_jobs:
+        for child in (*seen.earlier_jobs, seen.child, seen.engines):
+            if child and child.name in left.delete_jobs:
                 await self._cluster.delete(JOBS, key.namespace, child.name, child.uid)
-        for attempt in left.stop_attempts:
-            own = attempt_selector(seen.job.uid, attempt)
+        uid = seen.job.uid
+        stopped = [attempt_selector(uid, attempt) for attempt in left.stop_attempts]
+        for own in stopped + [engine_selector(uid, attempt) for attempt in left.stop_engines]:
             await self._cluster.delete_all(Selection(PODS, key.namespace, own, LIVE_PODS))
 
 
@@ -292,8 +270,3 @@ def _told(decision: Decision, taken: Taken) -> Decision:
         return decision
     pauses = (pause for pause in (decision.look_again, taken.look_again) if pause is not None)
     return replace(decision, reason=Reason.NAME_TAKEN, message=taken.message, look_again=min(pauses))
-
-
-def _waits_for_name(message: str, look_again: float) -> Decision:
-    """What the attempt needs can't be made, for a name is another's; starting.not_started says for how long."""
-    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)

@@ -235,6 +235,8 @@ class PodRecord:
     controller_uid: str
     """uid of the Job that made it; empty for a pod that somebody made by hand."""
     attempt: int
+    engine: bool
+    """Whether its label says that it is an engine's; of a current attempt, its controller does."""
     index: int
     node: str
     ip: str

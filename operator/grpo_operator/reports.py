@@ -13,6 +13,7 @@ from grpo_api.learned import Learned
 from grpo_api.plan import MemoryPrediction
 from grpo_api.report import DATASET_FINGERPRINT, Outcome, Progress, Result
 from grpo_api.status import (
+    MAX_SHOWN_PODS,
     CheckpointStatus,
     MemoryMeasurement,
     MetricsStatus,
@@ -22,6 +23,7 @@ from grpo_api.status import (
 )
 
 from .decisions import Action, Decision
+from .engines import shown
 from .names import checkpoint_volume
 from .observe import Observation
 from .records import ENDED_PHASES, GRPOJobRecord, PodRecord
@@ -40,7 +42,7 @@ def report(seen: Observation, decision: Decision) -> dict[str, Any]:
     fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision) | _checkpoint(seen)
     if not seen.job.active or decision.action is Action.COMMIT:
         return fields
-    fields |= {"pods": [_pod(pod) for pod in seen.pods]} if seen.pods else {}
+    fields |= {"pods": _pods(seen)} if seen.pods else {}
     if seen.pull:
         fields |= reported(seen.pull.progress, seen)
     if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
@@ -110,7 +112,7 @@ def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> di
 
 def _final_pods(seen: Observation) -> dict[str, Any]:
     """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
-    now = {pod.name: _pod(pod) for pod in seen.pods}
+    now = {pod.name: _pod(pod) for pod in seen.pods} | {pod.name: _engine(pod) for pod in seen.engine_pods}
     final = [now.get(known.name, _gone(known)) for known in seen.job.status.pods]
     return {"pods": final} if final != seen.job.status.pods else {}
 
@@ -209,6 +211,15 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
             "eta": "",
         }
     )
+
+
+def _pods(seen: Observation) -> list[PodStatus]:
+    """The training pods, and of each engine the pod that counts."""
+    return [*map(_pod, seen.pods), *map(_engine, shown(seen.engine_pods))][:MAX_SHOWN_PODS]
+
+
+def _engine(pod: PodRecord) -> PodStatus:
+    return _pod(pod).model_copy(update={"engine": True})
 
 
 def _pod(pod: PodRecord) -> PodStatus:

@@ -7,6 +7,7 @@ is released whole. Attempts that Kueue admits wait for their nodes as long as Ku
 from grpo_api.status import ConditionType
 
 from .decisions import Action, Decision, Due, Limits
+from .engines import engine_ends
 from .observe import Observation
 from .reasons import Reason
 from .records import ENDED_PHASES, GRPOJobRecord
@@ -21,9 +22,11 @@ def asks_about(seen: Observation, limits: Limits) -> str:
     waited = seen.at - seen.sighting.child
     if len(seen.pods) < seen.job.nodes:
         return seen.child.uid if waited >= limits.pods else ""
+    if seen.engines and len(_made(seen)) < seen.replicas:
+        return seen.engines.uid if waited >= limits.pods else ""
     if not seen.bound or waited < limits.words:
         return ""
-    return next((pod.uid for pod in seen.pods if pod.phase == "Pending"), "")
+    return next((pod.uid for pod in (*seen.pods, *seen.engine_pods) if pod.phase == "Pending"), "")
 
 
 def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
@@ -31,13 +34,23 @@ def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
     """
-    if seen.child is None or seen.child.suspended or len(seen.pods) >= seen.job.nodes or _ran(seen):
+    if seen.child is None or seen.child.suspended or seen.ran:
+        return None
+    created, wanted, what = len(seen.pods), seen.job.nodes, "pods"
+    if created >= wanted and seen.engines:
+        created, wanted, what = len(_made(seen)), seen.replicas, "engines"
+    if created >= wanted:
         return None
     # what its predecessor still takes of a quota is free in a moment
     if seen.words and not any(pod.phase not in ENDED_PHASES for pod in seen.earlier_pods):
-        message = f"{len(seen.pods)} of {seen.job.nodes} pods were created: {seen.words}"
+        message = f"{created} of {wanted} {what} were created: {seen.words}"
         return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
     return Due(_until_asked(seen, limits.pods))
+
+
+def _made(seen: Observation) -> set[int]:
+    """Indices of the engines that have a pod, or had one."""
+    return {pod.index for pod in seen.engine_pods}
 
 
 def _until_asked(seen: Observation, first: float) -> float:
@@ -48,7 +61,7 @@ def _until_asked(seen: Observation, first: float) -> float:
 
 def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     """A gang that can't be bound whole in time gives everything back."""
-    if seen.bound or _ran(seen) or seen.job.queue_name:
+    if seen.bound or seen.ran or seen.job.queue_name:
         return None
     spec, timeout = seen.job.spec, limits.scheduling
     if spec and seen.job.creates_pods:
@@ -56,10 +69,33 @@ def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
     left = timeout - admitted_for(seen.job, seen.now)
     if left > 0:
         return Due(left)
-    waiting = next((pod.unschedulable for pod in seen.pods if pod.unschedulable), "no node took them in time")
-    bound = sum(bool(pod.node) for pod in seen.pods)
-    message = f"{bound} of {seen.job.nodes} pods were bound within {timeout:.0f} s: {waiting}"
+    waiting = unschedulable(seen) or "no node took them in time"
+    message = f"{count_bound(seen)} were bound within {timeout:.0f} s: {waiting}"
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
+
+
+def unschedulable(seen: Observation) -> str:
+    """Why the scheduler finds no node for a pod of the gang; empty while it does."""
+    return next((pod.unschedulable for pod in (*seen.pods, *seen.engine_pods) if pod.unschedulable), "")
+
+
+def count_bound(seen: Observation) -> str:
+    """`2 of 2 pods`, and with engines of their own `2 of 2 pods and 1 of 2 engines`."""
+    pods = f"{sum(bool(pod.node) for pod in seen.pods)} of {seen.job.nodes} pods"
+    if not seen.replicas:
+        return pods
+    return f"{pods} and {len(seen.engines_bound)} of {seen.replicas} engines"
+
+
+def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
+    """Engines without a Job: they follow as soon as the training pods have their nodes, so that the scheduler gives
+    these to whom admission gave them. While the gang trains, a Job of engines that is gone is made again."""
+    if seen.child is None or seen.engines or not seen.replicas or seen.sighting.over or seen.job.spec is None:
+        return None
+    if seen.ran or seen.job.creates_pods:
+        return Decision(Action.START)
+    in_time = admitted_for(seen.job, seen.now) < limits.scheduling
+    return Decision(Action.START) if seen.pods_bound and in_time else None
 
 
 def not_started(seen: Observation, limits: Limits) -> Decision | None:
@@ -80,7 +116,7 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:
 
 def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
     """A gang that has its nodes but doesn't run says why after a while, and gives them back in the end."""
-    if not seen.bound or seen.started or _ran(seen):
+    if not seen.bound or seen.started or seen.ran:
         return None
     timeout = seen.job.start_timeout
     waited = seen.since(ConditionType.SCHEDULED) if seen.job.is_true(ConditionType.SCHEDULED) else 0.0
@@ -88,7 +124,8 @@ def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
     if waited < timeout:
         look_again = min(timeout - waited, _until_asked(seen, limits.words))
         return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again) if why else Due(look_again)
-    message = f"not all of {seen.job.nodes} pods ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
+    what = f"{seen.replicas} engines" if seen.pods_started else f"{seen.job.nodes} pods"
+    message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
     message += f": {why}" if why else ""
     before = releases_in_a_row(seen.job.status.ends, frozenset({Reason.START_TIMEOUT}))
     if before >= seen.job.restart_limit:
@@ -98,10 +135,13 @@ def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
 
 def _kubelets_words(seen: Observation) -> str:
     """Which pod doesn't start and why, by its container's state or, for what only events tell, by an event."""
-    stuck = next((pod for pod in seen.pods if _stuck(pod.waiting)), None)
+    pods = (*seen.pods, *seen.engine_pods)
+    stuck = next((pod for pod in pods if _stuck(pod.waiting)), None)
     if stuck:
         return f"pod {stuck.name} waits: {stuck.waiting}"
-    silent = next((pod for pod in seen.pods if pod.phase == "Pending"), None)
+    if ended := engine_ends(seen):
+        return ended
+    silent = next((pod for pod in pods if pod.phase == "Pending"), None)
     if silent is None or not seen.words:
         return ""
     return f"pod {silent.name} waits on node {silent.node}: {seen.words}"
@@ -116,8 +156,3 @@ def admitted_for(job: GRPOJobRecord, now: float) -> float:
     """Seconds since the attempt was admitted; 0 while Kueue has not."""
     begun = seconds(job.status.attempt_start_time)
     return 0.0 if begun is None else now - begun
-
-
-def _ran(seen: Observation) -> bool:
-    """Whether the whole gang has run: what is missing then has ended."""
-    return seen.job.is_true(ConditionType.RUNNING)

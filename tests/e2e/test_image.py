@@ -11,6 +11,7 @@ import yaml
 from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import parse_spec
 from grpo_operator.podspec import pod_spec
+from grpo_operator.roles import roles
 from harness.fixtures import AnyCluster
 from harness.images import native_parts
 from harness.images.recipes import Image
@@ -22,7 +23,7 @@ ARCHITECTURES = ("80", "120")
 
 
 def test_a_pod_compiles_and_loads_what_a_gpu_run_needs(node_cluster: AnyCluster, trainer_image: Image) -> None:
-    spec = pod_spec(NAME, parse_spec(SPEC | {"imagePullPolicy": "Never"}), PLAN, {}, trainer_image.name)
+    spec = pod_spec(NAME, roles(parse_spec(SPEC | {"imagePullPolicy": "Never"}), PLAN)[0], {}, trainer_image.name)
     spec["containers"][0]["command"] = ["python", "-c", Path(native_parts.__file__).read_text(), *ARCHITECTURES]
     pod = {"metadata": {"name": NAME, "annotations": {PLAN_ANNOTATION: "{}"}}, "spec": spec}
     manifest = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod"} | pod)

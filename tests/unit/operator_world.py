@@ -12,7 +12,17 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Progress
 from grpo_api.status import GRPOJobStatus
 from grpo_operator.decisions import Decision, Limits
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID, ObjectKey
+from grpo_operator.names import (
+    COMPONENT_ENGINE,
+    COMPONENT_TRAINER,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_UID,
+    ObjectKey,
+    engine_job,
+)
 from grpo_operator.observe import Observation, Pull, Silence, observe
 from grpo_operator.parsing import grpojob_record, job_record, pod_record
 from grpo_operator.policies import decide
@@ -164,10 +174,16 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
     owner = more.get("owner", UID)
     meta: dict[str, Any] = {
         "namespace": KEY.namespace,
-        "name": f"{KEY.name}-{attempt}-{index}-abcde",
-        "uid": f"pod-{attempt}-{index}",
+        "name": more.get("name", f"{KEY.name}-{attempt}-{index}-abcde"),
+        "uid": more.get("uid", f"pod-{attempt}-{index}"),
         "resourceVersion": "12",
-        "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt), LABEL_INDEX: str(index)},
+        "labels": {
+            LABEL_JOB: KEY.name,
+            LABEL_UID: owner,
+            LABEL_ATTEMPT: str(attempt),
+            LABEL_INDEX: str(index),
+            LABEL_COMPONENT: more.get("component", COMPONENT_TRAINER),
+        },
         "ownerReferences": [{"controller": True, "uid": more.get("by", f"job-{attempt}")}],
     }
     if more.get("deleted"):
@@ -181,6 +197,18 @@ def make_pod(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = No
         status["reason"] = more["reason"]
     node = more.get("node", f"node-{index}")
     return pod_record({"metadata": meta, "spec": {"nodeName": node}, "status": status})
+
+
+def make_engines(attempt: int = 1, **more: Any) -> JobRecord:
+    """The Job of an attempt's engines; keywords as of make_child."""
+    return make_child(attempt, name=engine_job(KEY.name, attempt), uid=f"engines-{attempt}", **more)
+
+
+def make_engine(index: int = 0, attempt: int = 1, state: dict[str, Any] | None = None, **more: Any) -> PodRecord:
+    """An engine's pod; `life` tells several of one index apart, other keywords are those of make_pod."""
+    name = f"{engine_job(KEY.name, attempt)}-{index}-{more.pop('life', 'abcde')}"
+    more = {"by": f"engines-{attempt}", "node": f"engine-{index}", **more}
+    return make_pod(index, attempt, state, component=COMPONENT_ENGINE, name=name, uid=f"pod-{name}", **more)
 
 
 def make_seen(

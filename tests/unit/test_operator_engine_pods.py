@@ -101,7 +101,7 @@ def test_the_spec_may_say_what_engines_request() -> None:
 
 def test_an_engine_gets_the_model_and_none_of_the_secrets_and_volumes_of_training() -> None:
     key = {"name": "secret", "key": "key"}
-    spec = {
+    spec: dict[str, Any] = {
         "model": {**SPEC["model"], "volume": {"claimName": "m"}, "cache": {"claimName": "hub"}, "tokenSecretRef": key},
         "dataset": {"name": "x/y", "tokenSecretRef": key},
         "rewards": [{"http": {"url": "http://judge", "tokenSecretRef": key}}],
@@ -115,7 +115,7 @@ def test_an_engine_gets_the_model_and_none_of_the_secrets_and_volumes_of_trainin
 
 
 def test_a_users_settings_reach_both_roles() -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}],
         "podTemplate": {"metadata": {"labels": {"team": "a"}}},
     }

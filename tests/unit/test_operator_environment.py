@@ -7,6 +7,7 @@ import pytest
 from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan
 from grpo_operator.podspec import pod_spec
+from grpo_operator.roles import roles
 from grpo_planner.memory.device import FRAGMENTATION
 from tests.unit.operator_world import GPU_PLAN, PLAN, SPEC
 from tests.unit.planning import H100, LLAMA_1B, nodes, spec
@@ -15,7 +16,7 @@ from tests.unit.planning import plan as planned
 
 def environment(plan: ExecutionPlan = GPU_PLAN, **changes: Any) -> dict[str, str]:
     """The training container's variables that have a value."""
-    pod = pod_spec("run", parse_spec(SPEC | changes), plan, {}, "trainer:1")
+    pod = pod_spec("run", roles(parse_spec(SPEC | changes), plan)[0], {}, "trainer:1")
     return {one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one}
 
 

@@ -277,4 +277,4 @@ class Caches:
             return job.generation == job.observed_generation
         if not job.active or not self.jobs.of(key):
             return False
-        return all(pod.live for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
+        return all(pod.live or pod.engine for pod in self.pods.of(key) if pod.attempt == job.status.attempt)

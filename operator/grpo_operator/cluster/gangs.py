@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ..names import ObjectKey
+from ..names import ObjectKey, runs_engines
 from ..records import GRPOJobRecord, JobRecord
 from ..starting import admitted_for
 from .cache import Caches
@@ -44,9 +44,10 @@ class Gangs:
         return job.active and any(not child.ended for child in begun) if begun else self._starts_within(job) > 0
 
     def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
-        """The Job of the attempt, if there is one."""
+        """The Job of the attempt, if there is one; not that of its engines, which lives on after it for a moment."""
         own = (job.uid, job.status.attempt)
-        return [child for child in self._caches.jobs.of(job.key) if (child.grpojob_uid, child.attempt) == own]
+        found = (child for child in self._caches.jobs.of(job.key) if not runs_engines(child.name))
+        return [child for child in found if (child.grpojob_uid, child.attempt) == own]
 
     def _starts_within(self, job: GRPOJobRecord) -> float:
         """Seconds for which the attempt may still be started; 0 for one that has been, or isn't committed."""

@@ -1,0 +1,99 @@
+"""Starts what an attempt lacks: its Services, its claim, the Job of its gang and that of its engines.
+
+Objects are created by POST alone. One of a Job's name that is not this attempt's is never touched: it is told.
+"""
+
+import logging
+
+from ..decisions import Action, Decision
+from ..errors import AlreadyExists, Denied, NotFound
+from ..manifests import Attempt, Manifest, attempt_of, engines_job, images_need, indexed_job
+from ..names import ENGINE_SERVICE
+from ..observe import Observation
+from ..reasons import Reason
+from ..sightings import Sightings
+from .api import JOBS, Cluster, Object
+from .cache import Caches, version_of
+from .shared import GOES_PAUSE, SharedObjects, Taken
+
+log = logging.getLogger(__name__)
+
+DENIED_PAUSE = 15.0
+"""Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
+
+
+class Starts:
+    """Creates the Jobs of attempts."""
+
+    def __init__(
+        self, cluster: Cluster, caches: Caches, shared: SharedObjects, sightings: Sightings, image: str
+    ) -> None:
+        """`image` is for jobs without spec.image; `sightings` hears of each gang's Job that was created."""
+        self._cluster = cluster
+        self._caches = caches
+        self._shared = shared
+        self._sightings = sightings
+        self._image = image
+
+    async def services(self, seen: Observation) -> Taken | None:
+        """Makes or mends the Services under which the attempt's pods have their names; says why one can't be had.
+
+        Raises:
+            ClusterError: the API server refused or did not answer.
+        """
+        namespace = seen.job.key.namespace
+        taken = await self._shared.service(namespace)
+        return taken or (await self._shared.service(namespace, ENGINE_SERVICE) if seen.replicas else None)
+
+    async def start(self, seen: Observation) -> Decision | None:
+        """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else what to do.
+
+        Raises:
+            ClusterError: the API server did not answer.
+        """
+        job, status = seen.job, seen.job.status
+        if job.spec is None or status.plan is None:
+            return Decision(Action.WAIT)
+        body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt), seen)
+        try:
+            if taken := await self.services(seen) or await self._shared.claim(job):
+                return _waits_for_name(*taken)
+            answer = await self._create(seen, body)
+        except (Denied, NotFound) as error:
+            log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
+            message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
+            if job.competes and not seen.ran:
+                # it must not keep GPUs that others could use
+                return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
+            return Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
+        name = body["metadata"]["name"]
+        if answer is None:
+            message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
+            return _waits_for_name(message, GOES_PAUSE)
+        log.info("%s: Job %s started", job.key, name)
+        self._caches.jobs.put(answer)
+        if seen.child is None:
+            self._sightings.created(job.key, status.attempt, version_of(answer)[0], seen.at)
+        return None
+
+    def _lacking(self, attempt: Attempt, seen: Observation) -> Manifest:
+        """The Job that is not there yet."""
+        image = attempt.spec.image or self._image
+        engines = engines_job(attempt, image) if seen.child else None
+        return engines or indexed_job(attempt, image)
+
+    async def _create(self, seen: Observation, body: Manifest) -> Object | None:
+        """The Job as the API server has it, made now or before; None where its name is another's."""
+        job, name = seen.job, body["metadata"]["name"]
+        try:
+            return await self._cluster.create(JOBS, job.key.namespace, body)
+        except AlreadyExists:
+            answer = await self._cluster.get(JOBS, job.key.namespace, name)
+        known = self._caches.jobs.read(answer)
+        ours = known is not None and (known.grpojob_uid, known.attempt) == (job.uid, job.status.attempt)
+        return answer if known and ours and not known.deleting else None
+
+
+def _waits_for_name(message: str, look_again: float) -> Decision:
+    """What the attempt needs can't be made, for a name is another's; starting.not_started says for how long."""
+    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)
