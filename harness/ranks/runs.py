@@ -12,7 +12,7 @@ from trl import GRPOConfig
 
 from grpo_api.plan import TrainingPlan
 from grpo_trainer.acceptance import attempts
-from grpo_trainer.engine import ReferenceGRPOTrainer
+from grpo_trainer.engine import MakeEngine, ReferenceGRPOTrainer
 from grpo_trainer.gang import rendezvous
 from grpo_trainer.reference import strategy_for
 from grpo_trainer.settings import config_arguments, uses_deepspeed
@@ -115,6 +115,7 @@ def trainer(
     *callbacks: TrainerCallback,
     rewards: Any = digits,
     reward_tokenizers: Any = None,
+    make_engine: MakeEngine | None = None,
 ) -> ReferenceGRPOTrainer:
     """A trainer for the plan with a model that may differ from the plan's."""
     built = ReferenceGRPOTrainer(
@@ -122,6 +123,7 @@ def trainer(
         strategy=strategy_for(job),
         args=config,
         generation_sub_batch=job.execution.generation_sub_batch,
+        make_engine=make_engine,
         reward_funcs=rewards,
         reward_processing_classes=reward_tokenizers,
         train_dataset=Dataset.from_list(PROMPTS),

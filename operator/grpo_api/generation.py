@@ -17,7 +17,10 @@ EngineKind = Literal["Transformers", "Colocated", "Servers"]
 """Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine in every training process, on its GPU.
 Servers: vLLM engines in pods and on GPUs of their own."""
 
-PROVEN_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
+PROVEN_FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "olmo2", "olmo3"),
+    *("glm4", "smollm3", "starcoder2", "cohere2"),
+)
 """Model types, as config.json names them, whose live weights in an engine can be proven: the engine's own load_weights
 writes every element of each from a slice of one tensor of the trainer's (tests/trainer/test_engine_families.py)."""
 

@@ -59,7 +59,7 @@ def test_a_step_is_trained_and_rewards_get_every_column(tmp_path: Path, chat: bo
     prompts = load_prompts(job.dataset, job.training, loaded.tokenizer, root=tmp_path)
     rewards = RewardSet(list(job.rewards), ["own"], [reward], {"own": RewardCounters()})
     trainer = make_trainer(
-        job, TrainerParts(loaded, config, prompts, rewards, []), StepObserver(), [], lambda _, write: write()
+        job, TrainerParts(loaded, config, prompts, rewards, [], None), StepObserver(), [], lambda _, write: write()
     )
     trainer.train()
     assert trainer.state.global_step == 1

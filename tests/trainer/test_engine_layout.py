@@ -48,7 +48,8 @@ class Fused(nn.Module):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """What is sent."""
         columns = self.fused.size(1)
-        return {str(part): (size, columns) for part, size in enumerate(self.rows)} | {"down": (columns, 4 * self.ranks)}
+        parts: dict[str, tuple[int, ...]] = {str(part): (size, columns) for part, size in enumerate(self.rows)}
+        return parts | {"down": (columns, 4 * self.ranks)}
 
 
 def sent(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:

@@ -194,6 +194,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 completions += done
                 logprobs += scored or []
             if self.engine:
+                self.observer.weights_version = self.engine.proven
                 self.engine.rest()
         return completions, logprobs or None
 

@@ -2,7 +2,8 @@
 
 A sync brings the policy's weights into the engine under a new number, which is never used again: not in this attempt,
 nor in a later one. Then the engine hashes what it computes with, where it lies, and the trainer what it meant to send.
-Unless all hashes are the same, no completion is sampled.
+Unless all hashes are the same, no completion is sampled; and unless the engine finds the same once more after it has
+sampled, none is used.
 
 TRL calls `sync_weights` once the policy has changed and `generate` for completions (TRL 1.16,
 trl/generation/vllm_generation.py); the rest of this interface is ours.
@@ -26,9 +27,10 @@ from grpo_api.training_metrics import (
     WEIGHTS_VERSION,
 )
 
-from ..errors import EngineWeightsDiffer
+from ..errors import BadInput, EngineWeightsDiffer
+from ..gang import ranks
 from ..telemetry.phases import PhaseClock
-from .sampling import completion_seed
+from .sampling import LEAST_TEMPERATURE, completion_seed
 
 ATTEMPT_VERSIONS = 10**9
 """Numbers for one attempt's weights; those of the next attempt follow."""
@@ -80,7 +82,17 @@ class EngineGeneration(ABC):
     """The interface that TRL calls, over what kinds of engines differ in."""
 
     def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
-        """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a completion."""
+        """`model` is the policy before it is wrapped for several ranks; `stop_tokens` end a completion.
+
+        Raises:
+            BadInput: vLLM would sample at another temperature than the trainer computes with.
+        """
+        temperature = setup.plan.training.temperature
+        if temperature < LEAST_TEMPERATURE:
+            raise BadInput(
+                f"spec.training.temperature is {temperature}, and vLLM samples at {LEAST_TEMPERATURE} or above: raise "
+                "it, or set spec.generation.engine to Transformers"
+            )
         self.setup = setup
         self.model = model
         self.stop_tokens = stop_tokens
@@ -130,14 +142,22 @@ class EngineGeneration(ABC):
             The prompts, the completions' tokens, per token a list with its log-probability, and None.
         """
         assert images is None
-        if self.proven is None:
-            self.sync_weights()
-        training = self.setup.plan.training
         places = range(self._place, self._place + len(prompts))
-        seeds = [completion_seed(training.seed, self._generation, place) for place in places]
-        samples = self.sample(prompts, seeds)
-        if any(sample.version != self.proven for sample in samples):
-            raise EngineWeightsDiffer(f"a completion was not sampled with the weights {self.proven}; it was not used")
+        seeds = [completion_seed(self.setup.plan.training.seed, self._generation, place) for place in places]
+        for _ in range(TRIES):
+            if self.proven is None:
+                self.sync_weights()
+            samples = self.sample(prompts, seeds)
+            if not ranks.any_rank(bool(self.changed()) or any(one.version != self.proven for one in samples)):
+                break
+            self._failures += 1
+            self.proven = None
+        self._tell()
+        if self.proven is None:
+            raise EngineWeightsDiffer(
+                f"{TRIES} times the engine's weights were no longer those that it was proven to have when it had "
+                "sampled; no completion of it was used"
+            )
         tokens = [sample.tokens for sample in samples]
         return prompts, tokens, [[[one] for one in sample.logprobs] for sample in samples], None
 
@@ -148,6 +168,10 @@ class EngineGeneration(ABC):
     @abstractmethod
     def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
         """One completion for each prompt with its seed, under the proven weights, in the prompts' order."""
+
+    @abstractmethod
+    def changed(self) -> Sequence[str]:
+        """Names of weights that are no longer what they were proven to be, as far as this rank has a part of them."""
 
     def rest(self) -> None:  # noqa: B027 - most engines have nothing to do then
         """Called once a generation's completions are all there, before the policy is trained on them."""

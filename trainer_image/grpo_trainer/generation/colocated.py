@@ -45,6 +45,7 @@ class ColocatedGeneration(EngineGeneration):
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
         self._llm = _started(setup)
         self._sources = ranks.together(self._learnt)
+        self._wanted: dict[str, list[int]] = {}
         self._asleep = False
         self.rest()
 
@@ -52,7 +53,7 @@ class ColocatedGeneration(EngineGeneration):
         """Load every weight as the policy has it now, and compare hashes on every rank."""
         self._wake()
         began, proof = time.perf_counter(), 0.0
-        wanted: dict[str, list[int]] = {}
+        self._wanted = wanted = {}
         for name, tensor in policy_weights(self.model, self.setup.dtype):
             self.load(name, tensor)
             loaded = time.perf_counter()
@@ -64,6 +65,10 @@ class ColocatedGeneration(EngineGeneration):
         self._llm.reset_prefix_cache()
         self.timed(sent - began - proof, time.perf_counter() - sent + proof)
         return sorted({name for names in ranks.gather(wrong) for name in names})
+
+    def changed(self) -> Sequence[str]:
+        """Compared with the hashes of the last sync, by the same seed."""
+        return differing(self._wanted, self._call("weights_prints", self.proven))
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
         """Load one weight into the live model."""

@@ -57,14 +57,23 @@ def learn(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], d
     problems = _derived(model)
     for name, shape in shapes.items():
         source = torch.empty(shape, dtype=dtype, device=device)
-        with _Watch(owners, source) as watch:
-            load([(name, source)])
+        watch = _Watch(owners, source)
+        with watch:
+            refusal = _refusal(load, name, source)
         writes[name] = watch.writes
-        problems += [f"{name}: {problem}" for problem in watch.problems]
-        if not watch.writes:
-            problems.append(f"{name}: the engine has no place for it")
+        found = watch.problems or refusal or ([] if watch.writes else ["the engine has no place for it"])
+        problems += [f"{name}: {problem}" for problem in found]
     problems += _uncovered(model, owners, writes)
     return Layout(writes, problems)
+
+
+def _refusal(load: Load, name: str, tensor: torch.Tensor) -> list[str]:
+    """Load one tensor; what the engine has against it, which each of its models says in another way."""
+    try:
+        load([(name, tensor)])
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return [f"the engine refuses it: {str(error)[:200] or type(error).__name__}"]
+    return []
 
 
 def live(model: nn.Module, write: Write) -> torch.Tensor:

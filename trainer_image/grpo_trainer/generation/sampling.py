@@ -14,6 +14,10 @@ SEEDS = 1 << 63
 """vLLM takes seeds below it."""
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at no lower one but 0 (vllm/sampling_params.py, _MAX_TEMP): it takes this in its place."""
+
+
 def completion_seed(seed: int, generation: int, place: int) -> int:
     """Seed of one completion.
 

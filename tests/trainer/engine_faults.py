@@ -1,0 +1,211 @@
+"""Prints, as JSON, what becomes of faults in a colocated engine, each of which must be found before its completions are
+used. Run in a process of its own, with vLLM: `python -m tests.trainer.engine_faults FOLDER`.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from vllm import SamplingParams
+
+from grpo_api.generation import EnginePlan
+from grpo_api.plan import TrainingPlan
+from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
+from grpo_trainer.engine import ReferenceGRPOTrainer
+from grpo_trainer.errors import EngineWeightsDiffer
+from grpo_trainer.generation.base import EngineSetup, Sample
+from grpo_trainer.generation.colocated import ColocatedGeneration
+from grpo_trainer.telemetry.phases import PhaseClock
+from grpo_trainer.weights.models import load_policy
+from harness.ranks import runs
+from harness.ranks.pods import free_port
+from tests.trainer.engine_names import FAULTS
+
+PROMPTS = [[7, 30, 12], [3, 9, 27, 81, 5, 40], [60], [11] * 20]
+GREEDY = 48
+"""Tokens of a greedy completion."""
+NAME = "model.layers.1.self_attn.k_proj.weight"
+ENGINE = EnginePlan(kind="Colocated", memory_share=0.1, cache_bytes=2**25, max_model_length=128, max_sequences=8)
+
+
+class Faulty(ColocatedGeneration):
+    """An engine in which something goes wrong at one place, a number of times."""
+
+    fault = ""
+    times = 0
+
+    def _strikes(self, *faults: str) -> bool:
+        struck = self.fault in faults and self.times > 0
+        self.times -= struck
+        return struck
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        """The sync of one weight is lost, or brings an old one."""
+        if name == NAME and self._strikes("skipped"):
+            return
+        if name == NAME and self._strikes("stale"):
+            tensor = tensor * 1.001
+        super().load(name, tensor)
+        if name == NAME and self._strikes("flipped in the sync"):
+            self.flip()
+
+    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        """A bit flips while the engine samples, or it tells another version."""
+        samples = super().sample(prompts, seeds)
+        if self._strikes("flipped while sampling"):
+            self.flip()
+        if self._strikes("reloaded while sampling"):
+            self.live.load_weights([(NAME, torch.zeros(self.live_shape))])
+        if self._strikes("wrong version"):
+            samples[0] = Sample(samples[0].tokens, samples[0].logprobs, samples[0].version - 1)
+        return samples
+
+    def greedy(self, prompts: list[list[int]]) -> list[list[int]]:
+        """The likeliest tokens."""
+        likeliest = SamplingParams(temperature=0, max_tokens=GREEDY, stop_token_ids=self.stop_tokens)
+        answers = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], likeliest, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in answers]
+
+    @property
+    def live(self) -> Any:
+        """The engine's model."""
+        return self._llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+
+    @property
+    def live_shape(self) -> Sequence[int]:
+        """Shape of the weight that faults strike."""
+        return tuple(self.model.get_parameter(NAME).shape)
+
+    def flip(self) -> None:
+        """One bit of a fused parameter."""
+        self.live.get_parameter("model.layers.1.self_attn.qkv_proj.weight").data.view(torch.int32)[0, 3] ^= 1 << 9
+
+
+def plan(folder: Path, **training: Any) -> TrainingPlan:
+    """A plan with an engine."""
+    execution = {"engine": ENGINE.model_dump(by_alias=True)}
+    return runs.plan(folder / "model", "None", training={"beta": 0.0, **training}, execution=execution)
+
+
+class World:
+    """A policy and its engine; the fields say what telemetry was told."""
+
+    def __init__(self, folder: Path, **training: Any) -> None:
+        self.logged: dict[str, float] = {}
+        job = plan(folder, **training)
+        self.setup = EngineSetup(job, folder / "model", PhaseClock(lambda: 0.0), self.logged.update, event=lambda: None)
+        self.trainer = self._trainer(job)
+        engine = self.trainer.engine
+        assert isinstance(engine, Faulty)
+        self.engine = engine
+
+    def _trainer(self, job: TrainingPlan) -> ReferenceGRPOTrainer:
+        make: Callable[..., Faulty] = lambda model, stop: Faulty(self.setup, model, stop)  # noqa: E731
+        return runs.trainer(job, runs.configuration(job), load_policy(job), make_engine=make)
+
+    @contextmanager
+    def fault(self, fault: str, times: int) -> Iterator[None]:
+        """Something goes wrong so many times."""
+        self.engine.fault, self.engine.times = fault, times
+        yield
+        self.engine.fault, self.engine.times = "", 0
+
+    def drift(self) -> None:
+        """The policy moves, as it does in a step."""
+        with torch.no_grad():
+            for parameter in self.trainer.model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.01)
+
+    def completions(self) -> tuple[list[list[int]], float]:
+        """Tokens of a generation, and how far the engine's log-probabilities are from the policy's at most."""
+        self.engine.at(3, 0)
+        _, tokens, scores, _ = self.engine.generate(PROMPTS, None, 1)
+        found = [[one[0] for one in row] for row in scores]
+        return tokens, max(
+            float((torch.tensor(row) - self.scored(prompt, ids)).abs().max())
+            for prompt, ids, row in zip(PROMPTS, tokens, found, strict=True)
+        )
+
+    @torch.no_grad()
+    def scored(self, prompt: list[int], completion: list[int]) -> torch.Tensor:
+        """The policy's log-probability of each token of a completion."""
+        logits = self.trainer.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
+        chosen = logits.div(self.setup.plan.training.temperature).log_softmax(-1)
+        scores: torch.Tensor = chosen.gather(1, torch.tensor(completion)[:, None])[:, 0]
+        return scores
+
+
+def told(world: World, fault: str, times: int) -> dict[str, Any]:
+    """What a sync and a generation come to with a fault that strikes so many times."""
+    world.drift()
+    before = world.engine._failures
+    with world.fault(fault, times):
+        try:
+            world.engine.sync_weights()
+            tokens, apart = world.completions()
+        except EngineWeightsDiffer as error:
+            return {"error": str(error), "proven": world.engine.proven}
+    return {
+        "apart": apart,
+        "failures": world.engine._failures - before,
+        "tokens": sum(map(len, tokens)),
+        "version": world.engine.proven,
+    }
+
+
+@torch.no_grad()
+def gap(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> float:
+    """How far the two likeliest tokens lie apart, in nats, where two completions part; infinite where they don't."""
+    at = next((place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+    if at is None:
+        return math.inf
+    best = model(torch.tensor([prompt + theirs[:at]])).logits[0, -1].log_softmax(-1).topk(2).values
+    return float(best[0] - best[1])
+
+
+def greedy(world: World, folder: Path) -> dict[str, Any]:
+    """The engine's greedy completions, and where they part from transformers' own, the gap there."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    world.engine.sync_weights()
+    ours = world.engine.greedy(PROMPTS)
+    theirs = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=GREEDY, do_sample=False)[0, len(prompt) :].tolist()
+        for prompt in PROMPTS
+    ]
+    gaps = [gap(model, *three) for three in zip(PROMPTS, ours, theirs, strict=True)]
+    return {"engine": ours, "gaps": gaps}
+
+
+def main(folder: Path) -> None:
+    """All of it, a line each."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as a pod's process has them
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    save_tiny(folder / "model", tiny_config(tied=False, hidden=128))
+    policy = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    for parameter in policy.parameters():  # the likeliest tokens stand far apart, and change
+        parameter.data.mul_(3 if parameter.dim() > 1 else 1)
+    policy.save_pretrained(folder / "model")
+    world = World(folder)
+    again = World(folder)
+    found: dict[str, Any] = {"seeds": []}
+    for one in (world, again):
+        one.engine.sync_weights()
+        found["seeds"].append(one.completions()[0])
+    found["greedy"] = greedy(World(folder), folder)
+    found["once"] = {fault: told(world, fault, 1) for fault in FAULTS}
+    found["always"] = {fault: told(world, fault, 99) for fault in FAULTS}
+    found["after"] = told(world, "", 0)
+    for name, training in {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}.items():
+        found[name] = told(World(folder, **training), "", 0)
+    (folder / "facts.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

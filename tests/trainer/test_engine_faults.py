@@ -1,0 +1,78 @@
+"""Faults of a colocated engine on real vLLM, each found before a completion of it is used; and what an engine computes.
+
+engine_faults.py does them in one process, which has vLLM, and tells what came of each.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.guard import REPOSITORY
+from tests.trainer.engine_names import FAULTS
+
+Facts = dict[str, Any]
+CLOSE = 1e-4
+"""How far log-probabilities of float32 may lie apart, in nats."""
+
+
+@pytest.fixture(scope="module")
+def facts(vllm_cpu: tuple[Path, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """What became of them."""
+    folder = tmp_path_factory.mktemp("engine")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **vllm_cpu[1]}
+    command = [sys.executable, "-m", "tests.trainer.engine_faults", str(folder)]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    found: Facts = json.loads((folder / "facts.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_passes_costs_a_second_sync_and_no_completion(facts: Facts, fault: str) -> None:
+    once = facts["once"][fault]
+    assert once["failures"] == 1
+    assert once["apart"] < CLOSE
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_stays_ends_the_attempt_before_a_completion_is_used(facts: Facts, fault: str) -> None:
+    always = facts["always"][fault]
+    assert always["proven"] is None
+    assert ("k_proj" if fault in ("skipped", "stale") else "engine's weights") in always["error"]
+
+
+def test_the_engine_is_the_trainers_again_once_the_fault_is_gone(facts: Facts) -> None:
+    assert facts["after"]["failures"] == 0
+    assert facts["after"]["apart"] < CLOSE
+
+
+def test_versions_only_grow(facts: Facts) -> None:
+    versions = [one["version"] for one in facts["once"].values()] + [facts["after"]["version"]]
+    assert versions == sorted(set(versions))
+    assert versions[0] > 1_000_000_000
+
+
+def test_an_engine_samples_the_same_tokens_again(facts: Facts) -> None:
+    first, again = facts["seeds"]
+    assert first == again
+    assert len({tuple(tokens) for tokens in first}) == len(first)
+
+
+def test_greedy_completions_are_those_of_transformers(facts: Facts) -> None:
+    greedy = facts["greedy"]
+    parted = [one for one in greedy["gaps"] if math.isfinite(one)]
+    assert len(parted) < len(greedy["gaps"])
+    assert all(one < CLOSE for one in parted)
+    assert max(len(set(tokens)) for tokens in greedy["engine"]) > 3
+
+
+@pytest.mark.parametrize("settings", ["cut", "hot"])
+def test_log_probabilities_are_of_the_trainers_distribution(facts: Facts, settings: str) -> None:
+    """With top-p at temperature 1, and at another temperature."""
+    assert facts[settings]["apart"] < CLOSE
