@@ -15,14 +15,29 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decisions import Action, Decision
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import GRPOJobRecord
-from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, active_status, at, condition, make_job, make_seen
+from tests.unit.operator_world import (
+    GPU_ENGINE,
+    GPU_PLAN,
+    LIMITS,
+    NOW,
+    active_status,
+    at,
+    condition,
+    make_job,
+    make_seen,
+)
 from tests.unit.test_operator_inventory import GFD, node, pod
 
 GPUS = {"placement": {"accelerator": "GPU"}}
 
 
-def gang(nodes: int, per_node: int) -> ExecutionPlan:
-    return GPU_PLAN.model_copy(update={"gpus": nodes * per_node, "nodes": nodes, "gpus_per_node": per_node})
+def gang(nodes: int, per_node: int, engines: int = 0, per_engine: int = 0, product: str = "") -> ExecutionPlan:
+    """A plan of so many pods with so many GPUs each, and of engines of their own, with GPUs of the same product."""
+    plan = GPU_PLAN.model_copy(update={"gpus": nodes * per_node, "nodes": nodes, "gpus_per_node": per_node})
+    if not engines:
+        return plan
+    own = {"replicas": engines, "gpus_per_replica": per_engine, "gpu_product": product or plan.gpu_product}
+    return plan.model_copy(update={"engine": GPU_ENGINE.model_copy(update=own)})
 
 
 def job(name: str, plan: ExecutionPlan, age: float = 100, active: bool = False, **placement: Any) -> GRPOJobRecord:
@@ -50,9 +65,10 @@ def gpu_pod(name: str, gpus: int, on: str = "node-0", **labels: str) -> Any:
     return pod(name, {"nvidia.com/gpu": str(gpus)}, node=on, labels=labels)
 
 
-def own_pod(of: GRPOJobRecord, gpus: int, on: str, attempt: int = 1) -> Any:
+def own_pod(of: GRPOJobRecord, gpus: int, on: str, attempt: int = 1, engine: bool = False) -> Any:
     labels = {"grpo.dev/job-name": of.name, "grpo.dev/job-uid": of.uid, "grpo.dev/attempt": str(attempt)}
-    made = gpu_pod(f"{of.name}-{attempt}-0", gpus, on, **labels)
+    name = f"{of.name}-{attempt}-engine-0" if engine else f"{of.name}-{attempt}-0"
+    made = gpu_pod(name, gpus, on, **labels, **({"grpo.dev/component": "engine"} if engine else {}))
     made["metadata"]["ownerReferences"] = [{"controller": True, "kind": "Job", "uid": f"job-{attempt}"}]
     return made
 
@@ -112,3 +128,15 @@ async def answered(
     found = await there.answer(make_seen(one), asked or ASKED)
     assert found is not None
     return found
+
+
+def packs(pods: list[tuple[str, int]], room: dict[str, int], avoid: dict[str, set[str]]) -> bool:
+    """Whether the pods (gang, GPUs) fit, those of a gang on nodes of their own; engines, of gang "", anywhere."""
+    if not pods:
+        return True
+    (uid, width), rest = pods[0], pods[1:]
+    return any(
+        packs(rest, {**room, name: free - width}, {**avoid, uid: {*avoid.get(uid, ()), name}} if uid else avoid)
+        for name, free in room.items()
+        if free >= width and name not in avoid.get(uid, ())
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.admission.gang import gpu_roles
 from grpo_operator.admission.inventory import NodeFacts, PodFacts, node_facts
 from grpo_operator.admission.judge import Pass, Question, judge
 from grpo_operator.admission.plans import Plans
@@ -22,16 +23,17 @@ from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decisions import Action
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import GRPOJobRecord
+from grpo_operator.roles import Role
 from grpo_operator.status import build, to_json
 from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, make_job, make_seen
-from tests.unit.queue_world import ASKED, gang, job
+from tests.unit.queue_world import ASKED, gang, job, packs
 from tests.unit.test_operator_inventory import GFD, node
 
 GPU = "nvidia.com/gpu"
 STEPS = 120
-GANGS = [(1, 1), (1, 2), (1, 3), (2, 2), (1, 4), (2, 4), (1, 8)]
-"""Pods, and GPUs of each."""
+GANGS = [(1, 1), (1, 2), (1, 3), (2, 2), (1, 4), (2, 4), (1, 8), (1, 2, 2, 1), (2, 2, 1, 4), (1, 4, 3, 1), (1, 1, 2, 2)]
+"""Pods, and GPUs of each; engines beside them, and GPUs of each."""
 
 
 def facts(name: str, gpus: int) -> NodeFacts:
@@ -93,13 +95,21 @@ class World:
     def own(self, one: GRPOJobRecord) -> list[PodFacts]:
         return [pod for pod in self.pods if (pod.grpojob_uid, pod.attempt) == (one.uid, str(one.status.attempt))]
 
-    def lacking(self) -> list[tuple[GRPOJobRecord, int]]:
-        """Each pod that an admitted gang still lacks, by its GPUs, the widest first."""
+    def lacking(self) -> list[tuple[GRPOJobRecord, Role]]:
+        """Each pod that an admitted gang still lacks, by its role, the widest first."""
         active = [(one, one.status.plan) for one in self.truth if one.active]
         pods = [
-            (one, plan.gpus_per_node) for one, plan in active if plan for _ in range(plan.nodes - len(self.own(one)))
+            (one, role)
+            for one, plan in active
+            if plan
+            for role in gpu_roles(one, plan)
+            for _ in range(role.plan.nodes - sum(pod.engine == role.engines for pod in self.own(one)))
         ]
-        return sorted(pods, key=lambda pair: -pair[1])
+        return sorted(pods, key=lambda pair: -pair[1].plan.gpus_per_node)
+
+    def avoided(self, one: GRPOJobRecord, role: Role) -> set[str]:
+        """Nodes that a pod of the role can't go to, for its gang's ranks keep apart."""
+        return set() if role.engines else {pod.node for pod in self.own(one) if not pod.engine}
 
     def placeable(self) -> bool:
         """Whether all that admitted gangs lack can be bound once the pods of their earlier attempts have ended."""
@@ -108,8 +118,9 @@ class World:
         for pod in self.pods:
             if pod.node in room and live.get(pod.grpojob_uid, pod.attempt) != pod.attempt:
                 room[pod.node] += int(pod.takes[GPU])
-        avoid = {one.uid: {pod.node for pod in self.own(one)} for one in self.truth}
-        return packs([(one.uid, width) for one, width in self.lacking()], room, avoid)
+        avoid = {one.uid: {pod.node for pod in self.own(one) if not pod.engine} for one in self.truth}
+        lacking = [("" if role.engines else one.uid, role.plan.gpus_per_node) for one, role in self.lacking()]
+        return packs(lacking, room, avoid)
 
     # what happens
 
@@ -144,14 +155,14 @@ class World:
     def is_bound(self) -> None:
         """The scheduler binds a pod wherever it fits."""
         lacking = self.lacking()
-        for one, width in self.chance.sample(lacking, len(lacking)):
-            avoid = {pod.node for pod in self.own(one)}
+        for one, role in self.chance.sample(lacking, len(lacking)):
+            avoid, width = self.avoided(one, role), role.plan.gpus_per_node
             rooms = [name for name, free in self.free().items() if free >= width and name not in avoid]
             if rooms:
-                self.bind(self.chance.choice(rooms), width, one)
+                self.bind(self.chance.choice(rooms), width, one, engine=role.engines)
                 return
 
-    def bind(self, where: str, gpus: int, by: GRPOJobRecord | None = None) -> None:
+    def bind(self, where: str, gpus: int, by: GRPOJobRecord | None = None, *, engine: bool = False) -> None:
         self.count += 1
         name, uid, attempt = (by.name, by.uid, str(by.status.attempt)) if by else ("", "", "")
         pod = PodFacts(
@@ -162,6 +173,7 @@ class World:
             grpojob=name,
             grpojob_uid=uid,
             attempt=attempt,
+            engine=engine,
         )
         self.pods.append(pod)
         self.disturb()
@@ -245,18 +257,6 @@ class World:
         restarts = number < len(things) + 3
         if asking := [one for one in self.jobs.values() if (one.active if restarts else one.wants_admission)]:
             await self.is_looked_at(asking)
-
-
-def packs(pods: list[tuple[str, int]], room: dict[str, int], avoid: dict[str, set[str]]) -> bool:
-    """Whether the pods (gang, GPUs) fit, those of a gang on nodes of their own."""
-    if not pods:
-        return True
-    (uid, width), rest = pods[0], pods[1:]
-    return any(
-        packs(rest, {**room, name: free - width}, {**avoid, uid: {*avoid.get(uid, ()), name}})
-        for name, free in room.items()
-        if free >= width and name not in avoid.get(uid, ())
-    )
 
 
 async def live(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

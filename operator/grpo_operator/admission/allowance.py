@@ -10,6 +10,7 @@ from grpo_api.plan import ExecutionPlan
 
 from ..reasons import Reason
 from ..records import GRPOJobRecord
+from ..roles import roles
 from .checks import Problem
 from .node_fit import pod_amounts, pod_limits
 from .quotas import QuotaFacts, counts
@@ -23,7 +24,11 @@ DEFAULT_ACCOUNT = "default"
 
 
 def needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
-    """How much of a quota's resource a gang takes."""
+    """How much of a quota's resource a gang takes, all of its roles."""
+    return sum(_needs(role.spec, role.plan, wanted) for role in roles(spec, plan))
+
+
+def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
     pods = plan.nodes
     if wanted in PODS:
         return float(pods)

@@ -13,6 +13,8 @@ from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory, Node
 
 from ..records import GRPOJobRecord
+from ..roles import Role
+from .gang import gpu_roles, matches, rooms, widest_first
 from .inventory import Cards, NodeFacts, PodFacts, planner_node, takers
 from .node_fit import lacks, pod_amounts
 from .resources import Amounts
@@ -22,7 +24,6 @@ from .suitability import Suitability, Suitable
 MOST_HOLDERS = 3
 """Holders that a message names."""
 NOT_VISIBLE = "pods of other namespaces can't be seen; whether the gang fits is left to the scheduler"
-MEMORY, CPU = "memory", "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,9 @@ class Capacity:
             # labels alone are a hint that anybody can set
             if pod.controlled:
                 self._pods.setdefault(pod.grpojob_uid, []).append(pod)
-        for claim in sorted(claims, key=lambda one: (-one.plan.gpus_per_node, -one.plan.nodes, one.job.uid)):
-            self._reserve_missing(claim)
+        claimed = [(claim, role) for claim in claims for role in gpu_roles(claim.job, claim.plan)]
+        for claim, role in sorted(claimed, key=lambda one: (*widest_first(one[1]), one[0].job.uid)):
+            self._reserve_missing(claim, role)
 
     def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
         taken = self._taken.get(node)
@@ -78,16 +80,18 @@ class Capacity:
             self._nodes.pop(node, None)
             self._inventories.clear()
 
-    def _reserve_missing(self, claim: Claim) -> None:
-        """Reserves nodes for the pods that an admitted gang still lacks."""
-        job, plan = claim.job, claim.plan
-        # pods that are bound take their node already; the gang's others will each go to a node without one of them
-        own = (pod for pod in self._pods.get(job.uid, ()) if pod.attempt == str(claim.attempt))
-        there = {pod.node for pod in own}
-        if plan.nodes <= len(there):
+    def _reserve_missing(self, claim: Claim, role: Role) -> None:
+        """Reserves nodes for the pods of a role that an admitted gang still lacks."""
+        job, attempt = claim.job, str(claim.attempt)
+        own = (pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt and pod.engine == role.engines)
+        bound = [pod.node for pod in own]
+        # pods that are bound take their node already; ranks will each go to a node without one of them
+        there = set() if role.engines else set(bound)
+        missing = role.plan.nodes - (len(bound) if role.engines else len(there))
+        if missing <= 0:
             return
-        with self._without_own(job, but=str(claim.attempt)):
-            placed = self._place(job, plan, plan.nodes - len(there), there, firm=True)
+        with self._without_own(job, but=attempt):
+            placed = self._place(job, role, missing, there, firm=True)
         self._reserved += [
             PodFacts(
                 namespace=job.key.namespace,
@@ -96,7 +100,8 @@ class Capacity:
                 takes=use,
                 grpojob=job.name,
                 grpojob_uid=job.uid,
-                attempt=str(claim.attempt),
+                attempt=attempt,
+                engine=role.engines,
             )
             for node, use in placed
         ]
@@ -162,97 +167,124 @@ class Capacity:
 
     def reserve(self, job: GRPOJobRecord, plan: ExecutionPlan) -> set[str]:
         """Gives a gang that is ahead in the queue its nodes: free ones now, or the nodes that it waits for."""
-        return {name for name, _ in self._place(job, plan, plan.nodes, set())}
+        placed = (self._place(job, role, role.plan.nodes, set()) for role in gpu_roles(job, plan))
+        return {name for taken in placed for name, _ in taken}
 
     def _place(
-        self, job: GRPOJobRecord, plan: ExecutionPlan, pods: int, avoid: set[str], *, firm: bool = False
+        self, job: GRPOJobRecord, role: Role, pods: int, avoid: set[str], *, firm: bool = False
     ) -> list[tuple[str, Amounts]]:
-        """Puts pods on nodes that have room, those with most free GPUs first as the scheduler does, each on a node of
-        its own; else on those that they must wait for. Says what was taken where.
+        """Puts pods of a role on nodes that have room, those with most free GPUs first as the scheduler does; else on
+        those that they must wait for. Says what was taken where.
 
         `firm`: these pods come, wherever the scheduler puts them.
         """
-        if job.spec is None:
-            return []
-        use = pod_amounts(job.spec, plan)
-        wide = [node for node in self._wide(job, plan) if node.name not in avoid]
-        wide.sort(key=lambda node: (not _has_room(node, plan, use), -node.gpus_free, node.name))
-        chosen = wide[: max(0, pods)]
-        taken = [(node.name, use) for node in chosen]
+        use, width = pod_amounts(role.spec, role.plan), role.plan.gpus_per_node
+        wide = [node for node in self._wide(job, role) if node.name not in avoid]
+        wide.sort(key=lambda node: (not rooms(node, role, use), -node.gpus_free, node.name))
+        taken: list[tuple[str, Amounts]] = []
+        found, first = 0, {node.name: self._most(role, rooms(node, role, use)) for node in wide}
+        for node in wide:
+            count = min(pods - len(taken), first[node.name])
+            taken += [(node.name, use)] * count
+            found += count * width
+        for node in wide:
+            count = min(pods - len(taken), self._most(role, node.gpus_total // width) - first[node.name])
+            taken += [(node.name, use)] * max(0, count)
+            found += min(max(0, count) * width, max(0, node.gpus_free - first[node.name] * width))
         for name, amounts in taken:
             self._take(name, amounts)
-        if firm:
-            found = sum(min(plan.gpus_per_node, node.gpus_free) for node in chosen)
-            taken += self._cover(job, plan, pods * plan.gpus_per_node - found)
-        return taken
+        return taken + self._cover(job, role, pods * width - found) if firm else taken
 
-    def _cover(self, job: GRPOJobRecord, plan: ExecutionPlan, missing: int) -> list[tuple[str, Amounts]]:
+    def _most(self, role: Role, room: int) -> int:
+        """How many pods of the role go to a node with room for so many: ranks keep apart, as do engines that ask for
+        more than GPUs, memory and cores, which nobody counts here."""
+        alone = not role.engines or self._suitable_for(role).extra
+        return min(room, 1) if alone else room
+
+    def _cover(self, job: GRPOJobRecord, role: Role, missing: int) -> list[tuple[str, Amounts]]:
         """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes these as free.
 
         However the scheduler has packed the gangs, what was promised is never more than there is.
         """
         taken: list[tuple[str, Amounts]] = []
-        for node in self._matching(job, plan):
+        for node in self._matching(job, role):
             part = min(missing, node.gpus_free)
             if part > 0:
-                taken.append((node.name, {plan.gpu_resource: float(part)}))
+                taken.append((node.name, {role.plan.gpu_resource: float(part)}))
                 self._take(*taken[-1])
                 missing -= part
         return taken
 
-    def _matching(self, job: GRPOJobRecord, plan: ExecutionPlan) -> list[Node]:
-        """The job's nodes that have the plan's GPUs, as they are now."""
-        if job.spec is None:
-            return []
-        return [node for node in self.usable_by(job.spec, job.status.avoided_nodes).nodes if matches(node, plan)]
+    def _suitable_for(self, role: Role, avoided: Sequence[str] = ()) -> Suitable:
+        """Nodes that pods of the role may be bound to."""
+        return self._suitability.of(role.spec, avoided, disk=not role.engines)
 
-    def _wide(self, job: GRPOJobRecord, plan: ExecutionPlan) -> list[Node]:
+    def _matching(self, job: GRPOJobRecord, role: Role) -> list[Node]:
+        """The job's nodes that have the role's GPUs, as they are now."""
+        there = self._inventory(self._suitable_for(role, job.status.avoided_nodes))
+        return [node for node in there.nodes if matches(node, role.plan)]
+
+    def _wide(self, job: GRPOJobRecord, role: Role) -> list[Node]:
         """Those of them that are large enough for one of its pods, whatever runs there."""
-        return [node for node in self._matching(job, plan) if node.gpus_total >= plan.gpus_per_node]
+        return [node for node in self._matching(job, role) if node.gpus_total >= role.plan.gpus_per_node]
 
     def fits(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
-        """Whether a plan that is fixed already fits what is free; where that can't be seen, the scheduler decides."""
+        """Whether a plan that is fixed already fits what is free, all of its roles together; where that can't be seen,
+        the scheduler decides."""
         if job.spec is None:
             return False
-        use, inventory = pod_amounts(job.spec, plan), self.inventory(job)
-        whole = sum(matches(node, plan) and _has_room(node, plan, use) for node in inventory.nodes)
-        return whole >= plan.nodes or not inventory.visible
+        if not self._snapshot.visible:
+            return True
+        with self._without_own(job), self._undone() as taken:
+            for role in gpu_roles(job, plan):
+                use = pod_amounts(role.spec, role.plan)
+                free = (self._most(role, rooms(node, role, use)) for node in self._wide(job, role))
+                if sum(free) < role.plan.nodes:
+                    return False
+                taken.extend(self._place(job, role, role.plan.nodes, set()))
+        return True
+
+    @contextmanager
+    def _undone(self) -> Iterator[list[tuple[str, Amounts]]]:
+        """Gives back what was taken, and put into the list, in between."""
+        taken: list[tuple[str, Amounts]] = []
+        try:
+            yield taken
+        finally:
+            for name, amounts in taken:
+                self._take(name, amounts, -1.0)
 
     def possible(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """Whether a plan that is fixed already fits the nodes that there are, whatever runs on them."""
-        return sum(node.count for node in self._wide(job, plan)) >= plan.nodes
+        return all(
+            sum(node.count * self._most(role, node.gpus_total // role.plan.gpus_per_node)
+                for node in self._wide(job, role)) >= role.plan.nodes
+            for role in gpu_roles(job, plan)
+        )  # fmt: skip
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
-        """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`."""
-        free = sum(node.gpus_free for node in self.inventory(job).nodes if matches(node, plan))
-        held = self._held(job, plan)
+        """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same of engines."""
+        with self._without_own(job):
+            return ", and ".join(self._short(job, role) for role in gpu_roles(job, plan))
+
+    def _short(self, job: GRPOJobRecord, role: Role) -> str:
+        plan = role.plan
+        free = sum(node.gpus_free for node in self._matching(job, role))
+        held = self._held(job, role)
         holders = [f"{count} held by {holder}" for holder, count in list(held.items())[:MOST_HOLDERS]]
         if len(held) > MOST_HOLDERS:
             holders.append(f"{sum(list(held.values())[MOST_HOLDERS:])} by {len(held) - MOST_HOLDERS} others")
-        where = "1 node" if plan.nodes == 1 else f"{plan.nodes} nodes"
+        what = ("for", "engine") if role.engines else ("on", "node")
+        where = f"{what[0]} {plan.nodes} {what[1]}" + ("" if plan.nodes == 1 else "s")
         product = plan.gpu_product or plan.gpu_resource
-        return f"needs {plan.gpus} × {product} on {where}; {', '.join([f'{free} free', *holders])}"
+        return f"needs {plan.gpus} × {product} {where}; {', '.join([f'{free} free', *holders])}"
 
-    def _held(self, job: GRPOJobRecord, plan: ExecutionPlan) -> dict[str, int]:
-        """GPUs on the job's nodes by holder, the job itself left out."""
-        if job.spec is None:
-            return {}
-        suitable = self._suitability.of(job.spec, job.status.avoided_nodes)
-        key = (suitable, plan.gpu_resource, plan.gpu_product)
+    def _held(self, job: GRPOJobRecord, role: Role) -> dict[str, int]:
+        """GPUs on the role's nodes by holder, the job itself left out."""
+        suitable = self._suitable_for(role, job.status.avoided_nodes)
+        key = (suitable, role.plan.gpu_resource, role.plan.gpu_product)
         if key not in self._holders:
-            names = {node.name for node in self._inventory(suitable).nodes if matches(node, plan)}
+            names = {node.name for node in self._inventory(suitable).nodes if matches(node, role.plan)}
             pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
-            self._holders[key] = takers(pods, plan.gpu_resource)
+            self._holders[key] = takers(pods, role.plan.gpu_resource)
         return {holder: count for holder, count in self._holders[key].items() if holder != str(job.key)}
-
-
-def matches(node: Node, plan: ExecutionPlan) -> bool:
-    """Whether the node has the plan's GPUs."""
-    return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
-
-
-def _has_room(node: Node, plan: ExecutionPlan, use: Amounts) -> bool:
-    """Whether one pod of the plan could be bound to the node now."""
-    if node.gpus_free < plan.gpus_per_node:
-        return False
-    return node.host_memory_free >= use.get(MEMORY, 0.0) and node.cpu_free >= use.get(CPU, 0.0)

@@ -14,7 +14,7 @@ from grpo_api.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
 from grpo_api.running import PlacementSpec
 from grpo_planner import Node
 
-from ..names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
+from ..names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID
 from ..podspec import GPU_TAINTS
 from ..records import ENDED_PHASES
 from ..untyped import Part
@@ -51,6 +51,8 @@ class PodFacts:
     grpojob: str = ""
     grpojob_uid: str = ""
     attempt: str = ""
+    engine: bool = False
+    """Whether it is an engine's."""
     controlled: bool = True
     """Whether a Job made it; labels alone may be a stranger's."""
 
@@ -98,6 +100,7 @@ def pod_facts(item: object) -> PodFacts | None:
         grpojob=labels.text(LABEL_JOB),
         grpojob_uid=labels.text(LABEL_UID),
         attempt=labels.text(LABEL_ATTEMPT),
+        engine=labels.text(LABEL_COMPONENT) == COMPONENT_ENGINE,
         controlled=any(owner.flag("controller") for owner in meta.parts("ownerReferences")),
     )
 

@@ -16,6 +16,7 @@ from ..decisions import Limits
 from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..restarting import pausing
+from ..roles import replicas
 from ..times import seconds
 from .allowance import Allowance
 from .capacity import Capacity, Claim, claim_of
@@ -201,7 +202,7 @@ class _Round:
 
     def _grow(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
         namespace = job.key.namespace
-        self._held[namespace] = self._held.get(namespace, 0) + plan.gpus
+        self._held[namespace] = self._held.get(namespace, 0) + plan.all_gpus
 
     def _passed_over(self, job: GRPOJobRecord) -> int:
         return max(self._asked.passed_over.get(job.uid, 0), job.status.passed_over or 0)
@@ -232,7 +233,8 @@ class _Round:
         plan = result.chosen
         if plan is None:
             return verdict_of(job, result)
-        fits = self._left.fits(job, plan) if kept else result.fits_now
+        # the planner has looked for the nodes of one role alone
+        fits = self._left.fits(job, plan) if kept or replicas(plan) else result.fits_now
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):

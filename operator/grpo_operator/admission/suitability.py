@@ -39,9 +39,12 @@ class Suitability:
         self._known: dict[str, Suitable] = {}
         self._reports_disk = reports_disk(node for node, _, _ in self._sights)
 
-    def of(self, spec: GRPOJobSpec, avoided: Sequence[str] = ()) -> Suitable:
-        """The nodes for a spec, without those that its pods are kept away from."""
-        extra = extra_amounts(spec, reports_disk=self._reports_disk)
+    def of(self, spec: GRPOJobSpec, avoided: Sequence[str] = (), *, disk: bool = True) -> Suitable:
+        """The nodes for a spec, without those that its pods are kept away from.
+
+        `disk`: whether the pods write what training does.
+        """
+        extra = extra_amounts(spec, reports_disk=self._reports_disk and disk)
         affinity = spec.pod_template.spec.affinity
         placement = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
         key = f"{placement}{affinity.model_dump_json() if affinity else ''}{sorted(extra.items())}{sorted(avoided)}"

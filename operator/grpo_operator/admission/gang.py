@@ -1,0 +1,32 @@
+"""What the roles of a gang ask of nodes: how many of their pods a node has room for. Pure."""
+
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import Node
+
+from ..records import GRPOJobRecord
+from ..roles import Role, roles
+from .resources import Amounts
+
+MEMORY, CPU = "memory", "cpu"
+
+
+def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
+    """The roles of a job's gang that need GPUs, in the order in which they are started; none for an unreadable spec."""
+    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus) if job.spec else ()
+
+
+def widest_first(role: Role) -> tuple[int, int]:
+    """Sorts the roles of several gangs: the widest pods find a node least easily."""
+    return -role.plan.gpus_per_node, -role.plan.nodes
+
+
+def matches(node: Node, plan: ExecutionPlan) -> bool:
+    """Whether the node has the plan's GPUs."""
+    return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
+
+
+def rooms(node: Node, role: Role, use: Amounts) -> int:
+    """How many pods of the role could be bound to the node now, by its GPUs, memory and cores."""
+    free = ((node.gpus_free, float(role.plan.gpus_per_node)), (node.host_memory_free, use.get(MEMORY, 0.0)),
+            (node.cpu_free, use.get(CPU, 0.0)))  # fmt: skip
+    return max(0, min(int(there // wanted) for there, wanted in free if wanted))
