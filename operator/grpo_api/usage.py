@@ -71,6 +71,23 @@ class PodTime(Model):
     """From there to the end of its container; absent while it holds them."""
 
 
+class EngineUsage(Model):
+    """GPUs of an attempt's engines in pods of their own: the time of all of them is divided as the gang's is."""
+
+    gpus: Annotated[int, Field(ge=1)]
+    """GPUs of all engines."""
+    replicas: Annotated[int, Field(ge=1)]
+    """Engines, which have equally many of them."""
+    gpu_product: Annotated[str, Field(max_length=128)] = ""
+    """Their product."""
+    gpu_hour_price: Amount | None = None
+    """Price of one of them for an hour when the attempt was planned; absent where none was declared."""
+    pods: Annotated[list[PodTime], Field(max_length=MAX_PODS, json_schema_extra=ATOMIC_LIST)] = []
+    """Pods that were bound, by name; those that have ended and are gone are only counted."""
+    gone_seconds: Seconds = 0.0
+    """Seconds of these."""
+
+
 class AttemptUsage(Model):
     """One attempt's GPUs, as long as it held them without a break."""
 
@@ -92,6 +109,8 @@ class AttemptUsage(Model):
     """Pods that were bound, by name; those that have ended and are gone are only counted."""
     gone_seconds: Seconds = 0.0
     """Seconds of these."""
+    engines: EngineUsage | None = None
+    """Its engines' GPUs; absent where they have none of their own."""
     lead_seconds: Seconds | None = None
     """From bound to the start of rank 0's clock, as far as known."""
     clock: Clock = Clock()
@@ -100,6 +119,11 @@ class AttemptUsage(Model):
     """The same at the last checkpoint that it sealed."""
     began_at: Beginning | None = None
     """Where it began: what earlier attempts did after that is lost. Absent until known."""
+
+    @property
+    def all_pods(self) -> list[PodTime]:
+        """Its pods and those of its engines."""
+        return [*self.pods, *(self.engines.pods if self.engines else ())]
 
 
 class UsageSum(Model):

@@ -200,7 +200,11 @@ def _of_usage(usage: Usage) -> Iterator[Sample]:
 def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
     yield JOB_ATTEMPTS, (), status.attempt
     if status.plan:
-        yield JOB_GPUS, (status.plan.gpu_product,), status.plan.gpus
+        gpus = Counter({status.plan.gpu_product: status.plan.gpus})
+        if status.plan.engine:
+            gpus[status.plan.engine.gpu_product] += status.plan.engine.gpus
+        for product in (product for product, count in gpus.items() if count or product == status.plan.gpu_product):
+            yield JOB_GPUS, (product,), gpus[product]
 
 
 def _number(value: float | str) -> str:

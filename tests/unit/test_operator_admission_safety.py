@@ -32,8 +32,10 @@ from tests.unit.test_operator_inventory import GFD, node
 
 GPU = "nvidia.com/gpu"
 STEPS = 120
-GANGS = [(1, 1), (1, 2), (1, 3), (2, 2), (1, 4), (2, 4), (1, 8), (1, 2, 2, 1), (2, 2, 1, 4), (1, 4, 3, 1), (1, 1, 2, 2)]
-"""Pods, and GPUs of each; engines beside them, and GPUs of each."""
+ALONE = [(1, 1), (1, 2), (1, 3), (2, 2), (1, 4), (2, 4), (1, 8)]
+SERVED = [(1, 2, 2, 1), (2, 2, 1, 4), (1, 4, 3, 1), (1, 1, 2, 2)]
+GANGS = [gang(*one) for one in ALONE] + [gang(*one) for one in SERVED]
+"""Of pods and GPUs of each, and of engines beside them and GPUs of each."""
 
 
 def facts(name: str, gpus: int) -> NodeFacts:
@@ -139,7 +141,7 @@ class World:
 
     def comes(self) -> None:
         self.count += 1
-        one = job(f"j{self.count}", gang(*self.chance.choice(GANGS)), age=1000 - self.count)
+        one = job(f"j{self.count}", self.chance.choice(GANGS), age=1000 - self.count)
         self.store(replace(one, key=ObjectKey(self.chance.choice(["team-a", "team-b"]), one.name)))
 
     def leaves(self) -> None:

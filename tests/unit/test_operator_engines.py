@@ -191,9 +191,9 @@ def test_the_end_of_a_training_pod_ends_both_roles(end: str) -> None:
 
 
 def test_no_engine_is_started_for_a_gang_that_is_over() -> None:
-    pause = {"ends": [{"attempt": 1, "reason": "Error", "runningSeconds": 1, "endTime": at(-20)}]}
+    ends = [{"attempt": 1, "reason": "Error", "runningSeconds": 1, "endTime": at(-20)}]
     failed = make_pod(1, state=terminated(1, said("Error")))
-    seen = seen_of(make_child(), make_pod(0), failed, **pause)
+    seen = seen_of(make_child(), make_pod(0), failed, ends=ends)
     assert judged(seen).action is not Action.START
     done = seen_of(make_child(), make_pod(0), make_pod(1, state=terminated(0, said("Succeeded", rank=1))))
     assert judged(done).action is Action.WAIT, "rank 0 exports and needs no engine"

@@ -5,8 +5,9 @@ It has company: time that passes is no news, so that a job of which nothing else
 
 from typing import Any
 
+from grpo_api.generation import EnginePlan
 from grpo_api.status import GRPOJobStatus
-from grpo_api.usage import MAX_RECORDS, AttemptUsage, PodTime, Usage
+from grpo_api.usage import MAX_RECORDS, AttemptUsage, EngineUsage, PodTime, Usage
 
 from ..decisions import Action, Decision
 from ..observe import Observation
@@ -59,9 +60,22 @@ def _committed(
         nodes=plan.nodes,
         gpu_product=plan.gpu_product,
         gpu_hour_price=plan.gpu_hour_price,
+        engines=_of_engines(plan.engine),
         start_time=new.attempt_start_time or timestamp(seen.now),
     )
     return [*records, fresh]
+
+
+def _of_engines(engine: EnginePlan | None) -> EngineUsage | None:
+    """The record of engines that have GPUs of their own, before any is bound."""
+    if engine is None or not engine.gpus:
+        return None
+    return EngineUsage(
+        gpus=engine.gpus,
+        replicas=engine.replicas,
+        gpu_product=engine.gpu_product,
+        gpu_hour_price=engine.gpu_hour_price,
+    )
 
 
 def _as_of(seen: Observation, before: Usage) -> str:
@@ -74,8 +88,8 @@ def _as_of(seen: Observation, before: Usage) -> str:
 def _waiting(before: Usage, records: list[AttemptUsage], seen: Observation, decision: Decision) -> dict[str, Any]:
     """How long the job has waited, and since when it waits."""
     queued, since = before.queued_seconds, seconds(before.waiting_since)
-    known = {pod.name: pod for record in before.attempts for pod in record.pods}
-    pods = [pod for record in records for pod in record.pods]
+    known = {pod.name: pod for record in before.attempts for pod in record.all_pods}
+    pods = [pod for record in records for pod in record.all_pods]
     fresh = [seconds(pod.bound_time) or seen.now for pod in pods if pod.name not in known]
     if since is not None and fresh:
         queued, since = queued + max(0.0, min(fresh) - since), None
@@ -115,7 +129,7 @@ def _news(usage: Usage) -> object:
             record.sealed,
             record.began_at,
             [part for part, spent in record.clock if spent],
-            [pod.name for pod in record.pods if pod.seconds is None],
+            [pod.name for pod in record.all_pods if pod.seconds is None],
         )
         for record in usage.attempts
     ]

@@ -5,15 +5,18 @@ operator's own clock allows. What ended unseen is timed by what the API server s
 """
 
 from collections.abc import Collection, Sequence
+from typing import TypeVar
 
 from grpo_api.timing import Account
-from grpo_api.usage import MAX_PODS, AttemptUsage, PodTime
+from grpo_api.usage import MAX_PODS, AttemptUsage, EngineUsage, PodTime
 
+from ..names import runs_engines
 from ..observe import Observation
 from ..records import ENDED_PHASES, PodRecord
 from ..times import Reported, seconds, timestamp
 from .division import pod_seconds
 
+Held = TypeVar("Held", AttemptUsage, EngineUsage)
 LATE_SECONDS = 10.0
 """How long after a container's end its kubelet may tell of it; until then the pod is thought to hold its GPUs."""
 
@@ -41,21 +44,32 @@ def begun(seen: Observation, records: Sequence[AttemptUsage]) -> list[AttemptUsa
 def looked_at(seen: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
     """The records after a look; `as_of` is the moment until which they were counted."""
     mine = _sorted(seen, records)
-    return [_heard(seen, _timed(seen, record, mine[i], as_of), mine[i]) for i, record in enumerate(records)]
+    return [_looked_at(seen, record, pods, as_of) for record, pods in zip(records, mine, strict=True)]
+
+
+def _looked_at(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str) -> AttemptUsage:
+    """One record after a look at these of its pods, those of its engines among them."""
+    trains = [pod for pod in pods if not pod.engine]
+    found = _heard(seen, _timed(seen, record, record, trains, as_of), trains)
+    if record.engines is None:
+        return found
+    serves = [pod for pod in pods if pod.engine]
+    return found.model_copy(update={"engines": _timed(seen, record, record.engines, serves, as_of)})
 
 
 def holds(record: AttemptUsage) -> bool:
     """Whether a pod of the attempt holds GPUs."""
-    return any(pod.seconds is None for pod in record.pods)
+    return any(pod.seconds is None for pod in record.all_pods)
 
 
 def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
     """The bound pods of each record. Labels are hints: a pod that was not known counts only as its Job's."""
-    by_name = {pod.name: index for index, record in enumerate(records) for pod in record.pods}
+    by_name = {pod.name: index for index, record in enumerate(records) for pod in record.all_pods}
     latest = {record.attempt: index for index, record in enumerate(records)}
-    own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in seen.pods}
+    current = (*seen.pods, *seen.engine_pods)
+    own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in current}
     found: list[list[PodRecord]] = [[] for _ in records]
-    for pod in (*seen.pods, *seen.earlier_pods, *seen.departed):
+    for pod in (*current, *seen.earlier_pods, *seen.departed):
         known = pod.name in by_name or pod.controller_uid in own
         index = by_name.get(pod.name, latest.get(pod.attempt))
         if pod.node and known and index is not None and len(found[index]) < MAX_PODS:
@@ -63,14 +77,15 @@ def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[Pod
     return found
 
 
-def _timed(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord], as_of: str) -> AttemptUsage:
-    """The record with the times of its pods; of those that have ended and are gone only their sum is left."""
-    before, visible = {pod.name: pod for pod in record.pods}, {pod.name for pod in pods}
+def _timed(seen: Observation, record: AttemptUsage, held: Held, pods: Collection[PodRecord], as_of: str) -> Held:
+    """What a role of the record's attempt held, with the times of its pods; of those that have ended and are gone only
+    their sum is left."""
+    before, visible = {pod.name: pod for pod in held.pods}, {pod.name for pod in pods}
     lost = [pod for name, pod in before.items() if name not in visible]
-    gone = record.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
+    gone = held.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
     now = [_pod_time(seen, record, pod, before.get(pod.name), as_of) for pod in pods]
     now += [_closed(seen, record, pod, as_of) for pod in lost if pod.seconds is None]
-    return record.model_copy(update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)})
+    return held.model_copy(update={"pods": sorted(now, key=lambda pod: pod.name), "gone_seconds": round(gone, 3)})
 
 
 def _pod_time(seen: Observation, record: AttemptUsage, pod: PodRecord, known: PodTime | None, as_of: str) -> PodTime:
@@ -103,7 +118,7 @@ def _lasted(pod: PodTime, spent: float) -> PodTime:
 def _last_end(seen: Observation, attempt: int) -> Reported | None:
     """When the attempt's Job ended, which its pods did before; None while it is not known."""
     jobs = [*seen.earlier_jobs, *([seen.child] if seen.child else [])]
-    return next((one.ended_at for one in jobs if one.attempt == attempt), None)
+    return next((one.ended_at for one in jobs if one.attempt == attempt and not runs_engines(one.name)), None)
 
 
 def _heard(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord]) -> AttemptUsage:

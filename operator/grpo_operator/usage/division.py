@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_api.timing import HOUR, Clock
-from grpo_api.usage import AttemptUsage, GPUSeconds, PodTime, Usage, UsageSum
+from grpo_api.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage, UsageSum
 
 from ..times import seconds
 
@@ -18,39 +18,52 @@ _UNSAFE = ("generating", "scoring", "training", "saving")
 
 def summed(usage: Usage) -> Usage:
     """The usage with the sums that follow from its attempts."""
-    kept = kept_clocks(usage.attempts)
-    total, cost = usage.earlier.gpu_seconds, usage.earlier.cost
-    for record, clock in zip(usage.attempts, kept, strict=True):
-        part = divided(record, clock, usage.as_of)
-        total = total.plus(part)
-        cost = added_cost(cost, record, part)
-    sums: dict[str, Any] = {
+    sums = usage.earlier
+    for record, clock in zip(usage.attempts, kept_clocks(usage.attempts), strict=True):
+        sums = _added(sums, record, clock, usage.as_of)
+    total = sums.gpu_seconds
+    found: dict[str, Any] = {
         "gpu_seconds": total,
         "held_gpu_seconds": round(total.held, 3),
         "effective": total.effective,
-        "cost": cost,
+        "cost": sums.cost,
     }
-    return usage.model_copy(update=sums)
+    return usage.model_copy(update=found)
 
 
 def merged(usage: Usage, count: int) -> Usage:
     """The usage with its oldest records in the sum of those that have none."""
-    earlier, kept = usage.earlier, kept_clocks(usage.attempts)
-    for record, clock in zip(usage.attempts[:count], kept, strict=False):
-        part = divided(record, clock, usage.as_of)
-        earlier = UsageSum(
-            attempts=earlier.attempts + 1,
-            gpu_seconds=earlier.gpu_seconds.plus(part),
-            cost=added_cost(earlier.cost, record, part),
-        )
+    earlier = usage.earlier
+    for record, clock in zip(usage.attempts[:count], kept_clocks(usage.attempts), strict=False):
+        earlier = _added(earlier, record, clock, usage.as_of)
     return usage.model_copy(update={"attempts": usage.attempts[count:], "earlier": earlier})
 
 
-def added_cost(cost: float | None, record: AttemptUsage, part: GPUSeconds) -> float | None:
-    """The cost with that of an attempt, to four decimals; an attempt without a price adds nothing."""
-    if record.gpu_hour_price is None:
+def _added(sums: UsageSum, record: AttemptUsage, kept: Clock, as_of: str) -> UsageSum:
+    """The sums with one attempt: its gang's GPUs and its engines', each at their price."""
+    part = divided(record, kept, as_of)
+    total, cost = sums.gpu_seconds.plus(part), _added_cost(sums.cost, record, part)
+    if record.engines:
+        theirs = shared_out(record.engines, part, as_of)
+        total, cost = total.plus(theirs), _added_cost(cost, record.engines, theirs)
+    return UsageSum(attempts=sums.attempts + 1, gpu_seconds=total, cost=cost)
+
+
+def _added_cost(cost: float | None, held: AttemptUsage | EngineUsage, part: GPUSeconds) -> float | None:
+    """The cost with that of a role's GPUs, to four decimals; those without a price add nothing."""
+    if held.gpu_hour_price is None:
         return cost
-    return round((cost or 0.0) + part.held / HOUR * record.gpu_hour_price, 4)
+    return round((cost or 0.0) + part.held / HOUR * held.gpu_hour_price, 4)
+
+
+def shared_out(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds:
+    """The engines' GPU-seconds, in the proportions of their gang's, whom they serve: what it spent on generating they
+    generated, and while it trained they waited for it."""
+    held = held_seconds(engines, as_of) * engines.gpus / engines.replicas
+    if not gang.held:
+        return GPUSeconds(other=round(held, 3))
+    shares = gang.model_dump(by_alias=False)
+    return GPUSeconds(**{state: round(spent * held / gang.held, 3) for state, spent in shares.items()})
 
 
 def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
@@ -107,8 +120,8 @@ def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -
     return states
 
 
-def held_seconds(record: AttemptUsage, as_of: str) -> float:
-    """Seconds of all of an attempt's pods until then."""
+def held_seconds(record: AttemptUsage | EngineUsage, as_of: str) -> float:
+    """Seconds of all pods of an attempt's gang, or of its engines, until then."""
     return record.gone_seconds + sum(pod_seconds(pod, as_of) for pod in record.pods)
 
 

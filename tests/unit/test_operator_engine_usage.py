@@ -1,0 +1,106 @@
+"""GPUs of engines in pods of their own: held, divided as their gang's, at a price of their own."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.timing import Clock
+from grpo_api.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage
+from grpo_operator.decisions import Action, Decision
+from grpo_operator.usage.division import SUCCEEDED, divided, merged, shared_out, summed
+from tests.generated import cases
+from tests.unit.operator_world import (
+    SERVED_GPU_PLAN,
+    active_status,
+    after,
+    at,
+    judged,
+    make_child,
+    make_engine,
+    make_engines,
+    make_job,
+    make_pod,
+    make_seen,
+    stored,
+    terminated,
+)
+
+GPU_JOB = {"placement": {"accelerator": "GPU", "nodes": 2}}
+
+
+def record(engines: EngineUsage | None, **clock: float) -> AttemptUsage:
+    pods = [PodTime(name=f"p{index}", bound_time=at(0), seconds=100.0) for index in (0, 1)]
+    spent = Clock(**clock)
+    return AttemptUsage(
+        attempt=1, gpus=8, nodes=2, gpu_hour_price=2.0, start_time=at(0), ended=SUCCEEDED, pods=pods, engines=engines,
+        clock=spent, sealed=spent,
+    )  # fmt: skip
+
+
+def engines(*held: float, price: float | None = 0.5) -> EngineUsage:
+    pods = [PodTime(name=f"e{index}", bound_time=at(0), seconds=spent) for index, spent in enumerate(held)]
+    return EngineUsage(gpus=4, replicas=2, gpu_hour_price=price, pods=pods)
+
+
+def test_engines_share_the_states_of_their_gang_and_have_a_price_of_their_own() -> None:
+    one = record(engines(90.0, 90.0), generating=50.0, training=50.0)
+    usage = summed(Usage(as_of=at(100), attempts=[one]))
+    assert usage.held_gpu_seconds == 8 * 100 + 4 * 90
+    assert usage.gpu_seconds.generating == pytest.approx(8 * 50 + 4 * 45)
+    assert usage.cost == pytest.approx((800 * 2.0 + 360 * 0.5) / 3600, abs=1e-4)
+    without = summed(Usage(as_of=at(100), attempts=[record(None, generating=50.0, training=50.0)]))
+    assert (without.held_gpu_seconds, without.effective) == (800, usage.effective)
+
+
+def test_sums_of_attempts_without_a_record_have_their_engines_too() -> None:
+    usage = Usage(as_of=at(100), attempts=[record(engines(90.0, 30.0), training=100.0)])
+    assert merged(usage, 1).earlier.gpu_seconds == summed(usage).gpu_seconds
+    assert merged(usage, 1).earlier.cost == summed(usage).cost
+
+
+@settings(max_examples=cases(100))
+@given(st.lists(st.floats(0.0, 1e5), max_size=4), st.builds(GPUSeconds, **dict.fromkeys(GPUSeconds.model_fields,
+       st.floats(0.0, 1e6))))  # fmt: skip
+def test_all_that_engines_held_is_shared_out_and_no_more(held: list[float], gang: GPUSeconds) -> None:
+    found = shared_out(engines(*held), gang, at(100))
+    assert found.held == pytest.approx(2 * sum(held), rel=1e-9, abs=0.01)
+
+
+def test_an_attempts_engines_are_recorded_from_its_commit_to_the_end_of_their_pods() -> None:
+    job = make_job(GPU_JOB)
+    start = make_seen(job)
+    committed = stored(job, after(start, Decision(Action.COMMIT, plan=SERVED_GPU_PLAN)))
+    assert committed.status.usage
+    (fresh,) = committed.status.usage.attempts
+    assert fresh.engines
+    assert (fresh.engines.gpus, fresh.engines.replicas, fresh.engines.gpu_hour_price) == (4, 2, 0.5)
+    things = (make_child(), make_pod(0), make_pod(1), make_engines(), make_engine(0), make_engine(1))
+    runs = make_seen(
+        make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, usage=_json(committed.status.usage))), *things
+    )
+    status = after(runs, judged(runs))
+    assert status.usage
+    held = status.usage.attempts[0].engines
+    assert held
+    assert [pod.name for pod in held.pods] == ["run-1-engine-0-abcde", "run-1-engine-1-abcde"]
+    assert [pod.name for pod in status.usage.attempts[0].pods] == ["run-1-0-abcde", "run-1-1-abcde"]
+    killed = make_engine(1, state=terminated(137, reason="OOMKilled"))
+    lost = make_seen(stored(runs.job, status), *things[:-1], killed, make_engine(1, life="again"))
+    told = after(lost, judged(lost)).usage
+    assert told
+    again = told.attempts[0].engines
+    assert again
+    assert [(pod.name, pod.seconds is None) for pod in again.pods] == [
+        ("run-1-engine-0-abcde", True),
+        ("run-1-engine-1-abcde", False),
+        ("run-1-engine-1-again", True),
+    ]
+
+
+def test_a_gang_without_engines_is_divided_as_ever() -> None:
+    one = record(None, training=60.0)
+    assert divided(one, one.sealed, at(100)) == divided(record(engines(5.0), training=60.0), one.sealed, at(100))
+
+
+def _json(usage: Usage) -> object:
+    return usage.model_dump(mode="json", by_alias=True, exclude_none=True)
