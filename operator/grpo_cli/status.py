@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from grpo_api.generation import EnginePlan
 from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import format_bytes
@@ -95,11 +96,20 @@ def _plan(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
     size = f"{plan.gpus} GPUs" if plan.accelerator == "GPU" else f"{plan.world_size} CPU processes"
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     yield "plan", f"{plan.method}, reference {plan.strategy}, {sharded}, {size} on {plan.nodes} nodes"
+    if plan.engine:
+        yield "engine", _engine(plan.engine)
     yield "why", plan.reason
     for change in plan.changes:
         yield "change", change
     for warning in plan.warnings:
         yield "warning", warning
+
+
+def _engine(engine: EnginePlan) -> str:
+    if engine.kind == "Colocated":
+        return f"vLLM beside every process, with {engine.memory_share:.0%} of its memory"
+    each = f", {engine.gpus_per_replica} × {engine.gpu_product} each" if engine.gpus_per_replica else ""
+    return f"vLLM in {engine.replicas} pods of their own{each}"
 
 
 def _conditions(out: Console, conditions: list[Condition]) -> None:
@@ -123,10 +133,14 @@ def _pods(out: Console, pods: list[PodStatus]) -> None:
         return
     wide = table("pod", "index", "node", "phase", "reason")
     for pod in pods:
-        wide.add_row(pod.name, str(pod.index), pod.node, pod.phase, escape(pod.reason))
+        wide.add_row(pod.name, _number(pod), pod.node, pod.phase, escape(pod.reason))
     show_table(out, wide, map(_stacked_pod, pods))
 
 
+def _number(pod: PodStatus) -> str:
+    return f"engine {pod.index}" if pod.engine else str(pod.index)
+
+
 def _stacked_pod(pod: PodStatus) -> tuple[Text, ...]:
-    where = f"index {pod.index}" + (f" on {pod.node}" if pod.node else "")
+    where = f"index {_number(pod)}" + (f" on {pod.node}" if pod.node else "")
     return Text(pod.name, "bold"), Text(f"{where}: {pod.phase}" + (f", {pod.reason}" if pod.reason else ""))
