@@ -263,7 +263,7 @@ def observe(
     stray = [pod for pod in of_attempt if pod.controller_uid not in controllers]
     engine_pods = tuple(pod for pod in stray if engines and pod.controller_uid == engines.uid)
     stray = [pod for pod in stray if pod not in engine_pods]
-    orphaned = any(pod.controller_uid for pod in stray if not pod.engine)
+    orphaned = any(pod.controller_uid for pod in stray)
     if job.active:
         sighting = sightings.of(job.key, attempt, child, own_pods, at, expected=bool(expected) or orphaned)
     else:

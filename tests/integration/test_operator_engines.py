@@ -14,7 +14,7 @@ from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Operat
 
 SERVICES = "/api/v1/namespaces/{}/services"
 EVENTS = "/api/v1/namespaces/{}/events"
-SERVED = {"generation": {"engine": "Servers", "servers": {"replicas": 2}}}
+SERVED: dict[str, Any] = {"generation": {"engine": "Servers", "servers": {"replicas": 2}}}
 ENDED = ("Succeeded", "Failed")
 
 

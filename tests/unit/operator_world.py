@@ -127,11 +127,12 @@ def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = 
 
 
 def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
-    """The Indexed Job of an attempt; keywords: suspend, deleting, ended, uid, name."""
+    """The Indexed Job of an attempt; keywords: suspend, deleting, ended, ended_at, uid, name."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)}
     if ended:
-        status["conditions"] = [{"type": ended, "status": "True", "reason": more.get("reason", "")}]
+        over = {"type": ended, "status": "True", "reason": more.get("reason", "")}
+        status["conditions"] = [over | ({"lastTransitionTime": at(more["ended_at"])} if "ended_at" in more else {})]
     name = more.get("name", f"{KEY.name}-{attempt}")
     meta: dict[str, Any] = {
         "namespace": KEY.namespace,

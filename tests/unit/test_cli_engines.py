@@ -18,7 +18,10 @@ from tests.samples import changed, job
 from tests.unit.operator_world import SERVED_GPU_PLAN, active_status, make_job
 from tests.unit.test_cli import pod
 
-SERVED = {"placement.accelerator": "CPU", "generation": {"engine": "Servers", "servers": {"replicas": 2}}}
+SERVED: dict[str, Any] = {
+    "placement.accelerator": "CPU",
+    "generation": {"engine": "Servers", "servers": {"replicas": 2}},
+}
 
 
 def engine(attempt: int, index: int, made: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Admission of gangs with two roles: both start or none does, each on the nodes that have its GPUs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ from grpo_operator.admission.allowance import needs
 from grpo_operator.admission.capacity import Capacity, Claim
 from grpo_operator.admission.gang import gpu_roles
 from grpo_operator.admission.inventory import node_facts
+from grpo_operator.admission.judge import Question, judge
+from grpo_operator.admission.plans import Plans
 from grpo_operator.admission.quotas import QuotaFacts
 from grpo_operator.admission.snapshot import Snapshot
+from grpo_operator.names import ObjectKey
 from grpo_operator.records import GRPOJobRecord
+from grpo_planner import PlanReason, PlanResult
 from tests.generated import cases
-from tests.unit.operator_world import GPU_PLAN, SERVED_GPU_PLAN, active_status, condition, make_job
+from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, SERVED_GPU_PLAN, active_status, condition, make_job
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod, packs, passed
 from tests.unit.test_operator_inventory import GFD, node
 
@@ -81,6 +86,28 @@ def test_an_engine_needs_none_of_what_only_training_requests() -> None:
     assert not judged([one], without)[one.uid].admitted
 
 
+def test_an_engine_keeps_nothing_on_its_nodes_disk() -> None:
+    roomy = node({**GFD, "nvidia.com/gpu.count": "8"}, {"nvidia.com/gpu": "8"})
+    roomy["status"]["allocatable"]["ephemeral-storage"] = "4Ti"
+    small = node({**GFD, "nvidia.com/gpu.count": "4", "nvidia.com/gpu.product": L4}, {"nvidia.com/gpu": "4"})
+    small["metadata"] = {**small["metadata"], "name": "small"}
+    small["status"]["allocatable"]["ephemeral-storage"] = "1Gi"
+    there = Snapshot(nodes=(node_facts(roomy), node_facts(small)))
+    assert passed([job("a", gang(1, 8, 2, 2, L4))], there)["a"][0]
+    assert not passed([job("a", gang(1, 4, 0, 0))], Snapshot(nodes=there.nodes[1:]))["a"][0]
+
+
+def test_a_new_plan_is_admitted_only_where_its_engines_fit_too() -> None:
+    """Whatever the planner, which looks for one role at a time, says of the nodes that are free."""
+    found = PlanResult(feasible=True, fits_now=True, reason=PlanReason.PLANNED, message="", chosen=gang(1, 8, 2, 2, L4))
+    plans = Plans()
+    plans.plan = lambda *_: found  # type: ignore[method-assign]
+    one = make_job({"placement": {"accelerator": "GPU", "nodes": None}})
+    for free, starts in ((4, True), (3, False)):
+        asked = Question(jobs=(one,), snapshot=of((H100, 8), (L4, free)), now=NOW, limits=LIMITS, default_image="t:1")
+        assert judge(asked, plans).verdicts[one.uid].admitted is starts
+
+
 def test_engines_that_a_running_gang_lacks_are_nobody_elses() -> None:
     runs, waits = job("a", gang(1, 4, 2, 2), active=True), job("b", gang(1, 2))
     mine = [own_pod(runs, 4, "node-0"), own_pod(runs, 2, "node-0", engine=True)]
@@ -104,6 +131,18 @@ def test_a_quota_counts_the_pods_jobs_and_requests_of_both_roles() -> None:
     tight = QuotaFacts(namespace="team-a", name="q", hard={"pods": 3.0}, used={})
     there = Snapshot(nodes=of((H100, 8), (H100, 8), (L4, 8)).nodes, quotas={"team-a": (tight,)})
     assert judged([one], there)[one.uid].reason == "WaitingForQuota"
+
+
+def test_a_namespace_holds_the_gpus_of_its_engines_too() -> None:
+    """So that the one with fewest comes next."""
+    runs = [_in("team-a", job("a", gang(1, 2, 4, 1), active=True)), _in("team-b", job("b", gang(1, 4), active=True))]
+    waiting = [_in("team-a", job("c", gang(1, 2), age=50)), _in("team-b", job("d", gang(1, 2), age=10))]
+    found = passed([*runs, *waiting], cluster(6 + 4 + 2))
+    assert (found["d"][0], found["c"][0]) == (True, False)
+
+
+def _in(namespace: str, one: GRPOJobRecord) -> GRPOJobRecord:
+    return replace(one, key=ObjectKey(namespace, one.name))
 
 
 SIZES = st.lists(st.tuples(st.sampled_from([H100, L4]), st.integers(1, 8)), min_size=1, max_size=4)

@@ -7,13 +7,16 @@ from hypothesis import strategies as st
 from grpo_api.timing import Clock
 from grpo_api.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage
 from grpo_operator.decisions import Action, Decision
+from grpo_operator.usage.attempts import looked_at
 from grpo_operator.usage.division import SUCCEEDED, divided, merged, shared_out, summed
 from tests.generated import cases
 from tests.unit.operator_world import (
+    GPU_PLAN,
     SERVED_GPU_PLAN,
     active_status,
     after,
     at,
+    condition,
     judged,
     make_child,
     make_engine,
@@ -24,6 +27,7 @@ from tests.unit.operator_world import (
     stored,
     terminated,
 )
+from tests.unit.test_operator_job_metrics import samples
 
 GPU_JOB = {"placement": {"accelerator": "GPU", "nodes": 2}}
 
@@ -95,6 +99,42 @@ def test_an_attempts_engines_are_recorded_from_its_commit_to_the_end_of_their_po
         ("run-1-engine-1-abcde", False),
         ("run-1-engine-1-again", True),
     ]
+
+
+def test_engines_that_have_ended_do_not_begin_a_wait_anew() -> None:
+    since, spent = at(-50), [PodTime(name="run-1-engine-0-abcde", bound_time=at(-500), seconds=100.0)]
+    over = record(EngineUsage(gpus=2, replicas=1, pods=spent)).model_copy(update={"start_time": at(-600)})
+    usage = _json(Usage(as_of=at(-50), attempts=[over], waiting_since=since))
+    waits = [condition("Admitted", "False", "WaitingForGPUs")]
+    job = make_job(GPU_JOB, {"attempt": 1, "conditions": waits, "usage": usage})
+    told = after(
+        make_seen(job, make_engines(), make_engine(0, state=terminated(137))), Decision(Action.QUEUE, "WaitingForGPUs")
+    ).usage
+    assert told
+    assert (told.waiting_since, told.queued_seconds) == (since, 0.0)
+
+
+def test_a_pod_that_went_unseen_is_timed_by_the_end_of_its_gangs_job() -> None:
+    """Not by that of the engines, which never ends."""
+    mine = AttemptUsage(
+        attempt=1, gpus=8, nodes=1, start_time=at(-500), pods=[PodTime(name="run-1-0-abcde", bound_time=at(-400))]
+    )
+    job = make_job(GPU_JOB, active_status(attempt=2, plan=SERVED_GPU_PLAN, jobUid=None))
+    seen = make_seen(job, make_engines(), make_child(ended="Failed", ended_at=-100))
+    (told,) = looked_at(seen, [mine], at(-300))
+    assert [pod.seconds for pod in told.pods] == [300.0]
+
+
+@pytest.mark.parametrize(
+    ("product", "told"), [("NVIDIA-L4", {GPU_PLAN.gpu_product: 8, "NVIDIA-L4": 4}), (None, {GPU_PLAN.gpu_product: 12})]
+)
+def test_engines_gpus_are_told_by_their_product(product: str | None, told: dict[str, float]) -> None:
+    plan = SERVED_GPU_PLAN
+    if product is None:
+        assert plan.engine
+        plan = plan.model_copy(update={"engine": plan.engine.model_copy(update={"gpu_product": plan.gpu_product})})
+    found = samples([make_job(GPU_JOB, active_status(plan=plan))])
+    assert {one.labels["product"]: one.value for one in found if one.name == "grpo_job_gpus"} == told
 
 
 def test_a_gang_without_engines_is_divided_as_ever() -> None:
