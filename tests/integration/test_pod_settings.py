@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_operator.manifests import Attempt, indexed_job
+from grpo_operator.manifests import Attempt, engines_job, indexed_job
 from grpo_operator.names import ObjectKey
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
@@ -19,7 +19,7 @@ from harness.programs.processes import until
 from tests.container_samples import GOOD_CONTAINERS
 from tests.pod_samples import GOOD_PODS
 from tests.samples import changed
-from tests.unit.operator_world import GPU_PLAN
+from tests.unit.operator_world import SERVED_GPU_PLAN
 
 NAMESPACE = "restricted"
 SAMPLES = GOOD_CONTAINERS | GOOD_PODS
@@ -39,10 +39,11 @@ def restricted(api_cluster: AnyCluster) -> Iterator[AnyCluster]:
     api_cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def child(sample: str) -> dict[str, Any]:
+def children(sample: str) -> list[dict[str, Any]]:
+    """The Jobs of both roles."""
     spec = parse_spec(changed(SAMPLES[sample]))
-    attempt = Attempt(key=ObjectKey(NAMESPACE, "run"), uid="uid-of-run", spec=spec, plan=GPU_PLAN, number=1)
-    return indexed_job(attempt, "trainer:1")
+    attempt = Attempt(key=ObjectKey(NAMESPACE, "run"), uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1)
+    return [job for job in (indexed_job(attempt, "trainer:1"), engines_job(attempt, "trainer:1")) if job]
 
 
 def create(cluster: AnyCluster, body: dict[str, Any]) -> None:
@@ -51,18 +52,20 @@ def create(cluster: AnyCluster, body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_the_job_is_valid(restricted: AnyCluster, sample: str) -> None:
-    create(restricted, child(sample))
+    for job in children(sample):
+        create(restricted, job)
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.keys() - {NEEDS_MORE}))
 def test_the_pod_is_restricted(restricted: AnyCluster, sample: str) -> None:
-    template = child(sample)["spec"]["template"]
-    metadata = {**template["metadata"], "name": "run-1-0", "namespace": NAMESPACE}
-    create(restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    for job in children(sample):
+        template = job["spec"]["template"]
+        metadata = {**template["metadata"], "name": "run-1-0", "namespace": NAMESPACE}
+        create(restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
 
 
 def test_the_namespace_does_refuse_what_is_not_restricted(restricted: AnyCluster) -> None:
-    pod = child("environment")["spec"]["template"]["spec"] | {"hostNetwork": True}
+    pod = children("environment")[0]["spec"]["template"]["spec"] | {"hostNetwork": True}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "namespace": NAMESPACE}, "spec": pod}
     with pytest.raises(CommandError, match='violates PodSecurity "restricted'):
         create(restricted, body)
