@@ -206,7 +206,8 @@ def indexed_job(attempt: Attempt, image: str) -> Manifest:
 def engines_job(attempt: Attempt, image: str) -> Manifest | None:
     """The engines of one attempt, if it has any in pods of their own: each is made again by its index.
 
-    Without maxFailedIndexes the Job goes on with the others when one has used up its retries.
+    Without maxFailedIndexes the Job goes on with the others when one has used up its retries. An engine that ends with
+    exit code 0 would pass for done: it never does.
     """
     role = engine_role(attempt.spec, attempt.plan)
     if role is None:
