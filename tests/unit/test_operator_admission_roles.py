@@ -123,6 +123,14 @@ def test_a_pod_of_one_role_stands_for_none_of_the_other() -> None:
     assert not passed([runs, waits], cluster(8, pods=mine))["b"][0], "the gang's own 4 are promised"
 
 
+def test_a_status_whose_pods_have_no_gpus_holds_nobody_up() -> None:
+    """Anybody may have written it."""
+    odd = gang(1, 4, 2, 2).model_copy(update={"gpus_per_node": 0})
+    runs, waits = job("a", odd, active=True), job("b", gang(1, 4))
+    assert passed([runs, waits], cluster(8))["b"][0]
+    assert not passed([runs, waits], cluster(7))["b"][0], "its engines are counted all the same"
+
+
 def test_a_quota_counts_the_pods_jobs_and_requests_of_both_roles() -> None:
     one = job("a", SERVED_GPU_PLAN)
     assert one.spec

@@ -178,28 +178,28 @@ class Capacity:
 
         `firm`: these pods come, wherever the scheduler puts them.
         """
-        use, width = pod_amounts(role.spec, role.plan), role.plan.gpus_per_node
+        use, width, most = pod_amounts(role.spec, role.plan), role.plan.gpus_per_node, self._most(role)
         wide = [node for node in self._wide(job, role) if node.name not in avoid]
-        wide.sort(key=lambda node: (not rooms(node, role, use), -node.gpus_free, node.name))
+        now = {node.name: min(most, rooms(node, role, use)) for node in wide}
+        wide.sort(key=lambda node: (not now[node.name], -node.gpus_free, node.name))
         taken: list[tuple[str, Amounts]] = []
-        found, first = 0, {node.name: self._most(role, rooms(node, role, use)) for node in wide}
+        found = 0
         for node in wide:
-            count = min(pods - len(taken), first[node.name])
+            count = min(pods - len(taken), now[node.name])
             taken += [(node.name, use)] * count
             found += count * width
         for node in wide:
-            count = min(pods - len(taken), self._most(role, node.gpus_total // width) - first[node.name])
-            taken += [(node.name, use)] * max(0, count)
-            found += min(max(0, count) * width, max(0, node.gpus_free - first[node.name] * width))
+            count = max(0, min(pods - len(taken), min(most, node.gpus_total // width) - now[node.name]))
+            taken += [(node.name, use)] * count
+            found += min(count * width, max(0, node.gpus_free - now[node.name] * width))
         for name, amounts in taken:
             self._take(name, amounts)
         return taken + self._cover(job, role, pods * width - found) if firm else taken
 
-    def _most(self, role: Role, room: int) -> int:
-        """How many pods of the role go to a node with room for so many: ranks keep apart, as do engines that ask for
-        more than GPUs, memory and cores, which nobody counts here."""
-        alone = not role.engines or self._suitable_for(role).extra
-        return min(room, 1) if alone else room
+    def _most(self, role: Role) -> int:
+        """How many pods of the role may be on one node: ranks keep apart, and of engines that ask for more than GPUs,
+        memory and cores nobody counts here how many a node has room for."""
+        return 1 if not role.engines or self._suitable_for(role).extra else role.plan.nodes
 
     def _cover(self, job: GRPOJobRecord, role: Role, missing: int) -> list[tuple[str, Amounts]]:
         """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes these as free.
@@ -237,8 +237,8 @@ class Capacity:
             return True
         with self._without_own(job), self._undone() as taken:
             for role in gpu_roles(job, plan):
-                use = pod_amounts(role.spec, role.plan)
-                free = (self._most(role, rooms(node, role, use)) for node in self._wide(job, role))
+                use, most = pod_amounts(role.spec, role.plan), self._most(role)
+                free = (min(most, rooms(node, role, use)) for node in self._wide(job, role))
                 if sum(free) < role.plan.nodes:
                     return False
                 taken.extend(self._place(job, role, role.plan.nodes, set()))
@@ -256,11 +256,12 @@ class Capacity:
 
     def possible(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
         """Whether a plan that is fixed already fits the nodes that there are, whatever runs on them."""
-        return all(
-            sum(node.count * self._most(role, node.gpus_total // role.plan.gpus_per_node)
-                for node in self._wide(job, role)) >= role.plan.nodes
-            for role in gpu_roles(job, plan)
-        )  # fmt: skip
+        return all(self._could_hold(job, role) >= role.plan.nodes for role in gpu_roles(job, plan))
+
+    def _could_hold(self, job: GRPOJobRecord, role: Role) -> int:
+        """Pods of the role for which the nodes are large enough."""
+        most, width = self._most(role), role.plan.gpus_per_node
+        return sum(node.count * min(most, node.gpus_total // width) for node in self._wide(job, role))
 
     def shortage(self, job: GRPOJobRecord, plan: ExecutionPlan) -> str:
         """`needs 8 × NVIDIA-H100-80GB-HBM3 on 1 node; 6 free, 2 held by team-a/run-7`, and the same of engines."""

@@ -12,7 +12,7 @@ MEMORY, CPU = "memory", "cpu"
 
 def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
     """The roles of a job's gang that need GPUs, in the order in which they are started; none for an unreadable spec."""
-    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus) if job.spec else ()
+    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node) if job.spec else ()
 
 
 def widest_first(role: Role) -> tuple[int, int]:
