@@ -145,7 +145,7 @@ class World:
 def told(world: World, fault: str, times: int) -> dict[str, Any]:
     """What a sync and a generation come to with a fault that strikes so many times."""
     world.drift()
-    before = world.engine._failures
+    before = world.engine.failures
     with world.fault(fault, times):
         try:
             world.engine.sync_weights()
@@ -154,7 +154,7 @@ def told(world: World, fault: str, times: int) -> dict[str, Any]:
             return {"error": str(error), "proven": world.engine.proven}
     return {
         "apart": apart,
-        "failures": world.engine._failures - before,
+        "failures": world.engine.failures - before,
         "tokens": sum(map(len, tokens)),
         "version": world.engine.proven,
     }

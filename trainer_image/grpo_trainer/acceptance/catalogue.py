@@ -46,6 +46,7 @@ CHECKS = (
     Check("strategies", ".strategies", "train", 120, (0,)),
     Check("zero-2", ".strategies", "train", 120, (2,)),
     Check("zero-3", ".strategies", "train", 120, (3,)),
+    Check("engine", ".engines", "train", 240),
     Check("sigterm", ".ends", "sigterm", 90),
     Check("all-reduce", ".links", "all_reduce", 60, ranks=True),
     Check("zero-2-ranks", ".strategies", "train", 120, (2,), ranks=True),

@@ -99,7 +99,11 @@ class EngineGeneration(ABC):
         self.proven: int | None = None
         """Number of the weights that the engine was proven to have; None while it has none."""
         self._last = setup.plan.job.attempt * ATTEMPT_VERSIONS
-        self._generation = self._place = self._failures = 0
+        self._generation = self._place = 0
+        self.failures = 0
+        """Syncs and generations after which the engine did not have the weights."""
+        self.sync_seconds = self.proof_seconds = 0.0
+        """What the last sync took, and its proof."""
 
     def at(self, generation: int, place: int) -> None:
         """Says which completions are wanted next: of this generation of the run, from this place of all ranks' on."""
@@ -121,7 +125,7 @@ class EngineGeneration(ABC):
                 if not wrong:
                     self.proven = self._last
                     break
-                self._failures += 1
+                self.failures += 1
             self._tell()
         if self.proven is None:
             raise EngineWeightsDiffer(
@@ -150,7 +154,7 @@ class EngineGeneration(ABC):
             samples = self.sample(prompts, seeds)
             if not ranks.any_rank(bool(self.changed()) or any(one.version != self.proven for one in samples)):
                 break
-            self._failures += 1
+            self.failures += 1
             self.proven = None
         self._tell()
         if self.proven is None:
@@ -178,11 +182,12 @@ class EngineGeneration(ABC):
 
     def timed(self, sync: float, proof: float) -> None:
         """Publish what a sync and its proof took, in seconds."""
+        self.sync_seconds, self.proof_seconds = sync, proof
         self.setup.logged({WEIGHT_SYNC_SECONDS.key: sync, WEIGHT_PROOF_SECONDS.key: proof})
 
     def _tell(self) -> None:
         version = {WEIGHTS_VERSION.key: float(self.proven)} if self.proven is not None else {}
-        self.setup.logged({ENGINE_PROOF_FAILURES.key: float(self._failures), **version})
+        self.setup.logged({ENGINE_PROOF_FAILURES.key: float(self.failures), **version})
 
 
 def _listed(names: Sequence[str]) -> str:
