@@ -17,7 +17,7 @@ MAX_REPLANS = 3
 HOST = "host"
 """Key of host memory among the phases of device memory."""
 
-MemoryKey = Literal["load", "generate", "reference", "forward", "backward", "step", "host"]
+MemoryKey = Literal["load", "sync", "generate", "reference", "forward", "backward", "step", "host"]
 
 
 class LearnedMemory(Model):

@@ -17,7 +17,7 @@ PEAK, OTHER, LIMIT = "#c2410c", "#2563eb", "#b91c1c"
 
 def phases(memory: MemoryPrediction) -> dict[str, float]:
     """GiB of each phase in the order of the step."""
-    return {name: gib(count) for name, count in memory.phases.model_dump().items()}
+    return {name: gib(count) for name, count in memory.phases.model_dump().items() if count}
 
 
 def title(plan: ExecutionPlan) -> str:

@@ -17,6 +17,7 @@ from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_operator.names import checkpoint_volume, run_folder
 from grpo_planner import Candidate, PlanResult
+from grpo_planner.engine_plan import engine_numbers, sampled_briefly
 from grpo_planner.memory.disk import staged_bytes
 from grpo_planner.why import why
 from grpo_planner.words import sharding
@@ -26,8 +27,8 @@ from .terminal import gib, show_table, table
 SHOWN = 12
 """Candidates that are printed without --all."""
 CHOSEN = "CHOSEN"
-HEADINGS = ("method", "sharding", "reference", "GPUs", "nodes", "batch x accum", "saving", "GiB", "of", "phase",
-            "s/step", "verdict")  # fmt: skip
+HEADINGS = ("method", "sharding", "reference", "sampled by", "GPUs", "nodes", "batch x accum", "saving", "GiB", "of",
+            "phase", "s/step", "verdict")  # fmt: skip
 
 SHAPE_SOURCES = {
     "Spec": "spec.model.architecture", "FormerAttempt": "a former attempt", "ConfigFile": "config.json",
@@ -80,7 +81,8 @@ def settings(plan: ExecutionPlan) -> list[str]:
     saving += ["no gather"] if not plan.gather_for_generation else []
     saving += ["8-bit"] if plan.optimizer == "AdamW8bit" else []
     return [
-        plan.method, sharded, plan.strategy, f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
+        plan.method, sharded, plan.strategy, sampled_briefly(plan),
+        f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
         str(plan.nodes), f"{plan.micro_batch} x {plan.gradient_accumulation}", ", ".join(saving) or "-",
     ]  # fmt: skip
 
@@ -110,8 +112,10 @@ def _cells(candidate: Candidate) -> list[str]:
 
 def _stacked(candidate: Candidate) -> tuple[Text, ...]:
     """The same below each other: how and where it runs, its numbers, the verdict."""
-    method, sharding, reference, gpus, nodes, batch, saving, need, usable, phase, seconds, verdict = _cells(candidate)
-    how = f"{method} {sharding}, {reference} on {gpus}, nodes {nodes}"
+    method, sharding, reference, sampled, gpus, nodes, batch, saving, need, usable, phase, seconds, verdict = _cells(
+        candidate
+    )
+    how = f"{method} {sharding}, {reference} on {gpus}, nodes {nodes}, sampled by {sampled}"
     numbers = f"{need} of {usable} GiB at {phase}, batch x accum {batch}"
     numbers += "" if seconds == "-" else f", {seconds} s/step"
     numbers += "" if saving == "-" else f", {saving}"
@@ -119,11 +123,14 @@ def _stacked(candidate: Candidate) -> tuple[Text, ...]:
 
 
 def _phases(out: Console, plan: ExecutionPlan) -> None:
-    """The chosen plan's memory by phase and its host memory."""
+    """The chosen plan's memory by phase and its host memory, and its engine's."""
+    if plan.engine:
+        out.print(f"engine: {escape(engine_numbers(plan.engine))}")
     if plan.memory is None:
         out.print(f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs")
         return
-    phases = "  ".join(f"{name} {gib(count):.1f}" for name, count in plan.memory.phases.model_dump().items())
+    peaks = plan.memory.phases.model_dump().items()
+    phases = "  ".join(f"{name} {gib(count):.1f}" for name, count in peaks if count)
     out.print(f"GiB allocated on one GPU: {phases}")
     out.print(
         f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}; "
@@ -197,7 +204,8 @@ def _compared(before: ExecutionPlan, after: ExecutionPlan) -> Iterator[tuple[str
     assert old is not None, "both are GPU plans"
     assert new is not None, "both are GPU plans"
     phases = zip(old.phases.model_dump().items(), new.phases.model_dump().values(), strict=True)
-    for (name, was), now in [*phases, (("needed per GPU", old.device_bytes), new.device_bytes)]:
+    there = [((name, was), now) for (name, was), now in phases if was or now]
+    for (name, was), now in [*there, (("needed per GPU", old.device_bytes), new.device_bytes)]:
         yield name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{gib(now - was):+.2f} GiB"
     was_s, now_s = before.estimated_step_seconds or 0, after.estimated_step_seconds or 0
     yield "step", f"{was_s:.1f} s", f"{now_s:.1f} s", f"{now_s - was_s:+.1f} s"

@@ -15,7 +15,7 @@ from grpo_planner.edit import with_value
 from .errors import OptionError
 from .manifest import load_value
 
-SECTIONS = ("training", "placement", "adapter", "reference", "model", "checkpoint")
+SECTIONS = ("training", "placement", "adapter", "reference", "generation", "model", "checkpoint")
 """Where a short key is looked for, in this order."""
 
 

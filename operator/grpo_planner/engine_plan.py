@@ -1,6 +1,7 @@
 """The engine of an option as the plan publishes it, and in words."""
 
 from math import ceil
+from typing import Any
 
 from grpo_api.generation import PROVEN_FAMILIES, EnginePlan
 from grpo_api.plan import ExecutionPlan
@@ -37,20 +38,17 @@ def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, 
         servers: where it is, if it has GPUs of its own.
     """
     engine = terms.of(setup)
-    own: dict[str, object] = {}
+    fields = sizes(shape, setup) | {"sync_seconds": None if sync is None else round(sync, 2)}
     if servers:
-        own = {
+        fields |= {
             "replicas": engine.replicas, "gpus_per_replica": engine.tensor_parallel, "gpu_product": servers.label,
             "gpu_hour_price": servers.price or None, "gpu_resource": servers.resource,
-            "node_selector": dict(servers.selector), "memory_share": OWN_SHARE,
+            "node_selector": dict(servers.selector),
             "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
         }  # fmt: skip
-    return EnginePlan.model_validate(
-        {"memory_share": share_of(terms.needed(shape, setup), usable)}
-        | sizes(shape, setup)
-        | {"sync_seconds": None if sync is None else round(sync, 2)}
-        | own
-    )
+    share = OWN_SHARE if servers else share_of(terms.needed(shape, setup), usable)
+    # Not checked, as these are the planner's own numbers: a plan has a hundred candidates.
+    return EnginePlan.model_construct(**fields, memory_share=share)
 
 
 def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
@@ -63,7 +61,7 @@ def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
     return EnginePlan.model_validate(found | {"memory_share": share_of(terms.needed(shape, setup), host)})
 
 
-def sizes(shape: Shape, setup: Setup) -> dict[str, object]:
+def sizes(shape: Shape, setup: Setup) -> dict[str, Any]:
     """What follows from shape and setup alone, as fields of EnginePlan."""
     engine = terms.of(setup)
     return {
@@ -126,11 +124,22 @@ def sampled_by(plan: ExecutionPlan) -> str:
     return f"vLLM Colocated{shared}{', asleep while training' if engine.sleep else ''}"
 
 
+def sampled_briefly(plan: ExecutionPlan) -> str:
+    """The same for a column of a table: `Transformers`, `vLLM over 2, asleep`, `vLLM 2 x 1 GPU`."""
+    engine = plan.engine
+    if engine is None:
+        return "Transformers"
+    if engine.kind == "Servers":
+        return f"vLLM {engine.replicas} x {plural(engine.gpus_per_replica, 'GPU')}"
+    shared = f" over {engine.tensor_parallel}" if engine.tensor_parallel > 1 else ""
+    return f"vLLM{shared}{', asleep' if engine.sleep else ''}"
+
+
 def engine_numbers(engine: EnginePlan) -> str:
     """What it takes, which no GPU has confirmed."""
-    share = f"{engine.memory_share:.1%} of {'a GPU' if engine.gpus_per_replica or not engine.replicas else 'a pod'}"
+    sync = "" if engine.sync_seconds is None else f", sync {engine.sync_seconds:.1f} s"
     return (
         f"weights {gib(engine.weights_bytes)}, cache {gib(engine.cache_bytes)} for "
-        f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space {gib(engine.graphs_bytes)}: "
-        f"{share} (assumed, not measured)"
+        f"{plural(engine.max_sequences, 'completion')} at a time, graphs and work space {gib(engine.graphs_bytes)}, "
+        f"memory share {engine.memory_share:.1%}{sync} (assumed: no GPU has confirmed it)"
     )

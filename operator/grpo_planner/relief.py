@@ -1,19 +1,22 @@
 """What follows when a plan ran out of memory: what is learned of the memory model, and the mildest change that helps.
 
 A checkpoint may be continued with another split of the same batch, so that is what changes, in the order of what it
-costs: activations are recomputed, micro-batches get smaller, fewer completions are generated at a time. What is trained
-never changes. Host memory of a GPU job has no such settings: its request rises, where the spec leaves it open.
+costs: activations are recomputed, micro-batches get smaller, fewer completions are generated at a time. An engine that
+samples them then sleeps while the policy is trained, and is given up last, where the spec leaves it open. What is
+trained never changes. Host memory of a GPU job has no such settings: its request rises, where the spec leaves it open.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from grpo_api.generation import EnginePlan
 from grpo_api.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
 from grpo_api.model import Architecture
 from grpo_api.plan import ExecutionPlan, MemoryPhases
 from grpo_api.quantity import MAX_COUNT, MIB
 from grpo_api.report import MemoryShortage, Outcome
 
+from .engine_plan import sampled_by
 from .hardware.products import table, usable_bytes
 from .memory import Prediction
 from .memory.device import whole_mib
@@ -82,9 +85,9 @@ def found(run: Run, architecture: Architecture) -> Learned:
 
 def _phase(run: Run, shortage: MemoryShortage) -> str:
     """The phase of the memory model that a shortage concerns: rewards are scored in what it calls generate."""
-    if shortage.phase is None:
-        return run.prediction.peak_phase
-    return "generate" if shortage.phase == "reward" else shortage.phase
+    phase = "generate" if shortage.phase == "reward" else shortage.phase
+    # without an engine there is no sync, so it can't have been that
+    return phase if phase and run.prediction.phases[phase] else run.prediction.peak_phase
 
 
 def _unfit(run: Run, phase: str) -> int:
@@ -126,14 +129,37 @@ def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
 
 def splits(run: Run) -> Iterator[dict[str, object]]:
     """All leaner splits of the same batch that the spec's pins allow, mildest first, the leanest last."""
+    for engine in _engines(run):
+        yield from _splits(run, engine)
+
+
+def _engines(run: Run) -> Iterator[EnginePlan | None]:
+    """The plan's engine, asleep while the policy is trained, and none."""
+    engine, wanted = run.plan.engine, run.spec.generation
+    yield engine
+    if engine and engine.kind == "Colocated" and run.plan.accelerator == "GPU":
+        if not engine.sleep and wanted.sleep is None:
+            yield engine.model_copy(update={"sleep": True})
+        if wanted.engine == "Auto":
+            yield None
+
+
+def _sampling(engine: EnginePlan, at_once: int) -> EnginePlan:
+    """An engine that samples so many completions of each process at a time."""
+    return engine.model_copy(update={"max_sequences": at_once * engine.tensor_parallel})
+
+
+def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
+    """The splits with one engine."""
     plan, training = run.plan, run.spec.training
     share = plan.micro_batch * plan.gradient_accumulation
     whole = plan.micro_batch * plan.steps_per_generation
     recomputes = plan.gradient_checkpointing or training.gradient_checkpointing == "Auto"
     pinned = training.per_device_train_batch_size is not None or training.loss_type == "bnpo"
     sizes = [plan.micro_batch] if pinned else [n for n in range(plan.micro_batch, 0, -1) if share % n == 0]
-    at_once = run.setup.generation_batch
-    for bits in range(at_once.bit_length()):
+    at_once = run.setup.generation_batch if engine or not plan.engine else whole
+    fixed = engine and (engine.kind == "Servers" or run.spec.generation.memory_share is not None)
+    for bits in range(1 if fixed else at_once.bit_length()):
         # where generation is what was short, the update need not get slower
         updates = [(plan.micro_batch, plan.gradient_checkpointing)] if bits else []
         for size, checkpointing in [*updates, *((size, recomputes) for size in sizes)]:
@@ -142,7 +168,8 @@ def splits(run: Run) -> Iterator[dict[str, object]]:
                 "gradient_accumulation": share // size,
                 "steps_per_generation": whole // size,
                 "gradient_checkpointing": checkpointing,
-                "generation_sub_batch": at_once >> bits if at_once >> bits < whole else 0,
+                "generation_sub_batch": at_once >> bits if at_once >> bits < whole and not engine else 0,
+                "engine": _sampling(engine, at_once >> bits) if engine and bits else engine,
             }
             if any(getattr(plan, name) != value for name, value in split.items()):
                 yield split
@@ -167,6 +194,7 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
     why = f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed {gib(last.needed_bytes)} or more"
     sentence = f"{why}: {'; '.join(told) or 'nothing that the spec leaves open would lower it'}"
     changes["changes"] = [*plan.changes, sentence][-16:]
+    changes["engine"] = after.sized_engine
     return plan.model_copy(update=changes)
 
 
@@ -184,6 +212,7 @@ def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
             f"micro-batches of {new.micro_batch} instead of {old.micro_batch}, "
             f"{new.gradient_accumulation} instead of {old.gradient_accumulation} of them per step"
         )
+    yield from _engine_differences(old.engine, new.engine)
     if new.generation_sub_batch != old.generation_sub_batch:
         whole = old.micro_batch * old.steps_per_generation
         yield (
@@ -192,16 +221,31 @@ def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:
         )
 
 
+def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Iterator[str]:
+    if old is None:
+        return
+    if new is None:
+        yield "generates by Transformers instead of an engine, which draws other samples of the same distribution"
+        return
+    if new.max_sequences != old.max_sequences:
+        yield f"the engine samples {new.max_sequences} completions at a time instead of {old.max_sequences}"
+    if new.sleep and not old.sleep:
+        yield "the engine sleeps while the policy is trained"
+
+
 def described(plan: ExecutionPlan) -> str:
     """How a plan runs, in a few words."""
     what = "CPUs" if plan.accelerator == "CPU" else plan.gpu_product or plan.gpu_resource
     count = plan.world_size if plan.accelerator == "CPU" else plan.gpus
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
+    sampled = f"{at_once} generated at a time"
+    if plan.engine:
+        sampled = f"{plan.engine.max_sequences} sampled at a time by {sampled_by(plan)}"
     checkpointing = "with" if plan.gradient_checkpointing else "without"
     return (
         f"{plan.method} {sharded} on {count} x {what}, micro-batch {plan.micro_batch}, {checkpointing} "
-        f"checkpointing, {at_once} generated at a time"
+        f"checkpointing, {sampled}"
     )[:256]
 
 

@@ -6,11 +6,13 @@ The search goes from a job to plans; whoever asks what a given plan would take, 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from grpo_api.generation import EnginePlan
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST, Learned
 from grpo_api.plan import ExecutionPlan
 
 from .cpu import cpu_process_bytes
+from .engine_plan import cpu_engine_plan, engine_plan
 from .hardware.inventory import Inventory
 from .hardware.pools import build_pools, server_pools
 from .hardware.products import Product, lookup
@@ -80,6 +82,17 @@ class Run:
             self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas,
             share=int((share or 0) * self.usable), most=plan.max_sequences,
         )  # fmt: skip
+
+    @property
+    def sized_engine(self) -> EnginePlan | None:
+        """The plan's engine with the numbers that follow from the plan as it is; one with GPUs of its own stays."""
+        engine, setup = self.plan.engine, self.setup
+        if engine is None or setup.engine is None or engine.kind == "Servers":
+            return engine
+        if self.plan.accelerator == "CPU":
+            return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
+        sync = self.time.sync / setup.engine.syncs
+        return engine_plan(self.demand.shape, setup, self.usable, sync=sync, servers=None)
 
     @property
     def _at_once(self) -> int:

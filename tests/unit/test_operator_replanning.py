@@ -37,6 +37,7 @@ CLAIM = {"checkpoint": {"volume": {"claimName": "runs"}, "everySteps": 10}}
 SPEC: dict[str, Any] = {
     "model": {"name": LLAMA_1B, "parameters": None},
     "placement": {"accelerator": "GPU", "nodes": 1, "gpus": {"min": 1, "max": 1}},
+    "generation": {"engine": "Transformers"},
     **CLAIM,
 }
 THERE = inventory(nodes(1, 8, H100))

@@ -38,9 +38,8 @@ def of(setup: Setup) -> Engine:
 def sequences(setup: Setup) -> int:
     """Completions that one engine samples at a time: of the processes that share it, or of all that replicas share."""
     engine = of(setup)
-    if engine.kind == "Colocated":
-        return setup.generation_batch * engine.tensor_parallel
-    return min(wanted(setup), engine.most_sequences or wanted(setup))
+    many = setup.generation_batch * engine.tensor_parallel if engine.kind == "Colocated" else wanted(setup)
+    return min(many, engine.most_sequences or many)
 
 
 def wanted(setup: Setup) -> int:
@@ -81,8 +80,8 @@ def sequence_bytes(shape: Shape, setup: Setup) -> int:
 
 
 def cache(shape: Shape, setup: Setup) -> int:
-    """The cache of all that is sampled at a time, as if no prompt were shared."""
-    return sequences(setup) * sequence_bytes(shape, setup)
+    """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block for itself."""
+    return sequences(setup) * sequence_bytes(shape, setup) + of(setup).block * token_bytes(shape, setup)
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
@@ -107,7 +106,8 @@ def needed(shape: Shape, setup: Setup) -> int:
 
 def room(shape: Shape, setup: Setup, share: int) -> int:
     """Completions whose cache fits at a time into so many bytes of a GPU; 0 where not one does."""
-    fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup)
+    spare = of(setup).block * token_bytes(shape, setup)
+    fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup) + spare
     return max(0, int((share - fixed) // (sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES)))
 
 

@@ -23,6 +23,8 @@ OWN_SHARE = 0.9
 (assumed)."""
 CACHE_ELEMENT = {"auto": 0, None: 0}
 """Bytes of an element of the cache by kv_cache_dtype, 0 as of the weights; all others have one byte."""
+BLOCK = {"GPU": 16, "CPU": 128}
+"""Tokens of one block of the cache, vLLM 0.30's own."""
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 """GPUs that may share an engine's weights, where heads can be shared out so."""
 
@@ -251,7 +253,7 @@ def engine_of(
         most_sequences=most,
         graphs=on_gpu and not arguments.enforce_eager,
         pass_tokens=arguments.max_num_batched_tokens or Engine.pass_tokens,
-        block=arguments.block_size or Engine.block,
+        block=arguments.block_size or BLOCK[spec.placement.accelerator],
         cache_bytes=CACHE_ELEMENT.get(arguments.kv_cache_dtype, 1),
         syncs=1 / demand.updates_per_generation,
     )

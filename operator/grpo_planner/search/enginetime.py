@@ -5,6 +5,8 @@ kernels to be launched. No GPU has confirmed a number here: all constants are as
 docs/generation.md lists them. All results are seconds.
 """
 
+from functools import lru_cache
+
 from ..hardware.products import Product
 from ..memory import Setup
 from ..memory import engine as terms
@@ -69,6 +71,7 @@ def sync_seconds(shape: Shape, setup: Setup, hardware: Product, link: float) -> 
     return gathered + sent + proven + tensors(shape) * TENSOR_SECONDS + (WAKE_SECONDS if engine.sleeps else 0.0)
 
 
+@lru_cache(maxsize=64)
 def tensors(shape: Shape) -> int:
     """Parameters of the model by count: matrices, and norms and biases of each layer, and the ends."""
     matrices = shape.layers * sum(linear.copies for linear in shape.linears)

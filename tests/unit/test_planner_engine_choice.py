@@ -1,0 +1,240 @@
+"""Which engine a job gets: what Auto takes and why, what pins do, and what holds whatever is asked for."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_api.generation import PROVEN_FAMILIES
+from grpo_api.plan import ExecutionPlan
+from grpo_planner import PlanReason, plan_job
+from grpo_planner.engine_plan import sampled_briefly, sampled_by
+from grpo_planner.hardware.products import lookup, usable_bytes
+from grpo_planner.model.catalogue import model_type
+from tests.generated import cases
+from tests.unit.planning import A10G, A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result
+from tests.unit.planning import plan as planned
+from tests.unit.planning import spec as job
+
+GEMMA, MIXTRAL = "google/gemma-3-1b-it", "mistralai/Mixtral-8x7B"
+EIGHT = nodes(1, 8, H100)
+CPU: dict[str, Any] = {"placement": {"accelerator": "CPU"}, "model__name": "Qwen/Qwen2.5-0.5B"}
+
+
+def auto(name: str = QWEN_7B, *groups: Any, **changes: Any) -> ExecutionPlan:
+    """The plan with engine Auto."""
+    return planned(job(name, **{"generation__engine": "Auto"} | changes), *(groups or (EIGHT,)))
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "expected"),
+    [
+        (LLAMA_1B, nodes(1, 1, H100), "vLLM"),
+        (QWEN_7B, nodes(1, 8, H100), "vLLM"),
+        (QWEN_7B, nodes(1, 1, H100), "vLLM, asleep"),
+        (QWEN_7B, nodes(1, 4, A10G), "vLLM over 2, asleep"),
+        (QWEN_32B, nodes(1, 8, H100), "vLLM over 2, asleep"),
+        (LLAMA_70B, nodes(1, 8, H100), "vLLM over 4, asleep"),
+        (QWEN_32B, nodes(1, 1, H100), "Transformers"),
+        (LLAMA_1B, nodes(1, 1, L4), "Transformers"),
+        (MIXTRAL, nodes(4, 8, H100), "Transformers"),
+        (GEMMA, nodes(1, 8, H100), "Transformers"),
+    ],
+)
+def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
+    assert sampled_briefly(auto(model, there)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model__name": MIXTRAL}, "experts in an engine can't be proven"),
+        ({"model__name": GEMMA}, "model type gemma3_text in an engine have not been proven"),
+        ({"model__name": "my/model", "model__parameters": "7B"}, "shape is only estimated"),
+        ({"image": "trainer:mine"}, "whether spec.image has vLLM is not known"),
+        ({"generation__engine": "Transformers"}, "spec.generation.engine asks for it"),
+    ],
+)
+def test_why_there_is_no_engine(changes: dict[str, Any], why: str) -> None:
+    chosen = auto(QWEN_7B, nodes(4, 8, H100), **changes)
+    assert chosen.engine is None
+    assert why in chosen.reason
+
+
+def test_the_reason_and_the_candidates_tell_what_it_was_compared_with() -> None:
+    answer = result(job(generation={"servers": {"replicas": 2}}), EIGHT)
+    assert answer.chosen is not None
+    assert "completions by vLLM Colocated: vLLM Servers on 2 GPUs more would take" in answer.chosen.reason
+    assert "Transformers would take" in answer.chosen.reason
+    assert "assumed" in answer.chosen.reason
+    alike = [
+        one for one in answer.candidates if (one.gpus, one.zero_stage) == (answer.chosen.gpus, answer.chosen.zero_stage)
+    ]
+    shown = {sampled_briefly(one): one.rejected and one.rejected.message for one in alike}
+    assert {"vLLM", "vLLM, asleep", "Transformers", "vLLM 2 x 1 GPU"} <= set(shown)
+    assert "slower" in str(shown["Transformers"])
+
+
+def test_what_keeps_an_engine_away_is_told_in_numbers() -> None:
+    chosen = auto(QWEN_32B, nodes(1, 1, H100))
+    assert "completions by Transformers: vLLM Colocated, asleep while training needs" in chosen.reason
+    assert "GiB per GPU at" in chosen.reason
+
+
+def test_a_share_that_is_pinned_is_obeyed_and_one_that_is_too_small_refused() -> None:
+    chosen = planned(job(generation={"engine": "Colocated", "memoryShare": 0.3}), EIGHT)
+    assert chosen.engine is not None
+    assert chosen.engine.memory_share == 0.3
+    few = planned(job(generation={"engine": "Colocated", "memoryShare": 0.2}), EIGHT)
+    assert few.engine is not None
+    assert few.engine.max_sequences < chosen.engine.max_sequences
+    assert few.engine.weights_bytes + few.engine.cache_bytes + few.engine.graphs_bytes <= 0.2 * usable_bytes(81559)
+    refused = result(job(generation={"engine": "Colocated", "memoryShare": 0.05}), EIGHT)
+    assert refused.reason == PlanReason.OUT_OF_DEVICE_MEMORY
+    assert "spec.generation.memoryShare 0.05 of 78.9 GiB" in refused.message
+    assert "spec.generation.memoryShare" in [change.path for fix in refused.fixes for change in fix.changes]
+
+
+def test_servers_have_their_own_gpus_and_take_none_that_are_not_there() -> None:
+    servers = {"replicas": 2, "gpusPerReplica": 2, "gpuProduct": A100}
+    chosen = planned(
+        job(generation={"engine": "Servers", "servers": servers}), EIGHT, nodes(2, 4, A100, gpu_hour_price=2.5)
+    )
+    engine = chosen.engine
+    assert engine is not None
+    assert (engine.kind, engine.replicas, engine.gpus_per_replica, engine.tensor_parallel) == ("Servers", 2, 2, 2)
+    assert (engine.gpu_product, engine.gpu_hour_price) == (A100, 2.5)
+    assert engine.node_selector == {"nvidia.com/gpu.product": A100}
+    assert engine.host_memory_bytes > 0
+    assert chosen.gpu_product == H100
+    for there, count in ((EIGHT, 8), (nodes(2, 4, A100), 5)):
+        many = {"engine": "Servers", "servers": {"replicas": count}}
+        refused = result(job(generation=many, placement={"gpus": {"min": 4}}), there)
+        assert not refused.feasible
+        assert f"asks for {count} engines with 1 GPU each beside the trainer's" in refused.message
+
+
+def test_auto_takes_servers_only_where_they_save_gpu_seconds() -> None:
+    """Where generating is nearly all, and it is done on better GPUs."""
+    long = {"training__maxCompletionLength": 8192, "placement": {"gpuProduct": L4, "gpus": {"min": 8, "max": 8}}}
+    servers = {"replicas": 1, "gpuProduct": H100}
+    there = nodes(1, 8, L4), EIGHT
+    with_servers = auto("Qwen/Qwen2.5-0.5B", *there, generation={"engine": "Auto", "servers": servers}, **long)
+    without = auto("Qwen/Qwen2.5-0.5B", *there, **long)
+    assert with_servers.engine is not None
+    assert with_servers.engine.kind == "Servers"
+    assert with_servers.estimated_step_seconds is not None
+    assert without.estimated_step_seconds is not None
+    assert 9 * with_servers.estimated_step_seconds < 8 * without.estimated_step_seconds
+
+
+@pytest.mark.parametrize("engine", ["Colocated", "Servers"])
+def test_an_engine_on_cpus_is_had_only_by_asking(engine: str) -> None:
+    assert auto(**CPU).engine is None
+    chosen, plain = (planned(job(generation__engine=one, **CPU)) for one in (engine, "Transformers"))
+    own = chosen.engine
+    assert own is not None
+    assert (own.kind, own.tensor_parallel, own.gpus_per_replica, own.sleep) == (engine, 1, 0, False)
+    assert 0 < own.memory_share <= 1
+    assert own.replicas == (engine == "Servers")
+    needed = own.weights_bytes + own.cache_bytes
+    if engine == "Colocated":
+        assert chosen.host_memory_bytes >= plain.host_memory_bytes + own.weights_bytes
+    else:
+        assert own.host_memory_bytes > needed
+        assert chosen.host_memory_bytes < plain.host_memory_bytes + needed
+    assert f"completions by vLLM {engine}" in chosen.reason
+
+
+def test_what_no_engine_can_do_is_refused_with_the_fix() -> None:
+    experts = result(job(MIXTRAL, generation__engine="Colocated"), EIGHT)
+    assert "has 8 experts per layer: set it to Transformers" in experts.message
+    short = result(job(generation={"engine": "Colocated", "maxModelLength": 512}), EIGHT)
+    assert "maxModelLength 512 is less than training.maxPromptLength 512 + maxCompletionLength 512" in short.message
+    odd = result(job(generation={"engine": "Servers", "servers": {"gpusPerReplica": 3}}), EIGHT)
+    assert "28 heads and 4 key heads can't be shared by so many; 1, 2, 4 can" in odd.message
+    assert {one.reason for one in (experts, short, odd)} == {PlanReason.INVALID_COMBINATION}
+
+
+def test_sleep_is_obeyed() -> None:
+    for sleep in (True, False):
+        chosen = auto(LLAMA_1B, generation={"engine": "Colocated", "sleep": sleep})
+        assert chosen.engine is not None
+        assert chosen.engine.sleep == sleep
+
+
+def test_what_cannot_be_compared_or_proven_is_warned_of() -> None:
+    cut = auto(training__temperature=0.7, training__topP=0.9)
+    assert any("temperature 0.7 with topP" in text and "correction is off" in text for text in cut.warnings)
+    for changes in ({"training__temperature": 0.7}, {"training__topP": 0.9}):
+        assert not any("correction is off" in text for text in auto(**changes).warnings)
+    gemma = auto(GEMMA, generation__engine="Colocated")
+    assert any("model type gemma3_text in an engine can be proven" in text for text in gemma.warnings)
+    plain = auto(training__temperature=0.7, training__topP=0.9, generation__engine="Transformers")
+    assert not any("correction" in text for text in plain.warnings)
+
+
+def test_an_engine_in_words() -> None:
+    assert sampled_by(auto(QWEN_32B)) == "vLLM Colocated over 2 GPUs, asleep while training"
+    servers = auto(generation={"engine": "Servers", "servers": {"replicas": 2}})
+    assert sampled_by(servers) == f"vLLM Servers, 2 engines, 2 GPUs {H100} beside the trainer's"
+    assert sampled_by(auto(GEMMA)) == "Transformers"
+    assert all(model_type(name) in PROVEN_FAMILIES for name in (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B))
+
+
+SERVERS = st.fixed_dictionaries({"replicas": st.integers(1, 4)}, optional={"gpusPerReplica": st.integers(1, 4)})
+ARGUMENTS = st.fixed_dictionaries({}, optional={"maxNumSeqs": st.integers(1, 64), "enforceEager": st.booleans()})
+ENGINES = st.fixed_dictionaries(
+    {"engine": st.sampled_from(["Auto", "Transformers", "Colocated", "Servers"])},
+    optional={
+        "memoryShare": st.sampled_from([0.05, 0.2, 0.5, 0.9]), "sleep": st.booleans(), "servers": SERVERS,
+        "engineArguments": ARGUMENTS,
+    },
+)  # fmt: skip
+
+
+def allowed(wanted: dict[str, Any]) -> dict[str, Any]:
+    """What the contract's rules leave of it."""
+    barred = {
+        "Auto": (), "Colocated": ("servers",), "Servers": ("memoryShare", "sleep"),
+        "Transformers": ("servers", "memoryShare", "sleep", "engineArguments"),
+    }[wanted["engine"]]  # fmt: skip
+    return {name: value for name, value in wanted.items() if name not in barred}
+
+
+@settings(max_examples=cases(120))
+@given(
+    st.sampled_from([LLAMA_1B, QWEN_7B, QWEN_32B, GEMMA, MIXTRAL]),
+    st.sampled_from([(H100, 1), (H100, 8), (A10G, 4), (L4, 8), (A100, 2)]),
+    ENGINES,
+    st.sampled_from([{}, {"adapter__use": "Always"}, {"training__maxCompletionLength": 4096}]),
+)
+def test_whatever_is_asked_for(
+    model: str, cards: tuple[str, int], drawn: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    product, count = cards
+    wanted = allowed(drawn)
+    spec, there = job(model, generation=wanted, **changes), inventory(nodes(2, count, product))
+    answer = plan_job(spec, there)
+    assert answer.model_dump_json() == plan_job(spec, there).model_dump_json()
+    if answer.chosen is None:
+        return
+    chosen, engine = answer.chosen, answer.chosen.engine
+    assert chosen.memory is not None
+    assert chosen.memory.device_bytes <= chosen.memory.usable_bytes
+    assert (chosen.memory.phases.sync > 0) == (engine is not None)
+    if wanted["engine"] != "Auto":
+        assert (engine.kind if engine else "Transformers") == wanted["engine"]
+    if engine is None:
+        return
+    assert 0 < engine.memory_share <= 1
+    own = engine.weights_bytes + engine.cache_bytes + engine.graphs_bytes
+    assert own <= engine.memory_share * usable_bytes(lookup(product).memory_mib) + 2**20
+    assert engine.max_sequences <= wanted.get("engineArguments", {}).get("maxNumSeqs", 10**6)
+    assert chosen.gpus_per_node % engine.tensor_parallel == 0 or engine.kind == "Servers"
+    if engine.kind == "Colocated" and "sleep" in wanted:
+        assert engine.sleep == wanted["sleep"]
+    if engine.kind == "Servers":
+        assert chosen.gpus + engine.replicas * engine.gpus_per_replica <= 2 * count
+        assert engine.replicas == wanted.get("servers", {}).get("replicas", 1)
