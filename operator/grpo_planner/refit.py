@@ -1,20 +1,27 @@
 """Fits the plan of a run that goes on to a spec that was changed meanwhile: the same split, maybe on other nodes.
 
 A checkpoint demands the number of processes, the split of the batch, method and ZeRO stage that it was made with, so
-none of them is planned anew. Where the pods run, and what they ask for, follows the spec as it is now. What can't be
-had together is said, with the field to change back.
+none of them is planned anew. Where the pods run, and what they ask for, follows the spec as it is now, and so does the
+engine that samples the completions: no checkpoint knows it. What can't be had together is said, with the field to
+change back.
 """
 
 from collections.abc import Iterator
 
+from grpo_api.generation import EngineServersSpec, GenerationSpec
 from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import quantity_bytes
 
+from .cpu import cpu_engine
+from .hardware.declared import ENDLESS
 from .hardware.inventory import Inventory
-from .hardware.pools import Pool, build_pools
+from .hardware.pools import Place, Pool, build_pools, server_pools
 from .memory.device import whole_mib
 from .memory.disk import disk_request
+from .run import Run
+from .search.engines import Engines
 from .words import gib, plural
 
 
@@ -32,7 +39,8 @@ def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> Execu
         extent = f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
         said = "; ".join(contradictions)
         raise PlanExcluded(f"the run goes on from checkpoints of {extent}, and resumes only so: {said}")
-    return _with_requests(_on_product(plan, spec, inventory), spec, inventory)
+    placed = _with_engine(_on_product(plan, spec, inventory), spec, inventory)
+    return _with_requests(placed, spec, inventory)
 
 
 def _contradictions(plan: ExecutionPlan, spec: GRPOJobSpec) -> Iterator[str]:
@@ -74,6 +82,50 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
         f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set it back to "
         f"{plan.gpu_product}"
     )
+
+
+def _with_engine(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
+    """The plan with an engine as the spec says now; as it is where the spec leaves it so."""
+    if _agrees(plan, spec.generation):
+        return plan
+    run = Run(plan, spec, Learned(), inventory)
+    if run.plan.accelerator == "CPU":
+        return run.with_engine(cpu_engine(run.demand), None).plan
+    nodes = inventory.emptied
+    pools = [pool for pool in build_pools(nodes, spec)[0] if (pool.label, pool.resource) == _gpu(plan)]
+    if not pools:
+        return plan
+    place = Place(pools[0], plan.nodes, plan.gpus_per_node, ENDLESS)
+    engines = Engines(run.demand, server_pools(nodes, spec))
+    tried = engines.tried(place, run.setup.precision)
+    found = (run.with_engine(engine, engines.server_pool(place)) for engine in tried)
+    for one in found:
+        if one.fits():
+            return one.plan
+    raise PlanExcluded(
+        f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on with, on "
+        f"{plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or to what it was"
+    )
+
+
+def _gpu(plan: ExecutionPlan) -> tuple[str, str]:
+    return plan.gpu_product, plan.gpu_resource
+
+
+def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
+    """Whether the plan's engine is one that the spec asks for, or leaves open."""
+    engine = plan.engine
+    if wanted.engine not in ("Auto", engine.kind if engine else "Transformers"):
+        return False
+    if engine is None:
+        return True
+    if engine.kind == "Colocated":
+        share = wanted.memory_share in (None, engine.memory_share)
+        return share and (wanted.sleep in (None, engine.sleep) or plan.accelerator == "CPU")
+    own = wanted.servers or EngineServersSpec()
+    product = engine.gpu_product.startswith(own.gpu_product or plan.gpu_product)
+    gpus = own.gpus_per_replica == engine.gpus_per_replica or plan.accelerator == "CPU"
+    return product and gpus and own.replicas == engine.replicas
 
 
 def _lacks(plan: ExecutionPlan, pool: Pool) -> str:

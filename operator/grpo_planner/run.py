@@ -9,14 +9,15 @@ from functools import cached_property
 from grpo_api.generation import EnginePlan
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST, Learned
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan import ExecutionPlan, MemoryPhases
 
 from .cpu import cpu_process_bytes
 from .engine_plan import cpu_engine_plan, engine_plan
 from .hardware.inventory import Inventory
-from .hardware.pools import build_pools, server_pools
+from .hardware.pools import Pool, build_pools, server_pools
 from .hardware.products import Product, lookup
 from .memory import Engine, Precision, Prediction, Setup, Strategy, predict
+from .memory.device import whole_mib
 from .memory.host import host_bytes
 from .model.architecture import resolve
 from .search import batch
@@ -93,6 +94,63 @@ class Run:
             return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
         sync = self.time.sync / setup.engine.syncs
         return engine_plan(self.demand.shape, setup, self.usable, sync=sync, servers=None)
+
+    def with_engine(self, engine: Engine | None, servers: Pool | None) -> "Run":
+        """The same split with another engine, which samples as many at a time as fit, and what that takes.
+
+        Args:
+            engine: None for Transformers.
+            servers: where an engine with GPUs of its own is.
+        """
+        whole = self.plan.micro_batch * self.plan.steps_per_generation
+        found = self
+        for bits in range(whole.bit_length()):
+            found = self._sampled(engine, servers, whole >> bits)
+            if found.fits():
+                break
+        return found
+
+    def _sampled(self, engine: Engine | None, servers: Pool | None, at_once: int) -> "Run":
+        """The same with so many completions of each process at a time."""
+        whole = self.plan.micro_batch * self.plan.steps_per_generation
+        plan = self.plan.model_copy(
+            update={
+                "engine": None,
+                "generation_sub_batch": at_once if at_once < whole and engine is None else 0,
+                "gather_for_generation": True,
+            }
+        )
+        if engine:
+            setup = replace(replace(self, plan=plan).setup, engine=engine, generation_batch=at_once)
+            plan = plan.model_copy(update={"engine": self._published(setup, servers)})
+        return replace(self, plan=plan)._renumbered(self.setup)
+
+    def _published(self, setup: Setup, servers: Pool | None) -> EnginePlan:
+        """The engine of a setup as the plan publishes it, before it is known how long a sync takes."""
+        if self.plan.accelerator == "CPU":
+            return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
+        own = servers if setup.engine and setup.engine.kind == "Servers" else None
+        return engine_plan(self.demand.shape, setup, own.usable if own else self.usable, sync=None, servers=own)
+
+    def _renumbered(self, before: Setup) -> "Run":
+        """The same with the memory and the time that follow from its plan; `before` is what it was made of."""
+        plan, pods = self.plan, self.plan.processes_per_node
+        if plan.memory is None:
+            host = self.demand.pod_memory or whole_mib(self.host * pods)
+            return self.with_plan(host_memory_bytes=host)
+        shape = self.demand.shape
+        more = host_bytes(shape, self.setup, pods) - host_bytes(shape, before, pods)
+        memory = plan.memory.model_copy(
+            update={
+                "host_bytes_per_node": plan.memory.host_bytes_per_node + more,
+                "phases": MemoryPhases(**self.prediction.phases),
+                "peak_phase": self.prediction.peak_phase,
+                "peak_allocated_bytes": self.prediction.peak,
+                "device_bytes": self.device,
+            }
+        )
+        timed = {"memory": memory, "estimated_step_seconds": round(self.seconds, 2)}
+        return self.with_plan(**timed, engine=self.sized_engine)
 
     @property
     def _at_once(self) -> int:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_planner import Inventory
 from grpo_planner.refit import PlanExcluded, refit
+from grpo_planner.run import Run
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, T4, inventory, nodes, plan, spec
 
@@ -115,3 +117,48 @@ def test_whatever_is_changed_the_split_stays_or_is_refused(
     assert split(found) == split(kept)
     assert found.gpu_product.startswith(product or "")
     assert refit(found, job, THERE) is found
+
+
+def test_the_engine_follows_the_spec_while_the_split_stays() -> None:
+    kept = begun(generation__engine="Auto")
+    assert kept.engine is not None
+    assert refit(kept, spec(QWEN_7B, generation__engine="Auto"), THERE) is kept
+    plain = refit(kept, spec(QWEN_7B), THERE)
+    assert plain.engine is None
+    assert plain.memory is not None
+    assert plain.memory.phases.model_dump() == Run(plain, spec(QWEN_7B), Learned()).prediction.phases
+    assert plain.memory.phases.sync == 0
+    assert plain.host_memory_bytes == kept.host_memory_bytes - 8 * 2**30
+    bound = {*WHERE, "engine", "reason", "generation_sub_batch", "warnings"} - {"gpu_product"}
+    for wanted in (
+        {"engine": "Colocated", "sleep": True},
+        {"engine": "Colocated", "memoryShare": 0.3},
+        {"engine": "Servers", "servers": {"replicas": 2, "gpuProduct": A100}},
+        {"engine": "Servers"},
+    ):
+        other = refit(plain, spec(QWEN_7B, generation=wanted), THERE)
+        assert other.engine is not None
+        assert other.engine.kind == wanted["engine"]
+        assert other.model_dump(exclude=bound) == plain.model_dump(exclude=bound)
+        assert refit(other, spec(QWEN_7B, generation=wanted), THERE) is other
+        assert other.memory is not None
+        assert other.memory.phases.sync > 0
+
+
+def test_an_engine_without_room_beside_the_split_is_named() -> None:
+    many = {"engine": "Servers", "servers": {"replicas": 30}}
+    with pytest.raises(PlanExcluded, match=r"spec.generation.engine Servers: beside the split .* no room"):
+        refit(begun(), spec(QWEN_7B, generation=many), THERE)
+
+
+@pytest.mark.parametrize("engine", ["Colocated", "Servers"])
+def test_an_engine_on_cpus_comes_and_goes_with_the_spec(engine: str) -> None:
+    cpus = {"placement": {"accelerator": "CPU"}}
+    plain, engined = plan(spec(LLAMA_1B, **cpus)), plan(spec(LLAMA_1B, generation__engine=engine, **cpus))
+    asked = spec(LLAMA_1B, generation__engine=engine, **cpus)
+    assert refit(engined, asked, THERE) is engined
+    again = refit(plain, asked, THERE)
+    assert again.engine is not None
+    assert again.host_memory_bytes == engined.host_memory_bytes
+    back = refit(engined, spec(LLAMA_1B, **cpus), THERE)
+    assert (back.engine, back.host_memory_bytes) == (None, plain.host_memory_bytes)
