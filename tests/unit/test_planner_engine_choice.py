@@ -129,6 +129,24 @@ def test_auto_takes_servers_only_where_they_save_gpu_seconds() -> None:
     assert 9 * with_servers.estimated_step_seconds < 8 * without.estimated_step_seconds
 
 
+def test_the_cheapest_plan_counts_what_its_engines_cost() -> None:
+    """Two trainer's GPUs for half of the time are no cheaper where eight engines stand beside them."""
+    there = nodes(2, 8, H100, gpu_hour_price=3.0), nodes(1, 8, A100, gpu_hour_price=30.0)
+    for product, count in ((A100, 8), (H100, 1)):
+        servers = {"engine": "Servers", "servers": {"replicas": count, "gpuProduct": product}}
+        where = {"objective": "Cheapest", "gpuProduct": H100}
+        answer = result(job(generation=servers, placement=where), *there)
+        chosen, own = answer.chosen, answer.chosen and answer.chosen.engine
+        assert chosen is not None
+        assert own is not None
+
+        def cost(one: ExecutionPlan, price: float = count * (own.gpu_hour_price or 0)) -> float:
+            return (one.gpus * 3.0 + price) * (one.estimated_step_seconds or 0)
+
+        fitting = [one for one in answer.candidates if one.estimated_step_seconds and one.method == chosen.method]
+        assert cost(chosen) <= 1.05 * min(map(cost, fitting))
+
+
 @pytest.mark.parametrize("engine", ["Colocated", "Servers"])
 def test_an_engine_on_cpus_is_had_only_by_asking(engine: str) -> None:
     assert auto(**CPU).engine is None

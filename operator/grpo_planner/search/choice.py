@@ -10,7 +10,7 @@ from math import sqrt
 from typing import Literal
 
 from ..hardware.pools import Place
-from .option import Option
+from .option import NOTHING_BESIDE, Beside, Option
 
 NEAR = 1.05
 """Costs within this factor of the best are as good as it; an objective of Fastest takes no such liberty."""
@@ -21,23 +21,28 @@ Score = tuple[int, float]
 """What an objective compares first, and what it then wants little of; only the latter has ties."""
 
 
-def score(objective: Objective, place: Place, seconds: float, risk: float = 1.0) -> Score:
+def score(
+    objective: Objective, place: Place, seconds: float, risk: float = 1.0, *, beside: Beside = NOTHING_BESIDE
+) -> Score:
     """What an objective wants little of; grows with `seconds` and `risk`, so lower bounds of them bound it.
+
+    GPUs of engines count as the place's own, and their price with it.
 
     Balanced takes more GPUs only as long as GPU-seconds per step rise no faster than time falls, `N2 t2 / (N1 t1) <=
     t1 / t2`: the least `N t**2`, whose root is proportional to time. A time at a risk counts as longer: idle GPUs of a
     node are worth taking where they spare it one.
     """
     if objective in ("Balanced", "Knee"):
-        cost = sqrt(place.world) * seconds * risk
+        cost = sqrt(place.world + beside.gpus) * seconds * risk
     else:
-        cost = place.pool.price * place.world * seconds if objective == "Cheapest" else seconds
+        hourly = place.pool.price * place.world + beside.price
+        cost = hourly * seconds if objective == "Cheapest" else seconds
     return precedence(objective, place), cost
 
 
 def score_of(objective: Objective, option: Option) -> Score:
     """The score of an option."""
-    return score(objective, option.place, option.seconds, option.risk)
+    return score(objective, option.place, option.seconds, option.risk, beside=option.beside)
 
 
 def precedence(objective: Objective, place: Place) -> int:

@@ -1,9 +1,10 @@
 """Option: one way of running the job in one place, with everything that the choice looks at."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..hardware.pools import Place, Pool
+from ..memory import Engine
 from .footprints import Footprint
 from .steptime import StepTime
 
@@ -15,6 +16,25 @@ CROWDED, OFFLOADED = 1.25, 1.1
 """By how much longer the time of a plan counts that fills more than NEARLY_FULL of a GPU, and of one whose optimizer is
 offloaded (assumed, until both are calibrated on GPUs). The first may run out of memory and begin again; the second
 rests on host memory and a host link of which least is known, and takes of both what no GPU-second tells."""
+
+
+class Beside(NamedTuple):
+    """GPUs of engines in pods of their own."""
+
+    gpus: int
+    price: float
+    """Of all of them for an hour."""
+
+
+NOTHING_BESIDE = Beside(0, 0.0)
+
+
+def beside(engine: Engine | None, servers: Pool | None) -> Beside:
+    """The GPUs of an engine beside the trainer's; `servers`: where they are."""
+    if engine is None or servers is None:
+        return NOTHING_BESIDE
+    gpus = engine.replicas * engine.tensor_parallel
+    return Beside(gpus, gpus * servers.price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +59,12 @@ class Option:
     @property
     def engine_gpus(self) -> int:
         """GPUs of engines in pods of their own, beside the place's."""
-        engine = self.footprint.setup.engine
-        return engine.replicas * engine.tensor_parallel if engine else 0
+        return self.beside.gpus
+
+    @property
+    def beside(self) -> Beside:
+        """The same with their price."""
+        return beside(self.footprint.setup.engine, self.servers)
 
     @property
     def gpu_seconds(self) -> float:

@@ -15,7 +15,7 @@ from .demand import Demand
 from .engines import Engines
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
-from .option import NEARLY_FULL, ROOMY, Option
+from .option import NEARLY_FULL, ROOMY, Option, beside
 from .steptime import StepTime, step_time
 
 WHOLE_NODES = 16
@@ -186,7 +186,8 @@ class Search:
     def _bound(self, objective: Objective, place: Place, method: Method, precision: Precision) -> Score:
         """The best score that any variant can have."""
         setup, calls = self._variants(place, method, precision).quickest
-        return score(objective, place, self._time(place, setup, calls).total)
+        seconds, own = self._time(place, setup, calls).total, beside(setup.engine, self._servers(place, setup))
+        return score(objective, place, seconds, beside=own)
 
     def _with_precision(self, pool: Pool, allowed: Sequence[Method]) -> list[tuple[Method, Precision]]:
         """Methods with the precision that a pool's GPUs give them, without those whose pinned dtype they lack."""
