@@ -14,7 +14,7 @@ from .cpu import plan_cpu
 from .fixes import ACCESS_MODE, find_fixes
 from .hardware.declared import declared
 from .hardware.inventory import Inventory
-from .hardware.pools import Pool, build_pools, server_pools
+from .hardware.pools import Pool, build_pools
 from .memory import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve
 from .needs import MOST_RENTED, smallest
@@ -24,7 +24,7 @@ from .search.choice import choose, closest_miss, notable, same_method
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
 from .search.engine_choice import refined, rivals, sampling
-from .search.engines import check
+from .search.engines import check, server_pools
 from .search.footprints import Footprints
 from .search.links import as_measured
 from .search.methods import conflicting_pins, methods

@@ -17,11 +17,11 @@ from grpo_api.quantity import quantity_bytes
 from .cpu import cpu_engine
 from .hardware.declared import ENDLESS
 from .hardware.inventory import Inventory
-from .hardware.pools import Place, Pool, build_pools, server_pools
+from .hardware.pools import Place, Pool, build_pools
 from .memory.device import whole_mib
 from .memory.disk import disk_request
 from .run import Run
-from .search.engines import Engines
+from .search.engines import Engines, server_pools
 from .words import gib, plural
 
 

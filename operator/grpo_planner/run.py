@@ -14,7 +14,7 @@ from grpo_api.plan import ExecutionPlan, MemoryPhases
 from .cpu import cpu_process_bytes
 from .engine_plan import cpu_engine_plan, engine_plan
 from .hardware.inventory import Inventory
-from .hardware.pools import Pool, build_pools, server_pools
+from .hardware.pools import Pool, build_pools
 from .hardware.products import Product, lookup
 from .memory import Engine, Precision, Prediction, Setup, Strategy, predict
 from .memory.device import whole_mib
@@ -22,7 +22,7 @@ from .memory.host import host_bytes
 from .model.architecture import resolve
 from .search import batch
 from .search.demand import Demand, build_demand
-from .search.engines import engine_of
+from .search.engines import engine_of, server_pools
 from .search.footprints import generate_calls
 from .search.links import as_measured
 from .search.steptime import StepTime, step_time

@@ -129,6 +129,17 @@ def test_auto_takes_servers_only_where_they_save_gpu_seconds() -> None:
     assert 9 * with_servers.estimated_step_seconds < 8 * without.estimated_step_seconds
 
 
+def test_servers_on_nodes_that_are_not_there_yet_are_of_the_product_that_is_declared() -> None:
+    where: dict[str, Any] = {"provisioning": "CreatePods", "nodes": 1, "gpusPerNode": 8, "gpuProduct": H100}
+    where |= {"nodeSelector": {"pool": "h100"}}
+    for product, expected in ((None, H100), (A100, A100)):
+        servers = {"replicas": 3} | ({"gpuProduct": product} if product else {})
+        chosen = planned(job(generation={"engine": "Servers", "servers": servers}, placement=where))
+        assert chosen.engine is not None
+        assert (chosen.gpus, chosen.engine.replicas, chosen.engine.gpu_product) == (8, 3, expected)
+        assert not chosen.engine.node_selector
+
+
 def test_the_cheapest_plan_counts_what_its_engines_cost() -> None:
     """Two trainer's GPUs for half of the time are no cheaper where eight engines stand beside them."""
     there = nodes(2, 8, H100, gpu_hour_price=3.0), nodes(1, 8, A100, gpu_hour_price=30.0)

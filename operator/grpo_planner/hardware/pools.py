@@ -214,12 +214,3 @@ def _unknown_memory(node: Node) -> str:
         f"node {node.name or '(unnamed)'}: memory of {what} is unknown: "
         "set spec.placement.gpuMemory, or install GPU feature discovery"
     )
-
-
-def server_pools(inventory: Inventory, spec: GRPOJobSpec) -> list[Pool]:
-    """The pools of engines that have a product of their own; none where theirs is the trainer's."""
-    servers = spec.generation.servers
-    if servers is None or servers.gpu_product is None:
-        return []
-    placement = spec.placement.model_copy(update={"gpu_product": servers.gpu_product})
-    return build_pools(inventory, spec.model_copy(update={"placement": placement}))[0]

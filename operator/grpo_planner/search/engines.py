@@ -10,8 +10,11 @@ from functools import cached_property
 from typing import Literal
 
 from grpo_api.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
+from grpo_api.job import GRPOJobSpec
 
-from ..hardware.pools import Place, Pool
+from ..hardware.declared import declared
+from ..hardware.inventory import Inventory
+from ..hardware.pools import Place, Pool, build_pools
 from ..memory import Engine, Precision, Setup
 from ..memory import engine as terms
 from ..result import PlanReason, SpecRejected
@@ -257,6 +260,17 @@ def engine_of(
         cache_bytes=CACHE_ELEMENT.get(arguments.kv_cache_dtype, 1),
         syncs=1 / demand.updates_per_generation,
     )
+
+
+def server_pools(inventory: Inventory, spec: GRPOJobSpec) -> list[Pool]:
+    """The pools of engines that have a product of their own; none where theirs is the trainer's."""
+    servers = spec.generation.servers
+    if servers is None or servers.gpu_product is None:
+        return []
+    placement = spec.placement.model_copy(update={"gpu_product": servers.gpu_product})
+    if placement.provisioning == "CreatePods":
+        inventory = declared(placement)
+    return build_pools(inventory, spec.model_copy(update={"placement": placement}))[0]
 
 
 def _at_most(engine: Engine, room: int) -> Engine:
