@@ -196,7 +196,8 @@ def test_sleep_is_obeyed() -> None:
 def test_what_cannot_be_compared_or_proven_is_warned_of() -> None:
     cut = auto(training__temperature=0.7, training__topP=0.9)
     assert any("temperature 0.7 with topP" in text and "correction is off" in text for text in cut.warnings)
-    for changes in ({"training__temperature": 0.7}, {"training__topP": 0.9}):
+    alone: list[dict[str, Any]] = [{"training__temperature": 0.7}, {"training__topP": 0.9}]
+    for changes in alone:
         assert not any("correction is off" in text for text in auto(**changes).warnings)
     gemma = auto(GEMMA, generation__engine="Colocated")
     assert any("model type gemma3_text in an engine can be proven" in text for text in gemma.warnings)
