@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from grpo_api.generation import PROVEN_FAMILIES
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import PlanReason, plan_job
+from grpo_planner import PlanReason, engine_plan, plan_job
 from grpo_planner.engine_plan import sampled_briefly, sampled_by
 from grpo_planner.hardware.products import lookup, usable_bytes
 from grpo_planner.model.catalogue import model_type
+from grpo_planner.search import engines
 from tests.generated import cases
 from tests.unit.planning import A10G, A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result
 from tests.unit.planning import plan as planned
@@ -39,7 +40,7 @@ def auto(name: str = QWEN_7B, *groups: Any, **changes: Any) -> ExecutionPlan:
         (QWEN_32B, nodes(1, 1, H100), "Transformers"),
         (LLAMA_1B, nodes(1, 1, L4), "Transformers"),
         (MIXTRAL, nodes(4, 8, H100), "Transformers"),
-        (GEMMA, nodes(1, 8, H100), "Transformers"),
+        (GEMMA, nodes(1, 8, H100), "vLLM"),
     ],
 )
 def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
@@ -50,7 +51,6 @@ def test_what_auto_takes(model: str, there: Any, expected: str) -> None:
     ("changes", "why"),
     [
         ({"model__name": MIXTRAL}, "experts in an engine can't be proven"),
-        ({"model__name": GEMMA}, "model type gemma3_text in an engine have not been proven"),
         ({"model__name": "my/model", "model__parameters": "7B"}, "shape is only estimated"),
         ({"image": "trainer:mine"}, "whether spec.image has vLLM is not known"),
         ({"generation__engine": "Transformers"}, "spec.generation.engine asks for it"),
@@ -60,6 +60,17 @@ def test_why_there_is_no_engine(changes: dict[str, Any], why: str) -> None:
     chosen = auto(QWEN_7B, nodes(4, 8, H100), **changes)
     assert chosen.engine is None
     assert why in chosen.reason
+
+
+def test_a_family_that_is_not_proven_gets_an_engine_only_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engines, engine_plan):
+        monkeypatch.setattr(module, "PROVEN_FAMILIES", ("llama",))
+    chosen = auto(GEMMA)
+    assert chosen.engine is None
+    assert "the weights of model type gemma3_text in an engine have not been proven" in chosen.reason
+    asked = auto(GEMMA, generation__engine="Colocated")
+    assert asked.engine is not None
+    assert any("model type gemma3_text in an engine can be proven shows only at the start" in w for w in asked.warnings)
 
 
 def test_the_reason_and_the_candidates_tell_what_it_was_compared_with() -> None:
@@ -199,8 +210,6 @@ def test_what_cannot_be_compared_or_proven_is_warned_of() -> None:
     alone: list[dict[str, Any]] = [{"training__temperature": 0.7}, {"training__topP": 0.9}]
     for changes in alone:
         assert not any("correction is off" in text for text in auto(**changes).warnings)
-    gemma = auto(GEMMA, generation__engine="Colocated")
-    assert any("model type gemma3_text in an engine can be proven" in text for text in gemma.warnings)
     plain = auto(training__temperature=0.7, training__topP=0.9, generation__engine="Transformers")
     assert not any("correction" in text for text in plain.warnings)
 
@@ -209,7 +218,7 @@ def test_an_engine_in_words() -> None:
     assert sampled_by(auto(QWEN_32B)) == "vLLM Colocated over 2 GPUs, asleep while training"
     servers = auto(generation={"engine": "Servers", "servers": {"replicas": 2}})
     assert sampled_by(servers) == f"vLLM Servers, 2 engines, 2 GPUs {H100} beside the trainer's"
-    assert sampled_by(auto(GEMMA)) == "Transformers"
+    assert sampled_by(auto(MIXTRAL, nodes(4, 8, H100))) == "Transformers"
     assert all(model_type(name) in PROVEN_FAMILIES for name in (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B))
 
 
