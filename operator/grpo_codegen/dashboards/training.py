@@ -174,7 +174,6 @@ _MEMORY = (
             Query(of_job(trainer.MEMORY_BESIDE["device"]), "used on the GPU"),
         ),
         height=7,
-        width=12,
         empty=_CPU,
     ),
     Panel(
@@ -183,7 +182,6 @@ _MEMORY = (
         unit="bytes",
         queries=(Query(of_job(trainer.MEMORY_BESIDE["host"]), "largest rank"),),
         height=7,
-        width=12,
     ),
 )
 _OOM = f'{ConditionType.DEGRADED}",reason="{Result.OUT_OF_MEMORY}'

@@ -27,14 +27,17 @@ _OF_ALL: dict[Metric, Timeline] = {
     trainer.WEIGHT_PROOF_SECONDS: unsteady(constant(0.03), 0.1, 34),
     trainer.ENGINE_PROOF_FAILURES: constant(0.0),
 }
-_OF_EACH: dict[Metric, Timeline] = {
-    trainer.ENGINE_UP: constant(1.0),
-    trainer.ENGINE_VERSION: version,
-    trainer.ENGINE_WAITING: unsteady(constant(12.0), 0.8, 35),
-    trainer.ENGINE_CACHE: unsteady(constant(0.55), 0.2, 36),
-    trainer.ENGINE_TOKENS: unsteady(constant(6400.0), 0.05, 37),
-    trainer.ENGINE_LOSSES: constant(0.0),
-}
+
+
+def _of_each(seed: int) -> dict[Metric, Timeline]:
+    return {
+        trainer.ENGINE_UP: constant(1.0),
+        trainer.ENGINE_VERSION: version,
+        trainer.ENGINE_WAITING: unsteady(constant(12.0), 0.8, seed),
+        trainer.ENGINE_CACHE: unsteady(constant(0.55), 0.2, seed + 1),
+        trainer.ENGINE_TOKENS: unsteady(constant(6400.0), 0.05, seed + 2),
+        trainer.ENGINE_LOSSES: constant(0.0),
+    }
 
 
 def _with_engines() -> World:
@@ -44,7 +47,7 @@ def _with_engines() -> World:
     for phase, seconds in _SAMPLING.items():
         world[rank0(trainer.PHASE_SECONDS, step_phase=phase)] = unsteady(constant(seconds), 0.08, 40)
     for engine in ENGINES:
-        world |= {rank0(metric, engine=engine): line for metric, line in _OF_EACH.items()}
+        world |= {rank0(metric, engine=engine): line for metric, line in _of_each(50 + int(engine)).items()}
     return world
 
 
