@@ -49,6 +49,10 @@ class Image:
         return self.name.rpartition(":")[2]
 
 
+WITHOUT_ENGINE = ("EXTRAS=trainer",)
+"""Argument of the trainer's Dockerfile where no vLLM for GPUs is wanted, which is gigabytes."""
+
+
 @dataclass(frozen=True)
 class _Recipe:
     """How to build one image.
@@ -105,7 +109,7 @@ def trainer_image() -> Image:
 def slim_trainer_image() -> Image:
     """Return the shipped trainer Dockerfile's image with torch that lacks CUDA's libraries (1.9 GB)."""
     wheels = ((torch_wheels(), CONTAINER_WHEELS),)
-    return _image(_Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels, layers=False))
+    return _image(_Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels, arguments=WITHOUT_ENGINE, layers=False))
 
 
 def light_trainer_image() -> Image:
@@ -114,17 +118,20 @@ def light_trainer_image() -> Image:
     It runs on nodes that show `site_packages()` to every container at CONTAINER_SITE_PACKAGES; the installer finds
     the dependencies there at build time too, and so installs only our packages.
     """
-    mounts = ((site_packages(), CONTAINER_SITE_PACKAGES),)
-    environment = (f"PYTHONPATH={CONTAINER_SITE_PACKAGES}",)
-    return _image(_Recipe("grpo-trainer-light", "trainer_image/Dockerfile", mounts, environment=environment))
+    return _light("grpo-trainer-light", ((site_packages(), CONTAINER_SITE_PACKAGES),), {})
 
 
 def engine_trainer_image() -> Image:
     """Return the light trainer image with an engine: vLLM for CPUs, which nodes show at CONTAINER_ENGINE_PACKAGES."""
     mounts = ((site_packages(), CONTAINER_SITE_PACKAGES), (engine_packages(), CONTAINER_ENGINE_PACKAGES))
-    variables = {"PYTHONPATH": ":".join(target for _, target in mounts), **ENGINE_ENVIRONMENT}
-    environment = tuple(f"{name}={value}" for name, value in variables.items())
-    return _image(_Recipe("grpo-trainer-engine", "trainer_image/Dockerfile", mounts, environment=environment))
+    return _light("grpo-trainer-engine", mounts, ENGINE_ENVIRONMENT)
+
+
+def _light(name: str, mounts: tuple[tuple[Path, str], ...], environment: dict[str, str]) -> Image:
+    """Build the trainer's Dockerfile on folders of packages, in the order in which Python looks into them."""
+    variables = {"PYTHONPATH": ":".join(target for _, target in mounts), **environment}
+    baked = tuple(f"{variable}={value}" for variable, value in variables.items())
+    return _image(_Recipe(name, "trainer_image/Dockerfile", mounts, environment=baked, arguments=WITHOUT_ENGINE))
 
 
 def gpu_stand_in_image() -> Image:
