@@ -102,7 +102,7 @@ def operator_image() -> Image:
 
 
 def trainer_image() -> Image:
-    """Return the trainer's image from the shipped Dockerfile, as GPU clusters run it (6 GB)."""
+    """Return the trainer's image from the shipped Dockerfile, as GPU clusters run it (about 9 GB)."""
     return _image(SHIPPED["grpo-trainer"])
 
 
