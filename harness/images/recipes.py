@@ -18,7 +18,7 @@ from ..programs.cache import cache_root, cached, content_key, locked
 from ..programs.processes import ClusterError
 from ..programs.progress import progress
 from .base import base_tar
-from .engines import ENGINE_ENVIRONMENT, engine_packages
+from .engines import engine_environment, engine_packages
 from .wheels import site_packages, torch_wheels
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -109,7 +109,9 @@ def trainer_image() -> Image:
 def slim_trainer_image() -> Image:
     """Return the shipped trainer Dockerfile's image with torch that lacks CUDA's libraries (1.9 GB)."""
     wheels = ((torch_wheels(), CONTAINER_WHEELS),)
-    return _image(_Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels, arguments=WITHOUT_ENGINE, layers=False))
+    return _image(
+        _Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels, arguments=WITHOUT_ENGINE, layers=False)
+    )
 
 
 def light_trainer_image() -> Image:
@@ -124,7 +126,7 @@ def light_trainer_image() -> Image:
 def engine_trainer_image() -> Image:
     """Return the light trainer image with an engine: vLLM for CPUs, which nodes show at CONTAINER_ENGINE_PACKAGES."""
     mounts = ((site_packages(), CONTAINER_SITE_PACKAGES), (engine_packages(), CONTAINER_ENGINE_PACKAGES))
-    return _light("grpo-trainer-engine", mounts, ENGINE_ENVIRONMENT)
+    return _light("grpo-trainer-engine", mounts, engine_environment(CONTAINER_ENGINE_PACKAGES))
 
 
 def _light(name: str, mounts: tuple[tuple[Path, str], ...], environment: dict[str, str]) -> Image:

@@ -1,8 +1,8 @@
 """The trainer's dependencies for CPU tests: torch without CUDA's own libraries, as a wheel and as a mounted folder.
 
-The shipped trainer image is 9 GB, most of it CUDA and vLLM. A repacked torch wheel of the same version with a local version
-suffix satisfies the same constraints and is preferred by installers, so the shipped Dockerfile builds a small image
-unchanged. The folder is for test nodes that show it to every container, so that the image itself needs none of it.
+The shipped trainer image is 9 GB, most of it CUDA and vLLM. A repacked torch wheel of the same version with a local
+version suffix satisfies the same constraints and is preferred by installers, so the shipped Dockerfile builds a small
+image unchanged. The folder is for test nodes that show it to every container, so that the image needs none of it.
 """
 
 import tomllib

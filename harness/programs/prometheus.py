@@ -5,12 +5,12 @@ Only Prometheus knows whether it can read what we write.
 
 import json
 import subprocess
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import yaml
 
 from ..controlplane import free_port
 from .cache import cache_root, cached
-from .prerequisites import apt_alone
+from .debian import unpack
 from .processes import ClusterError
 
 PACKAGE = "prometheus"
@@ -33,7 +33,7 @@ def program(name: str) -> Path:
     Raises:
         ClusterError: the package can't be downloaded; this works on Debian and its derivatives.
     """
-    return cached(cache_root() / f"{PACKAGE}-debian", _unpack) / "usr" / "bin" / name
+    return cached(cache_root() / f"{PACKAGE}-debian", partial(unpack, PACKAGE)) / "usr" / "bin" / name
 
 
 @contextmanager
@@ -76,16 +76,3 @@ def query(address: str, expression: str) -> list[dict[str, Any]]:
     except OSError:
         return []
     return found
-
-
-def _unpack(folder: Path) -> None:
-    with apt_alone(), tempfile.TemporaryDirectory() as temporary:
-        download = ["apt-get", "download", PACKAGE]
-        done = subprocess.run(download, cwd=temporary, capture_output=True, text=True, check=False)
-        if done.returncode:  # the package lists may be absent or too old
-            subprocess.run(["apt-get", "update"], capture_output=True, check=False)
-            done = subprocess.run(download, cwd=temporary, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ClusterError(f"`{' '.join(download)}` failed: {done.stderr}")
-        (package,) = Path(temporary).glob("*.deb")
-        subprocess.run(["dpkg-deb", "--extract", str(package), str(folder)], check=True)

