@@ -26,8 +26,9 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "TORCHDYNAMO_DISABLE": "1",
 }
-"""It shares cores with the trainer, and reports to nobody."""
+"""It shares cores with the trainer, reports to nobody, and compiles nothing: the image has no C++ compiler."""
 
 
 def engine_environment(folder: Path | str) -> dict[str, str]:
