@@ -1,0 +1,92 @@
+"""What an attempt lacks is created, and what follows where the API server denies it or another has its name."""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.starts import Starts
+from grpo_operator.decisions import Action, Decision
+from grpo_operator.errors import AlreadyExists, Denied
+from grpo_operator.names import ENGINE_SERVICE
+from grpo_operator.observe import Observation
+from grpo_operator.sightings import Sightings
+from tests.unit.operator_world import (
+    SERVED_GPU_PLAN,
+    active_status,
+    make_child,
+    make_job,
+    make_pod,
+    make_seen,
+)
+
+GPU_JOB = {"placement": {"accelerator": "GPU", "nodes": 2}}
+GANG = (make_child(), make_pod(0), make_pod(1))
+
+
+class World:
+    """An API server that creates, denies, or has the name already; and the Services that are asked for."""
+
+    def __init__(self, *, denies: bool = False, there: dict[str, Any] | None = None) -> None:
+        """`there`: the Job exists, with these differences of its metadata from what is wanted."""
+        self.denies = denies
+        self.there = there
+        self.created: list[dict[str, Any]] = []
+        self.services: list[str] = []
+
+    async def create(self, _: Any, __: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.denies:
+            raise Denied("exceeded quota: gpus", 403)
+        metadata = {**body["metadata"], "uid": "new", "resourceVersion": "20", **(self.there or {})}
+        self.created.append(body | {"metadata": metadata, "status": {}})
+        if self.there is not None:
+            raise AlreadyExists("it is there", 409)
+        return self.created[-1]
+
+    async def get(self, *_: Any) -> dict[str, Any]:
+        return self.created[-1]
+
+    async def service(self, _: str, name: str = "grpo-rendezvous") -> None:
+        self.services.append(name)
+
+    async def claim(self, _: Any) -> None:
+        """The job has none."""
+
+    async def start(self, seen: Observation) -> Decision | None:
+        found: Any = self
+        return await Starts(found, Caches(), found, Sightings(), "trainer:1").start(seen)
+
+
+def seen_of(*things: Any, ran: bool = False) -> Observation:
+    return make_seen(make_job(GPU_JOB, active_status(plan=SERVED_GPU_PLAN, running=ran)), *things)
+
+
+async def test_the_gang_is_created_first_and_its_engines_then() -> None:
+    world = World()
+    assert await world.start(seen_of()) is None
+    assert await world.start(seen_of(*GANG)) is None
+    assert [job["metadata"]["name"] for job in world.created] == ["run-1", "run-1-engine"]
+    assert ENGINE_SERVICE in world.services
+
+
+@pytest.mark.parametrize(("ran", "action"), [(False, Action.RELEASE), (True, Action.WAIT)])
+async def test_engines_that_are_denied_end_no_gang_that_trains(ran: bool, action: Action) -> None:
+    answer = await World(denies=True).start(seen_of(*GANG, ran=ran))
+    assert answer
+    assert answer.action is action
+    assert "exceeded quota" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ours"),
+    [({}, True), ({"ownerReferences": []}, False), ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, False)],
+)
+async def test_a_job_of_the_engines_name_is_taken_only_if_it_is_this_attempts(
+    metadata: dict[str, Any], ours: bool
+) -> None:
+    answer = await World(there=metadata).start(seen_of(*GANG))
+    if ours:
+        assert answer is None
+    else:
+        assert answer
+        assert (answer.action, answer.reason) == (Action.WAIT, "NameTaken")
