@@ -84,6 +84,9 @@ RENDEZVOUS_PORT = 29500
 ENGINE_PORT = 8000
 """An engine pod serves completions, weight syncs, /metrics and /healthz here."""
 
+ENGINE_BIND_ENV = "GRPO_ENGINE_BIND"
+"""Overrides the address of an engine, as `host:port`, outside a pod; unset: every address of the pod at its port."""
+
 WEIGHTS_PORT = 29600
 """Rank 0 accepts engine pods here for the transfer of weights."""
 

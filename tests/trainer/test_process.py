@@ -24,10 +24,10 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Progress, Result
 from grpo_api.running import GuardSpec
 from grpo_trainer import __main__ as program
-from grpo_trainer.__main__ import read_plan
 from grpo_trainer.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
 from grpo_trainer.guard import KLGuard
+from grpo_trainer.plan_file import read_plan
 from grpo_trainer.process.cores import threads_per_process
 from grpo_trainer.process.outcome import finished_attempt, keep, make_outcome
 from grpo_trainer.process.preemption import Preemption

@@ -8,13 +8,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from pathlib import Path
 
-from pydantic import ValidationError
-
-from grpo_api.base import dotted
-from grpo_api.contract import PLAN_ENV, PLAN_PATH, THREADS_ENV
+from grpo_api.contract import THREADS_ENV
 from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
@@ -22,28 +17,13 @@ from grpo_api.report import EXIT_CODES, Outcome, Result
 from .checkpoints.key import require_key
 from .errors import BadInput, Diverged, classify
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
+from .plan_file import read_plan
 from .process.cores import threads_per_process
 from .process.outcome import announce, keep, make_outcome
 from .process.recorder import Recorder
 from .process.supervisor import supervise
 from .process.unused import leave_out
 from .unsupported import require_supported
-
-
-def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
-    """The plan that the pod was given.
-
-    Raises:
-        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at once.
-    """
-    path = Path(environment.get(PLAN_ENV, PLAN_PATH))
-    try:
-        return TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path") from error
-    except ValidationError as error:
-        problems = "; ".join(f"{dotted(item['loc'])}: {item['msg']}" for item in error.errors())
-        raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error
 
 
 def require_signable(plan: TrainingPlan, place: Placement) -> None:

@@ -6,6 +6,8 @@
     ├── RewardError         a reward function failed
     ├── EngineWeightsDiffer an engine does not have the weights that it was sent
     ├── EngineMismatch      guard.maxEngineMismatch was exceeded
+    ├── WeightSyncTimeout   no engine took new weights in time
+    ├── EngineLost          no engine was left to sample from
     ├── RendezvousTimeout   the peers did not come
     ├── Diverged            the loss, the gradient or the weights are not finite
     │   └── DivergedKL      guard.maxKL was exceeded
@@ -69,6 +71,18 @@ class EngineMismatch(TrainingError):
     """The engine's log-probabilities are not the trainer's."""
 
     result = Result.ENGINE_MISMATCH
+
+
+class WeightSyncTimeout(TrainingError):
+    """No engine took new weights, or proved that it has them, in guard.weightSyncTimeoutSeconds."""
+
+    result = Result.WEIGHT_SYNC_TIMEOUT
+
+
+class EngineLost(TrainingError):
+    """No engine was left to sample from, and none came back in guard.weightSyncTimeoutSeconds."""
+
+    result = Result.ENGINE_LOST
 
 
 class RendezvousTimeout(TrainingError):

@@ -15,9 +15,9 @@ from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
-from .__main__ import read_plan
 from .errors import classify
 from .hub.repositories import Hub, Repository
+from .plan_file import read_plan
 from .process.outcome import announce
 from .process.unused import leave_out
 

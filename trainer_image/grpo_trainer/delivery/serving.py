@@ -12,8 +12,8 @@ from pathlib import Path
 
 from grpo_api.artifacts import SUMS, FileEntry, Listing, parse_sums
 
-from ..__main__ import read_plan
 from ..errors import BadInput
+from ..plan_file import read_plan
 from ..process.outcome import termination_log
 from .sources import Folder, Source, exported
 from .state import asked, idle_seconds, publish

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from grpo_api.artifacts import Listing
 
-from ..__main__ import read_plan
 from ..files import write_atomically
+from ..plan_file import read_plan
 from .sources import Folder, Source, exported
 
 _LISTING = "listing.json"

@@ -18,9 +18,10 @@ from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
-from ..__main__ import leave, read_plan
+from ..__main__ import leave
 from ..errors import BadInput, Transient, classify
 from ..gang.placement import placement
+from ..plan_file import read_plan
 from ..process.outcome import announce, last_success
 from ..stores.run import StoredRun, source_run
 from .score import Score, as_json, reported, sentence

@@ -11,6 +11,7 @@ from ..telemetry.observer import StepObserver
 from ..weights.models import Source
 from .base import EngineGeneration, EngineSetup
 from .colocated import ColocatedGeneration
+from .servers import ServersGeneration
 
 
 def engine_maker(
@@ -20,4 +21,5 @@ def engine_maker(
     if plan.execution.engine is None:
         return None
     setup = EngineSetup(plan, source.folder, observer.clock, recorder.logged, recorder.event)
-    return lambda model, stop_tokens: ColocatedGeneration(setup, model, stop_tokens)
+    kind = ServersGeneration if plan.execution.engine.kind == "Servers" else ColocatedGeneration
+    return lambda model, stop_tokens: kind(setup, model, stop_tokens)

@@ -1,0 +1,181 @@
+"""One generation over engines that are lost in any way: all completions come, and each is the one of its seed.
+
+The engines' answers are made by fakes.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_trainer.errors import TrainingError
+from grpo_trainer.generation.completing import Completing, Piece, pieces_of
+from grpo_trainer.generation.division import capacity
+from grpo_trainer.generation.engine_client import EngineFailed, Rejected, Stale, Unreachable
+from grpo_trainer.generation.engine_view import EngineView
+from grpo_trainer.generation.fleet import Engine, look
+from grpo_trainer.generation.messages import Completion, EngineState, Generate, Generated
+
+VERSION = 7
+
+
+@given(st.lists(st.tuples(st.sampled_from([[1], [2], [3]]), st.integers(0, 9)), min_size=1), st.integers(1, 4))
+def test_pieces_hold_all_that_is_wanted_in_its_order(wanted: list[tuple[list[int], int]], most: int) -> None:
+    pieces = pieces_of(wanted, most)
+    assert [(piece.prompt, seed) for piece in pieces for seed in piece.seeds] == wanted
+    assert max(len(piece.seeds) for piece in pieces) <= most
+
+
+def test_an_engine_holds_prompts_that_fill_it_twice() -> None:
+    assert (capacity(64, 8), capacity(65, 8), capacity(4, 8)) == (16, 18, 2)
+
+
+def sampled(prompt: list[int], seed: int) -> Completion:
+    """What any engine samples: it follows from the prompt and the seed alone."""
+    return Completion(tokens=[*prompt, seed % 97], logprobs=[-1.0] * (len(prompt) + 1))
+
+
+class FakeClient:
+    """An engine that fails at some requests, in the way that is said."""
+
+    def __init__(self, failures: dict[int, EngineFailed]) -> None:
+        self.failures = failures
+        self.asked = 0
+
+    async def generate(self, request: Generate) -> Generated:
+        """Answers in some later turn of the loop."""
+        self.asked += 1
+        failure = self.failures.get(self.asked)
+        await asyncio.sleep(0)
+        if failure is not None:
+            raise failure
+        completions = [sampled(request.prompt, seed) for seed in request.seeds]
+        return Generated(version=request.version, incarnation=request.incarnation, completions=completions)
+
+
+async def sound(_: Engine) -> None:
+    """Every engine still has what it was proven to have."""
+
+
+def engine(index: int, failures: dict[int, EngineFailed]) -> Engine:
+    """One that was proven to have the weights."""
+    client: Any = FakeClient(failures)
+    made = Engine(EngineView(index, f"host-{index}"), client)
+    made.view.seen(f"process-{index}")
+    made.view.proven(VERSION)
+    return made
+
+
+FAILURES = st.dictionaries(st.integers(1, 6), st.sampled_from([Unreachable("gone"), Stale("stale")]), max_size=2)
+PIECES = [Piece([number], [10 * number, 10 * number + 1]) for number in range(9)]
+
+
+@given(st.lists(FAILURES, min_size=1, max_size=3))
+def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict[int, EngineFailed]]) -> None:
+    engines = [engine(index, one) for index, one in enumerate(failures)]
+    completing = Completing(engines, sound, PIECES, {}, sequences=4, stall=60.0)
+    version = VERSION
+    while not asyncio.run(completing.go_on(version)):
+        assert not any(one.view.serves(version) for one in engines)
+        version += 1  # the same weights, brought again
+        for one in engines:
+            one.view.seen(f"process-{one.view.index}")
+            one.view.proven(version)
+    wanted = [sampled(piece.prompt, seed) for piece in PIECES for seed in piece.seeds]
+    assert [sample.tokens for sample in completing.samples] == [one.tokens for one in wanted]
+    assert {sample.version for sample in completing.samples} <= set(range(VERSION, version + 1))
+    assert sum(one.view.losses for one in engines) <= sum(len(one) for one in failures)
+
+
+def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewhere() -> None:
+    engines = [engine(0, {}), engine(1, {})]
+
+    async def prove(one: Engine) -> None:
+        if one.view.index == 0:
+            raise EngineFailed("has other weights than it was sent: k_proj")
+
+    completing = Completing(engines, prove, PIECES, {}, sequences=4, stall=60.0)
+    assert asyncio.run(completing.go_on(VERSION))
+    asked: Any = engines[1].client
+    assert asked.asked == len(PIECES), "whatever engine 0 had answered is asked of engine 1"
+    assert not engines[0].serves(VERSION)
+    assert engines[0].view.last == "has other weights than it was sent: k_proj, after it has sampled"
+
+
+def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
+    engines = [engine(0, {}), engine(1, {})]
+    completing = Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0)
+    assert asyncio.run(completing.go_on(VERSION))
+    assert set(completing.metrics()) == {"engine_tokens_per_second/0", "engine_tokens_per_second/1"}
+
+
+def test_a_prompt_that_no_engine_takes_ends_the_run() -> None:
+    engines = [engine(0, {1: Rejected("does not take it: too long")}), engine(1, {})]
+    with pytest.raises(TrainingError, match="engine 0 at host-0 does not take it: too long"):
+        asyncio.run(Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0).go_on(VERSION))
+
+
+def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewhere() -> None:
+    class Stuck(FakeClient):
+        async def generate(self, _: Generate) -> Generated:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    stuck, good = engine(0, {}), engine(1, {})
+    stuck.client = Stuck({})  # type: ignore[assignment]
+    completing = Completing([stuck, good], sound, PIECES, {}, sequences=2, stall=0.0)
+    assert asyncio.run(completing.go_on(VERSION))
+    assert stuck.view.condemned
+    assert "sampled no token" in stuck.view.last
+
+
+class Looked:
+    """A client whose state is what the test says."""
+
+    def __init__(self, *answers: EngineState | EngineFailed) -> None:
+        self.answers = list(answers)
+        self.ended: list[str] = []
+
+    async def state(self) -> EngineState:
+        answer = self.answers.pop(0)
+        if isinstance(answer, EngineFailed):
+            raise answer
+        return answer
+
+    async def end(self, reason: str) -> None:
+        self.ended.append(reason)
+
+
+def looked(*answers: EngineState | EngineFailed, version: int | None = VERSION) -> tuple[Engine, Looked]:
+    """An engine after it has been looked at as often as there are answers."""
+    client: Any = Looked(*answers)
+    made = Engine(EngineView(0, "host"), client)
+    made.view.seen("a")
+    if version is not None:
+        made.view.proven(version)
+    for _ in range(len(answers)):
+        asyncio.run(look(made))
+    return made, client
+
+
+def test_what_a_look_shows() -> None:
+    as_proven = EngineState(incarnation="a", phase="Serving", version=VERSION)
+    assert looked(as_proven)[0].serves(VERSION)
+    assert not looked(EngineState(incarnation="b", phase="Waiting"))[0].serves(VERSION)
+    older = EngineState(incarnation="a", phase="Serving", version=VERSION - 1)
+    assert "proven to have" in looked(older)[0].view.last
+    late = Unreachable("late", late=True)
+    assert looked(late, late, as_proven, late)[0].serves(VERSION)
+    assert not looked(late, late, late)[0].view.usable
+    assert not looked(Unreachable("refused"))[0].view.usable
+    assert not looked(EngineFailed("belongs to another attempt"))[0].view.usable
+
+
+def test_an_engine_that_was_given_up_is_told_to_end() -> None:
+    made, client = looked(version=None)
+    made.view.give_up("has other weights")
+    client.answers.append(EngineState(incarnation="a", phase="Waiting"))
+    asyncio.run(look(made))
+    assert client.ended == ["has other weights"]

@@ -1,0 +1,182 @@
+"""Which engine gets which prompt, and what follows when one is lost: any order of events, and none is used wrongly."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from grpo_trainer.generation.division import Division
+from grpo_trainer.generation.engine_view import MAX_STRIKES, EngineView, told
+from grpo_trainer.generation.served import Refused, ServedWeights
+
+
+class Dividing(RuleBasedStateMachine):
+    """Prompts on their way, while engines come, answer and are lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.division = Division(range(12), 3)
+        self.held: list[tuple[int, int]] = []
+        self.answered: list[int] = []
+        self.unsettled: list[tuple[int, int]] = []
+
+    @rule(engines=st.sets(st.integers(0, 3)))
+    def assign(self, engines: set[int]) -> None:
+        given_out = self.division.assign(sorted(engines))
+        assert {engine for engine, _ in given_out} <= engines
+        self.held += given_out
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        engine, prompt = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        self.division.answered(engine, prompt)
+        self.answered.append(prompt)
+        self.unsettled.append((engine, prompt))
+
+    @rule(engine=st.integers(0, 3))
+    def settle(self, engine: int) -> None:
+        self.division.settled(engine)
+        self.unsettled = [(one, prompt) for one, prompt in self.unsettled if one != engine]
+
+    @rule(engine=st.integers(0, 3))
+    def lose(self, engine: int) -> None:
+        again = [prompt for one, prompt in self.held + self.unsettled if one == engine]
+        assert self.division.lost(engine) == sorted(again)
+        self.held = [(one, prompt) for one, prompt in self.held if one != engine]
+        self.unsettled = [(one, prompt) for one, prompt in self.unsettled if one != engine]
+        self.answered = [prompt for prompt in self.answered if prompt not in again]
+
+    @invariant()
+    def each_prompt_is_in_one_place(self) -> None:
+        out = [prompt for _, prompt in self.held] + self.answered
+        assert len(out) == len(set(out))
+        assert all(len(held) <= 3 for held in self.division.held.values())
+        assert self.division.done == (len(self.answered) == 12)
+        assert set(self.division.unsettled) == {engine for engine, _ in self.unsettled}
+
+    def teardown(self) -> None:
+        """Whatever happened, one engine that lives brings all to an end."""
+        for engine in range(4):
+            self.lose(engine)
+        assert not self.division.unsettled
+        while given_out := self.division.assign([9]):
+            for engine, prompt in given_out:
+                self.division.answered(engine, prompt)
+                self.answered.append(prompt)
+        assert sorted(self.answered) == list(range(12))
+
+
+test_dividing = Dividing.TestCase
+
+
+class Knowing(RuleBasedStateMachine):
+    """An engine as rank 0 knows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = EngineView(0, "here")
+        self.proof: tuple[str, int] | None = None
+        self.gave_up: set[str] = set()
+
+    @rule(incarnation=st.sampled_from("abc"))
+    def seen(self, incarnation: str) -> None:
+        if incarnation != self.view.incarnation:
+            self.proof = None
+        self.view.seen(incarnation)
+
+    @rule()
+    def gone(self) -> None:
+        self.view.gone("gone")
+        self.proof = None
+
+    @rule()
+    def stale(self) -> None:
+        self.view.stale("stale")
+        self.proof = None
+
+    @precondition(lambda self: self.view.usable)
+    @rule(version=st.integers(1, 3))
+    def proven(self, version: int) -> None:
+        self.view.proven(version)
+        self.proof = (self.view.incarnation or "", version)
+
+    @precondition(lambda self: self.view.usable)
+    @rule()
+    def failed(self) -> None:
+        struck = self.view.strikes + 1
+        incarnation = self.view.incarnation or ""
+        self.view.failed("failed")
+        self.proof = None
+        if struck >= MAX_STRIKES:
+            self.gave_up = {incarnation}
+            assert self.view.condemned
+
+    @invariant()
+    def it_serves_what_this_process_was_proven_to_have(self) -> None:
+        for version in (1, 2, 3):
+            assert self.view.serves(version) == (self.proof == (self.view.incarnation, version))
+        if self.view.incarnation in self.gave_up:
+            assert not self.view.usable
+        assert self.view.last in told([self.view])
+
+
+test_knowing = Knowing.TestCase
+
+
+class Serving(RuleBasedStateMachine):
+    """The engine's own side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.served = ServedWeights("me")
+        self.serves: int | None = None
+        self.admitted: int | None = None
+
+    @rule(version=st.integers(1, 3), ends=st.booleans())
+    def sync(self, version: int, ends: bool) -> None:
+        self.served.begin()
+        self.serves, self.admitted = None, None
+        with pytest.raises(Refused, match="under way"):
+            self.served.begin()
+        if ends:
+            self.served.received(version)
+        else:
+            self.served.failed()
+
+    @rule(version=st.integers(1, 3))
+    def confirm(self, version: int) -> None:
+        try:
+            self.served.confirm(version)
+        except Refused:
+            return
+        self.serves = version
+
+    @rule(version=st.integers(1, 3), incarnation=st.sampled_from(["me", "other"]))
+    def admit(self, version: int, incarnation: str) -> None:
+        if (version, incarnation) == (self.serves, "me"):
+            self.admitted = self.served.admit(version, incarnation)
+        else:
+            with pytest.raises(Refused):
+                self.served.admit(version, incarnation)
+
+    @invariant()
+    def it_tells_what_it_serves(self) -> None:
+        assert self.served.version == self.serves == self.served.state().version
+        if self.admitted is not None:
+            self.served.still(self.admitted)
+
+
+test_serving = Serving.TestCase
+
+
+def test_a_completion_during_which_a_sync_began_is_not_handed_out() -> None:
+    served = ServedWeights()
+    served.begin()
+    served.received(3)
+    served.confirm(3)
+    admitted = served.admit(3, served.incarnation)
+    served.begin()
+    served.received(3)
+    served.confirm(3)
+    with pytest.raises(Refused, match="while the completion was sampled"):
+        served.still(admitted)

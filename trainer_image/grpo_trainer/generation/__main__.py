@@ -1,0 +1,126 @@
+"""`python -m grpo_trainer.generation`: the entry point of an engine pod.
+
+Starts vLLM with dummy weights and serves until the attempt ends: the trainer brings the weights, proves them and asks
+for completions. Like a training pod it ends with an Outcome and its exit code, whatever happens.
+"""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import psutil
+
+from grpo_api.contract import ENGINE_BIND_ENV, SCRATCH
+from grpo_api.fitting import with_message
+from grpo_api.patience import patience
+from grpo_api.plan import TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result
+
+from ..errors import BadInput, Transient, classify
+from ..hub.repositories import Hub
+from ..plan_file import read_plan
+from ..process.outcome import announce
+from ..telemetry.listening import split
+from .engine_settings import engine_plan, engine_settings, model_folder
+from .messages import attempt_of
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_CACHE_ROOT": f"{SCRATCH}/vllm-cache",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Unless the job sets it otherwise: nothing is told to anybody, caches lie where a pod may write."""
+CHECK_SECONDS = 1.0
+
+
+def main() -> int:
+    """Run this engine to its end; returns the exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        plan = read_plan(os.environ)
+        engine_plan(plan)
+        require_vllm()
+        error: BaseException = asyncio.run(serve(plan, start(plan)))
+    except BaseException as raised:
+        traceback.print_exc()
+        error = raised
+    result, message = classify(error)
+    return announce(with_message(Outcome(result=result), f"engine: {message}"))
+
+
+def require_vllm() -> None:
+    """vLLM has to be in the image.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise BadInput(
+            "spec.image: this image has no vLLM, which an engine is; use an image of this version with vLLM, or set "
+            "generation.engine to Transformers"
+        )
+
+
+def start(plan: TrainingPlan) -> "Sampler":
+    """vLLM with the plan's settings.
+
+    Raises:
+        TrainingError: the model can't be found, or the hub not be asked.
+    """
+    folder = model_folder(plan, Hub(plan.revisions))
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from .sampler import Sampler
+
+    return Sampler(engine_settings(plan, folder))
+
+
+async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
+    """Answer until there is a reason not to; returns it."""
+    from .serving import EngineServer, listen
+
+    assert plan.engines is not None  # engine_plan has looked
+    server = EngineServer(sampler, attempt_of(plan))
+    host, port = split(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
+    await listen(server.application(), host or None, port)
+    limit = 2 * patience("Training", plan.guard, plan.execution)
+    while not server.ended.done():
+        await asyncio.wait([server.ended], timeout=CHECK_SECONDS)
+        await sampler.check()
+        silent = time.monotonic() - server.heard_at
+        if silent > limit:
+            return Transient(
+                f"no word from rank 0 at {plan.rendezvous.address} for {silent:.0f} s: it is probably gone"
+            )
+    return Transient(f"given up by rank 0: {server.ended.result()}")
+
+
+def _stop(_number: int, _frame: object) -> None:
+    """At SIGTERM: there is nothing to save, and what is being sampled is sampled again elsewhere."""
+    leave(announce(with_message(Outcome(result=Result.PREEMPTED), "engine: SIGTERM")))
+
+
+def leave(code: int) -> None:
+    """End with all of vLLM's processes, which would outlive this one, and without interpreter teardown."""
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        leave(main())
+    except BaseException:
+        traceback.print_exc()
+        leave(EXIT_CODES[Result.ERROR])

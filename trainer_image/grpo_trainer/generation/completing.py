@@ -1,0 +1,190 @@
+"""One generation over several engines: prompts go out, completions come in, and what an engine loses goes elsewhere."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_api.training_metrics import ENGINE_TOKENS
+
+from ..errors import TrainingError
+from .base import Sample
+from .division import Division, capacity
+from .engine_client import EngineFailed, Rejected, Stale
+from .fleet import Engine
+from .messages import Generate, Generated
+
+TICK_SECONDS = 1.0
+Prove = Callable[[Engine], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A prompt with its completions' seeds: what one request is for."""
+
+    prompt: list[int]
+    seeds: list[int]
+
+
+class Completing:
+    """The completions of one generation, as far as they are there."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        prove: Prove,
+        pieces: Sequence[Piece],
+        sampling: Mapping[str, Any],
+        *,
+        sequences: int,
+        stall: float,
+    ) -> None:
+        """
+        Args:
+            engines: all of the attempt.
+            prove: raises EngineFailed where an engine has no longer the weights that it was proven to have.
+            pieces: what is wanted.
+            sampling: of every completion.
+            sequences: completions that an engine samples at a time.
+            stall: seconds without a token after which an engine that holds prompts is lost.
+        """
+        self._engines = {engine.view.index: engine for engine in engines}
+        self._pieces = pieces
+        self._prove = prove
+        self._sampling = dict(sampling)
+        self._stall = stall
+        self._division = Division(range(len(pieces)), capacity(sequences, max(len(one.seeds) for one in pieces)))
+        self._samples: dict[int, list[Sample]] = {}
+        self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
+        self._begun: dict[int, float] = {}
+        """When each engine was last given a prompt or answered one, by the monotonic clock."""
+        self._tokens: dict[int, int] = {}
+        self._seconds = 0.0
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All completions in the order of the pieces and of their seeds, once there are all."""
+        return [sample for index in range(len(self._pieces)) for sample in self._samples[index]]
+
+    def metrics(self) -> dict[str, float]:
+        """Tokens per second of each engine that sampled any; none before the end."""
+        if not self._seconds:
+            return {}
+        return {f"{ENGINE_TOKENS.key}/{index}": count / self._seconds for index, count in self._tokens.items()}
+
+    async def go_on(self, version: int) -> bool:
+        """Sample what is still wanted under this version; False where no engine is left that has it.
+
+        Raises:
+            TrainingError: the engines don't take a prompt.
+        """
+        begun = time.monotonic()
+        try:
+            while not (self._division.done and await self._settled()):
+                live = [index for index, engine in self._engines.items() if engine.serves(version)]
+                self._drop((set(self._division.held) | set(self._division.unsettled)) - set(live))
+                if not live:
+                    return False
+                await self._advance(live, version)
+            return True
+        finally:
+            self._drop(set(self._division.held))
+            self._seconds += time.monotonic() - begun
+
+    async def _advance(self, live: list[int], version: int) -> None:
+        """Hand out what engines have room for, and wait for an answer or a moment."""
+        self._hand_out(live, version)
+        if self._tasks:
+            done, _ = await asyncio.wait(self._tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._take(task)
+        self._lose_stalled()
+
+    async def _settled(self) -> bool:
+        """Whether every engine that has answered is proven once more; what others have answered is wanted again."""
+        await asyncio.gather(*(self._settle(index) for index in self._division.unsettled))
+        return self._division.done
+
+    async def _settle(self, index: int) -> None:
+        engine = self._engines[index]
+        try:
+            await self._prove(engine)
+        except EngineFailed as error:
+            engine.view.failed(f"{error}, after it has sampled")
+            self._drop({index})
+        else:
+            self._division.settled(index)
+
+    def _hand_out(self, live: list[int], version: int) -> None:
+        for index, number in self._division.assign(live):
+            engine, piece = self._engines[index], self._pieces[number]
+            assert engine.view.incarnation is not None  # it serves
+            asked = Generate(
+                version=version,
+                incarnation=engine.view.incarnation,
+                prompt=piece.prompt,
+                seeds=piece.seeds,
+                sampling=self._sampling,
+            )
+            self._begun[index] = time.monotonic()
+            self._tasks[asyncio.create_task(engine.client.generate(asked))] = (index, number)
+
+    def _take(self, task: "asyncio.Task[Generated]") -> None:
+        """One request has come to its end."""
+        if task not in self._tasks:
+            return  # of an engine that was lost a moment ago
+        index, number = self._tasks.pop(task)
+        engine = self._engines[index]
+        try:
+            answer = task.result()
+        except Rejected as error:
+            raise TrainingError(f"{engine.view.name} {error}") from error
+        except EngineFailed as error:
+            lost = engine.view.stale if isinstance(error, Stale) else engine.view.gone
+            lost(str(error))
+            self._drop({index})
+            return
+        self._division.answered(index, number)
+        self._begun[index] = time.monotonic()
+        self._samples[number] = [Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions]
+        self._tokens[index] = self._tokens.get(index, 0) + sum(len(one.tokens) for one in answer.completions)
+
+    def _lose_stalled(self) -> None:
+        now = time.monotonic()
+        for index in [index for index, held in self._division.held.items() if held]:
+            engine = self._engines[index]
+            if now - max(engine.moved_at, self._begun[index]) > self._stall:
+                engine.view.give_up(f"sampled no token for {self._stall:.0f} s, although it holds prompts")
+                self._drop({index})
+
+    def _drop(self, lost: set[int]) -> None:
+        """These engines answer no more: what they hold is wanted again."""
+        for index in lost:
+            self._division.lost(index)
+        for task in [task for task, (index, _) in self._tasks.items() if index in lost]:
+            del self._tasks[task]
+            task.cancel()
+            task.add_done_callback(_ended)
+
+
+def _ended(task: "asyncio.Task[Generated]") -> None:
+    """What became of an abandoned request is of no interest."""
+    if not task.cancelled():
+        task.exception()
+
+
+def pieces_of(wanted: Sequence[tuple[list[int], int]], most: int) -> list[Piece]:
+    """Neighbours with the same prompt as one piece, of at most so many completions: what fits into an engine at a time.
+
+    Args:
+        wanted: a prompt and a seed for every completion.
+        most: completions of one piece.
+    """
+    pieces: list[Piece] = []
+    for prompt, seed in wanted:
+        if pieces and pieces[-1].prompt == prompt and len(pieces[-1].seeds) < most:
+            pieces[-1].seeds.append(seed)
+        else:
+            pieces.append(Piece(prompt, [seed]))
+    return pieces

@@ -1,0 +1,152 @@
+"""Rank 0's side of an engine's HTTP: requests out, checked answers in, each failure as what follows from it."""
+
+from typing import TypeVar
+
+import aiohttp
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from .layout import Strided
+from .messages import (
+    ATTEMPT_HEADER,
+    MAX_BODY,
+    MAX_WORDS,
+    Confirm,
+    End,
+    EngineState,
+    Generate,
+    Generated,
+    Learn,
+    Prove,
+    Sync,
+)
+
+T = TypeVar("T")
+STATE_SECONDS = 5.0
+"""An engine answers for its state at once, whatever it does."""
+Prints = list[dict[str, list[int]]]
+Learnt = tuple[dict[str, list[Strided | None]], list[str]]
+_STATE: TypeAdapter[EngineState] = TypeAdapter(EngineState)
+_GENERATED: TypeAdapter[Generated] = TypeAdapter(Generated)
+_PRINTS: TypeAdapter[Prints] = TypeAdapter(Prints)
+_LEARNT: TypeAdapter[list[Learnt]] = TypeAdapter(list[Learnt])
+
+
+class EngineFailed(Exception):
+    """An engine can't be used as it is; the message says why, after its name."""
+
+
+class Unreachable(EngineFailed):
+    """No answer, or one that breaks off: its process is gone or its network."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        """`late`: it may still come; otherwise there is nobody who could answer."""
+        super().__init__(message)
+        self.late = late
+
+
+class Stale(EngineFailed):
+    """It lives, but doesn't have the weights that it was proven to have."""
+
+
+class Rejected(EngineFailed):
+    """It takes no such request, and no other engine would."""
+
+
+class EngineClient:
+    """One engine's HTTP."""
+
+    def __init__(self, session: aiohttp.ClientSession, host: str, port: int, attempt: str) -> None:
+        address = f"[{host}]" if ":" in host else host
+        self._session = session
+        self._base = f"http://{address}:{port}"
+        self._headers = {ATTEMPT_HEADER: attempt}
+
+    async def state(self) -> EngineState:
+        """What it says of itself."""
+        return _parsed(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
+
+    async def learn(self, request: Learn, seconds: float) -> list[Learnt]:
+        """By worker: for each tensor the parts of it that the worker writes somewhere; and why there is no proof."""
+        return _parsed(_LEARNT, await self._ask("POST", "/learn", request, seconds))
+
+    async def sync(self, request: Sync, seconds: float | None) -> None:
+        """Have it receive; returns once all is received."""
+        await self._ask("POST", "/sync", request, seconds)
+
+    async def prints(self, version: int, seed: int, seconds: float | None) -> Prints:
+        """By worker: for each tensor the hashes of its slices."""
+        return _parsed(_PRINTS, await self._ask("POST", "/prove", Prove(version=version, seed=seed), seconds))
+
+    async def confirm(self, version: int) -> None:
+        """Have it serve what was proven."""
+        await self._ask("POST", "/confirm", Confirm(version=version), STATE_SECONDS)
+
+    async def end(self, reason: str) -> None:
+        """Have its process make room for another."""
+        await self._ask("POST", "/end", End(reason=reason[:MAX_WORDS]), STATE_SECONDS)
+
+    async def generate(self, request: Generate) -> Generated:
+        """The completions of a prompt, without a time-out: whoever asks watches that the engine goes on.
+
+        Raises:
+            Stale: they are of other weights.
+            EngineFailed: as for all requests.
+        """
+        answer = _parsed(_GENERATED, await self._ask("POST", "/generate", request, None))
+        if (answer.version, answer.incarnation) != (request.version, request.incarnation):
+            raise Stale(
+                f"answered with version {answer.version} of incarnation {answer.incarnation[:8]}, where version "
+                f"{request.version} of {request.incarnation[:8]} was asked for"
+            )
+        if len(answer.completions) != len(request.seeds) or any(
+            len(c.tokens) != len(c.logprobs) for c in answer.completions
+        ):
+            raise EngineFailed(
+                f"answered {len(answer.completions)} completions instead of {len(request.seeds)}, or parts of them"
+            )
+        return answer
+
+    async def _ask(self, method: str, path: str, body: BaseModel | None, seconds: float | None) -> bytes:
+        """The answer's body.
+
+        Raises:
+            Unreachable: none came.
+            Stale: 409.
+            EngineFailed: another status, or too long an answer.
+        """
+        data = body.model_dump_json().encode() if body is not None else None
+        timeout = aiohttp.ClientTimeout(total=seconds, connect=STATE_SECONDS)
+        try:
+            async with self._session.request(
+                method, self._base + path, data=data, headers=self._headers, timeout=timeout
+            ) as answer:
+                text = await _bounded(answer.content)
+        except TimeoutError as error:
+            raise Unreachable(f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", late=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"can't be reached for {path}: {error or type(error).__name__}") from error
+        if answer.status in (400, 413):
+            raise Rejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
+        if answer.status == 409:
+            raise Stale(f"refused {path}: {text[:500].decode(errors='replace')}")
+        if answer.status != 200:
+            raise EngineFailed(f"answered {path} with {answer.status}: {text[:500].decode(errors='replace')}")
+        return text
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in content.iter_chunked(2**20):
+        size += len(part)
+        if size > MAX_BODY:
+            raise aiohttp.ClientPayloadError(f"more than {MAX_BODY} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parsed(kind: TypeAdapter[T], text: bytes) -> T:
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        raise EngineFailed(f"answered what can't be read: {str(error)[:200]}") from error

@@ -1,0 +1,218 @@
+"""What rank 0 does with the engines of the attempt: wait for them, have them receive and proven, have them sample.
+
+Every call ends within a time of its own. Which engine is used for what follows from engine_view.py and division.py.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from grpo_api.patience import patience
+
+from ..errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
+from .base import EngineSetup, Sample
+from .colocated import unprovable
+from .completing import Completing, Piece, pieces_of
+from .engine_client import EngineFailed
+from .fleet import Engine, Fleet
+from .messages import Learn, attempt_of
+from .multilinear import mix
+from .policy_weights import weight_shapes
+from .sampling import SEEDS
+from .sync_pass import Lane, SyncPass, Verdict, prove_again
+from .transfer import Meeting, open_store
+
+SHARE_OF_PATIENCE = 0.5
+"""Longest wait for an engine as a share of the watchdog's patience, so that it is not the watchdog who ends the run."""
+
+
+class EnginesMain:
+    """Rank 0's part: it alone knows the engines."""
+
+    def __init__(self, setup: EngineSetup, model: nn.Module) -> None:
+        plan = setup.plan
+        assert plan.engines is not None
+        self._setup = setup
+        self._addresses = plan.engines
+        self._shapes = {name: list(shape) for name, shape in weight_shapes(model).items()}
+        self._limit = min(
+            float(plan.guard.weight_sync_timeout_seconds),
+            SHARE_OF_PATIENCE * patience("Training", plan.guard, plan.execution),
+        )
+        self._store = open_store(plan.rendezvous.address, plan.engines.weights_port)
+        self._fleet = Fleet(plan.engines, attempt_of(plan))
+        self._lanes: dict[str, Lane] = {}
+        """By incarnation."""
+        self._passes = 0
+        self._completing: Completing | None = None
+        self.sending: SyncPass | None = None
+        self._proof = 0.0
+        self._failures = 0
+
+    def await_engines(self) -> None:
+        """Until all are there, or some once the time is up.
+
+        Raises:
+            RendezvousTimeout: none is.
+        """
+        seconds = float(self._setup.plan.guard.rendezvous_timeout_seconds)
+        if self._fleet.call(self._fleet.await_usable(len(self._addresses.hosts), seconds)):
+            return
+        if not self._fleet.usable():
+            raise RendezvousTimeout(
+                f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: {self._fleet.told()}. Do their "
+                f"pods run, and does a NetworkPolicy allow port {self._addresses.port} between the job's pods?"
+            )
+        print(f"begins without some engines: {self._fleet.told()}", flush=True)
+
+    def begin(self, version: int, began: float) -> bool:
+        """Ask the engines that have not this version to come for it; False where all that can be used have it.
+
+        Raises:
+            WeightSyncTimeout: there is none.
+        """
+        targets = [engine for engine in self._fleet.usable() if not engine.serves(version)]
+        if not targets and any(engine.serves(version) for engine in self._fleet.engines):
+            return False
+        while not (lanes := self._learnt(targets)):
+            if not self._fleet.call(self._fleet.await_usable(1, max(0.0, began + self._limit - time.monotonic()))):
+                raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
+            targets = self._fleet.usable()
+        self._passes += 1
+        self.sending = SyncPass(self._fleet, lanes, version, mix(version ^ mix(self._passes)) % SEEDS)
+        self.sending.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
+        return True
+
+    def finish(self) -> list[str]:
+        """Prove the engines of the pass; the names that differ, where no engine at all could be proven for it."""
+        assert self.sending is not None
+        verdicts = self.sending.finish()
+        self._proof += self.sending.proof_seconds
+        for verdict in verdicts:
+            self._follow(verdict)
+        if any(engine.serves(self.sending.version) for engine in self._fleet.engines):
+            self._failures += sum(bool(verdict.wrong) for verdict in verdicts)
+            return []
+        return sorted({name for verdict in verdicts for name in verdict.wrong})
+
+    def taken_failures(self) -> int:
+        """Proofs that failed, beside those that failed for all engines, since the last call."""
+        failures, self._failures = self._failures, 0
+        return failures
+
+    def seconds(self, total: float) -> tuple[float, float]:
+        """Time of a sync without its proof, and of the proof."""
+        proof, self._proof = self._proof, 0.0
+        return max(0.0, total - proof), proof
+
+    def want(self, wanted: list[tuple[list[int], int]], sampling: dict[str, Any]) -> None:
+        """Begin a generation: a prompt and a seed for every completion."""
+        sequences = self._setup.engine.max_sequences
+        pieces: list[Piece] = pieces_of(wanted, sequences)
+        self._completing = Completing(
+            self._fleet.engines, self._prove_again, pieces, sampling, sequences=sequences, stall=self._limit
+        )
+
+    async def _prove_again(self, engine: Engine) -> None:
+        incarnation = engine.view.incarnation
+        if incarnation is None or incarnation not in self._lanes:
+            raise EngineFailed("is no longer the process that has sampled")
+        try:
+            await prove_again(self._lanes[incarnation], self._limit)
+        except EngineFailed:
+            self._failures += 1
+            raise
+
+    def complete(self, version: int | None) -> bool:
+        """Go on with it; False where no engine is left that has the weights."""
+        assert self._completing is not None
+        assert version is not None
+        return self._fleet.call(self._completing.go_on(version))
+
+    def samples(self) -> list[Sample]:
+        """All completions of the generation."""
+        assert self._completing is not None
+        return self._completing.samples
+
+    def await_another(self) -> None:
+        """Until an engine can be brought the weights.
+
+        Raises:
+            EngineLost: none comes.
+        """
+        if not self._fleet.call(self._fleet.await_usable(1, self._limit)):
+            raise EngineLost(self._none("was left to sample from"))
+
+    def close(self) -> None:
+        """Let go of the engines."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._fleet.close()
+        del self._store
+
+    def metrics(self, version: int | None) -> dict[str, float]:
+        """Of all engines."""
+        rates = self._completing.metrics() if self._completing else {}
+        return {**self._fleet.metrics(version), **rates}
+
+    def _none(self, what: str) -> str:
+        return (
+            f"no engine {what} within {self._limit:.0f} s (guard.weightSyncTimeoutSeconds = "
+            f"{self._setup.plan.guard.weight_sync_timeout_seconds}, at most half of the time that a step may take): "
+            f"rank 0 at {self._setup.plan.rendezvous.address}; {self._fleet.told()}"
+        )
+
+    def _learnt(self, targets: Sequence[Engine]) -> list[Lane]:
+        """The lanes of those that know, or have been told, what they will be sent; a new process gets a new one."""
+        lanes: list[Lane] = []
+        for engine in targets:
+            incarnation = engine.view.incarnation  # the engines' thread may find it gone at any moment
+            if incarnation is None:
+                continue
+            lane = self._lane(engine, incarnation)
+            try:
+                if not lane.workers:
+                    self._learn(lane)
+                lanes.append(lane)
+            except EngineFailed as error:
+                engine.view.failed(str(error))
+        return lanes
+
+    def _lane(self, engine: Engine, incarnation: str) -> Lane:
+        if incarnation not in self._lanes:
+            for known in [known for known, lane in self._lanes.items() if lane.engine is engine]:
+                self._lanes.pop(known).close()
+            self._lanes[incarnation] = Lane(engine, incarnation)
+        return self._lanes[incarnation]
+
+    def _learn(self, lane: Lane) -> None:
+        asked = Learn(shapes=self._shapes, dtype=str(self._setup.dtype).removeprefix("torch."))
+        workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
+        if problems := [problem for _, found in workers for problem in found]:
+            raise unprovable(problems)
+        lane.workers = [sources for sources, _ in workers]
+
+    def _meeting(self, lane: Lane) -> Meeting:
+        plan = self._setup.plan
+        return Meeting(
+            address=plan.rendezvous.address,
+            port=self._addresses.weights_port,
+            name=lane.name(),
+            engine=lane.engine.view.name,
+            workers=len(lane.workers),
+            seconds=self._limit,
+            gpu=plan.execution.accelerator == "GPU",
+        )
+
+    def _follow(self, verdict: Verdict) -> None:
+        """What follows for an engine from a pass."""
+        view = verdict.engine.view
+        if not verdict.problem:
+            return
+        print(f"{view.name}: {verdict.problem}", flush=True)
+        if verdict.blocked:
+            view.give_up(verdict.problem)
+        else:
+            view.failed(verdict.problem)

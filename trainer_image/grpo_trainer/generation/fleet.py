@@ -1,0 +1,154 @@
+"""Rank 0's engines: where they are, how each of them is, and the thread in which it talks to all of them.
+
+An event loop of its own keeps looking at every engine, so that one that dies or restarts is noticed while completions
+are waited for, and an engine hears of its trainer during long steps. Nothing of it counts as progress of the run: the
+numbers are published by whoever makes some.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+
+from grpo_api.plan import EngineAddresses
+from grpo_api.training_metrics import ENGINE_CACHE, ENGINE_LOSSES, ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING
+
+from .engine_client import EngineClient, EngineFailed, Unreachable
+from .engine_view import EngineView, told
+from .messages import EngineState
+
+T = TypeVar("T")
+LOOK_SECONDS = 1.0
+MISSES = 3
+"""Looks in a row without an answer in time after which an engine counts as gone; a refused connection counts at once.
+"""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine pod: what is known of it, and how to reach it."""
+
+    view: EngineView
+    client: EngineClient
+    state: EngineState | None = None
+    """What it last said of itself."""
+    moved_at: float = 0.0
+    """When its count of tokens was last seen to change, by the monotonic clock."""
+    syncing: bool = False
+    """Whether a sync is under way, in which it may say of itself what it likes."""
+    misses: int = 0
+
+    def serves(self, version: int) -> bool:
+        """Whether it may be asked for completions of this version."""
+        return self.view.serves(version)
+
+
+class Fleet:
+    """All engines of the attempt."""
+
+    def __init__(self, addresses: EngineAddresses, attempt: str) -> None:
+        """Begins to look at them; `attempt` as the header names it."""
+        self.engines: list[Engine] = []
+        self._loop = asyncio.new_event_loop()
+        self._watches: list[asyncio.Task[None]] = []
+        threading.Thread(target=self._loop.run_forever, name="engines", daemon=True).start()
+        self.call(self._open(addresses, attempt))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Run it in the engines' thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same, and wait for its result; never in that thread."""
+        return self.start(work).result()
+
+    def close(self) -> None:
+        """Look no longer."""
+        self.call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def told(self) -> str:
+        """All engines with what is known of them, for messages."""
+        return told(engine.view for engine in self.engines)
+
+    def usable(self) -> list[Engine]:
+        """Those that may be brought weights."""
+        return [engine for engine in self.engines if engine.view.usable]
+
+    async def await_usable(self, wanted: int, seconds: float) -> bool:
+        """Wait until so many engines are usable; whether they are before the time is up."""
+        deadline = time.monotonic() + seconds
+        while len(self.usable()) < wanted:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(LOOK_SECONDS / 4)
+        return True
+
+    def metrics(self, version: int | None) -> Mapping[str, float]:
+        """What is published of every engine; `version` is the newest."""
+        found: dict[str, float] = {}
+        for engine in self.engines:
+            view, state, index = engine.view, engine.state, engine.view.index
+            found[f"{ENGINE_UP.key}/{index}"] = float(view.serves(version))
+            found[f"{ENGINE_LOSSES.key}/{index}"] = float(view.losses)
+            if view.version is not None:
+                found[f"{ENGINE_VERSION.key}/{index}"] = float(view.version)
+            if state is not None:
+                found[f"{ENGINE_WAITING.key}/{index}"] = float(state.waiting)
+                found[f"{ENGINE_CACHE.key}/{index}"] = state.cache_used
+        return found
+
+    async def _open(self, addresses: EngineAddresses, attempt: str) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        for index, host in enumerate(addresses.hosts):
+            client = EngineClient(self._session, host, addresses.port, attempt)
+            self.engines.append(Engine(EngineView(index, host), client))
+        self._watches = [asyncio.create_task(self._watch(engine)) for engine in self.engines]
+
+    async def _close(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await self._session.close()
+
+    async def _watch(self, engine: Engine) -> None:
+        while True:
+            await look(engine)
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def look(engine: Engine) -> None:
+    """Ask an engine how it is, and note what follows; one that was given up is told to end."""
+    view, before, syncing = engine.view, engine.view.version, engine.syncing
+    try:
+        state = await engine.client.state()
+        _note(engine, state, settled=not syncing and not engine.syncing and before == view.version)
+        if view.condemned:
+            await engine.client.end(view.last)
+    except Unreachable as error:
+        engine.misses += 1
+        if not error.late or engine.misses >= MISSES:
+            view.gone(str(error))
+    except EngineFailed as error:
+        view.gone(str(error))
+
+
+def _note(engine: Engine, state: EngineState, *, settled: bool) -> None:
+    """`settled`: nothing changed its version while the answer was on its way."""
+    view = engine.view
+    engine.misses = 0
+    if engine.state is None or state.tokens != engine.state.tokens:
+        engine.moved_at = time.monotonic()
+    engine.state = state
+    view.seen(state.incarnation)
+    if settled and view.version is not None and state.version != view.version:
+        view.stale(f"says that it has version {state.version}, where it was proven to have {view.version}")
+
+
+def listed(engines: Sequence[Engine]) -> str:
+    """Their names, for messages."""
+    return ", ".join(engine.view.name for engine in engines)

@@ -1,0 +1,97 @@
+"""Which weights an engine process has, and what it may answer: the rules alone, without vLLM and HTTP.
+
+An engine samples only under a version that the trainer has confirmed, and a completion during which a sync began is
+never handed out: some of its tokens may be of the next version.
+"""
+
+import uuid
+
+from .messages import EngineState, Phase
+
+
+class Refused(Exception):
+    """The engine has other weights than a request is for, or none; the message says what it has instead."""
+
+
+class ServedWeights:
+    """Where one engine process's weights stand."""
+
+    def __init__(self, incarnation: str | None = None) -> None:
+        """`incarnation` is random unless given."""
+        self.incarnation = incarnation or uuid.uuid4().hex
+        self.phase: Phase = "Waiting"
+        self._version: int | None = None
+        """What was received; served once it is confirmed."""
+        self._changes = 0
+        """Syncs that have begun."""
+
+    @property
+    def version(self) -> int | None:
+        """The confirmed version, while it is served."""
+        return self._version if self.phase == "Serving" else None
+
+    def state(self) -> EngineState:
+        """What is told of it; the load is filled in by whoever knows it."""
+        return EngineState(incarnation=self.incarnation, phase=self.phase, version=self.version)
+
+    def begin(self) -> None:
+        """A sync begins: from now on the weights are of no version.
+
+        Raises:
+            Refused: another is under way.
+        """
+        if self.phase == "Receiving":
+            raise Refused("another sync of weights is under way")
+        self.phase, self._version = "Receiving", None
+        self._changes += 1
+
+    def received(self, version: int) -> None:
+        """All tensors came."""
+        self.phase, self._version = "Unproven", version
+
+    def failed(self) -> None:
+        """The sync broke off: what lies in the engine is a mixture."""
+        self.phase, self._version = "Waiting", None
+
+    def require_received(self, version: int) -> None:
+        """Only what was received can be hashed and confirmed.
+
+        Raises:
+            Refused: another version was, or none.
+        """
+        if self.phase not in ("Unproven", "Serving") or self._version != version:
+            raise Refused(f"version {version} was not received: {self._words()}")
+
+    def confirm(self, version: int) -> None:
+        """The trainer has compared the hashes.
+
+        Raises:
+            Refused: it compared those of another version.
+        """
+        self.require_received(version)
+        self.phase = "Serving"
+
+    def admit(self, version: int, incarnation: str) -> int:
+        """A request to sample under a version; returns what `still` is asked with afterwards.
+
+        Raises:
+            Refused: this process doesn't serve it.
+        """
+        if incarnation != self.incarnation:
+            raise Refused(f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}")
+        if self.version != version:
+            raise Refused(f"version {version} is not served: {self._words()}")
+        return self._changes
+
+    def still(self, admitted: int) -> None:
+        """The completions that were admitted then may be handed out.
+
+        Raises:
+            Refused: a sync began meanwhile.
+        """
+        if self._changes != admitted:
+            raise Refused("a sync of weights began while the completion was sampled")
+
+    def _words(self) -> str:
+        has = "no weights" if self._version is None else f"version {self._version}"
+        return f"the engine has {has} in phase {self.phase}"

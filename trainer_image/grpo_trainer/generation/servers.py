@@ -1,0 +1,103 @@
+"""vLLM engines in pods of their own: rank 0 brings them the weights, splits the prompts over them, and replaces none.
+
+A dead engine's pod is replaced by its Job; here it is used again once it has come back and was proven to have the
+present weights. As long as one engine is left, the run goes on with it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ..gang import ranks
+from .base import EngineGeneration, EngineSetup, Sample
+from .engines_main import EnginesMain
+from .led import led
+from .policy_weights import policy_weights
+from .sampling import sampling_arguments
+
+
+class ServersGeneration(EngineGeneration):
+    """The engines of the attempt."""
+
+    def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
+        """Wait for the engines. A collective.
+
+        Raises:
+            RendezvousTimeout: none came within guard.rendezvousTimeoutSeconds.
+            BadInput: this model's weights in an engine can't be proven.
+        """
+        super().__init__(setup, model, stop_tokens)
+        self._main = EnginesMain(setup, model) if ranks.rank() == 0 else None
+        self._led(lambda main: main.await_engines())
+
+    def attempt_sync(self, version: int) -> Sequence[str]:
+        """Bring the weights to every engine that has not this version; those that differ once more, if others have it.
+
+        Raises:
+            WeightSyncTimeout: no engine took them in guard.weightSyncTimeoutSeconds.
+        """
+        wrong: list[str] = []
+        began = time.monotonic()
+        while self._led(lambda main: main.begin(version, began)):
+            sending = self._main.sending if self._main else None
+            for name, tensor in policy_weights(self.model, self.setup.dtype):
+                if sending:
+                    sending.send(name, tensor)
+            wrong = self._led(lambda main: main.finish())
+            if wrong:
+                break
+        if self._main:
+            self.timed(*self._main.seconds(time.monotonic() - began))
+        return wrong
+
+    def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:
+        """All ranks' prompts over all engines.
+
+        Raises:
+            EngineLost: no engine was left, and none came back in guard.weightSyncTimeoutSeconds.
+        """
+        wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
+        arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
+        self._led(lambda main: main.want([one for part in wanted for one in part], arguments))
+        while not self._led(lambda main: main.complete(self.proven)):
+            self._led(lambda main: main.await_another())
+            self.sync_weights()
+        if self._main:
+            self._failures += self._main.taken_failures()
+        return self._own([len(part) for part in wanted])
+
+    def changed(self) -> Sequence[str]:
+        """None: `sample` has proven every engine once more, and sampled again elsewhere what others had."""
+        return ()
+
+    def _own(self, counts: list[int]) -> list[Sample]:
+        """This rank's part of all completions."""
+        parts: list[list[Sample]] = []
+        if self._main:
+            samples, first = self._main.samples(), 0
+            for count in counts:
+                parts.append(samples[first : first + count])
+                first += count
+        if ranks.world_size() == 1:
+            return parts[0]
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, parts or None, src=0)
+        mine: list[Sample] = own[0]
+        return mine
+
+    def _led(self, work: Callable[[EnginesMain], Any]) -> Any:
+        """What rank 0 does with its engines, while all wait."""
+
+        def on_main() -> Any:
+            assert self._main is not None  # this is rank 0
+            return work(self._main)
+
+        return led(on_main, self._sign)
+
+    def _sign(self) -> None:
+        self.setup.event()
+        if self._main:
+            self.setup.logged(self._main.metrics(self.proven))

@@ -1,0 +1,229 @@
+"""One pass of the policy's weights over several engines: each gathered tensor goes to all of them, then each is proven.
+
+Every engine has a lane: a thread with its weight group, its request and its own account of time. A lane that fails
+leaves the others alone; one that blocks holds them up for as long as it may take, once.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .comparing import differing, expected_prints
+from .engine_client import EngineFailed, Prints
+from .fleet import Engine, Fleet
+from .layout import Strided
+from .messages import Sync
+from .transfer import Meeting, TransferFailed, WeightGroup, invite
+
+OTHER_WEIGHTS = "has other weights than it was sent"
+Sources = Mapping[str, Sequence[Strided | None]]
+"""What a worker writes of each tensor, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What an engine was proven by, and can be asked for again."""
+
+    version: int
+    seed: int
+    prints: Prints
+
+    def wrong(self, found: Prints) -> list[str]:
+        """Names of the weights that differ.
+
+        Raises:
+            EngineFailed: the engine has another number of workers.
+        """
+        if len(found) != len(self.prints):
+            raise EngineFailed(f"has {len(found)} workers, where {len(self.prints)} were learnt")
+        pairs = zip(self.prints, found, strict=True)
+        return sorted({name for wanted, has in pairs for name in differing(wanted, has)})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one engine in a pass."""
+
+    engine: Engine
+    problem: str = ""
+    """Why it can't be used; empty where it was proven."""
+    wrong: Sequence[str] = ()
+    """Names of the weights that differ."""
+    blocked: bool = False
+    """Whether its time ran out."""
+
+
+class Lane:
+    """The way to one engine; its thread does one thing after the other."""
+
+    def __init__(self, engine: Engine, incarnation: str) -> None:
+        self.engine = engine
+        self.incarnation = incarnation
+        self.workers: list[Sources] = []
+        """What each worker writes; empty until it has been asked."""
+        self._group: WeightGroup | None = None
+        self._groups = 0
+        self._thread = ThreadPoolExecutor(1, f"weights-{engine.view.index}")
+        self.request: Future[None] | None = None
+        self.failed = ""
+        self.left = 0.0
+        """Seconds that it may still take in this pass."""
+        self.pending: Future[None] | None = None
+        self.proof: Proof | None = None
+        """What the engine was last proven by."""
+
+    def begin(self, meeting: Meeting, request: "Future[None]") -> None:
+        """A pass begins: its engine has been asked to come; meet it if that hasn't been done."""
+        self.failed, self.left, self.request = "", meeting.seconds, request
+        self.pending = self._thread.submit(self._meet, meeting)
+
+    def send(self, tensor: torch.Tensor, what: str) -> None:
+        """Send a tensor; `pending` is done when it has been taken, or the lane has failed."""
+        self.pending = self._thread.submit(self._send, tensor, what)
+
+    def name(self) -> str:
+        """A name for its weight group: the same until it has to be a new one."""
+        if self._group is None:
+            self._groups += 1
+        return f"{self.incarnation}/{self._groups}"
+
+    def leave(self) -> None:
+        """The group is of no use any more."""
+        if self._group is not None:
+            self._group.leave()
+        self._group = None
+
+    def close(self) -> None:
+        """No pass will come any more."""
+        self.leave()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _meet(self, meeting: Meeting) -> None:
+        if self._group is None:
+            self._timed(lambda: setattr(self, "_group", invite(meeting, self._refused)))
+
+    def _refused(self) -> bool:
+        """Whether the engine has answered already, which it does before its end only where it fails."""
+        return self.request is not None and self.request.done()
+
+    def _send(self, tensor: torch.Tensor, what: str) -> None:
+        group = self._group
+        if group is not None and not self.failed:
+            if tensor.is_cuda:
+                torch.cuda.set_device(tensor.device)
+            self._timed(lambda: group.broadcast(tensor, what, self.left))
+
+    def _timed(self, action: Any) -> None:
+        begun = time.monotonic()
+        try:
+            action()
+        except TransferFailed as error:
+            self.failed = str(error)
+        finally:
+            self.left -= time.monotonic() - begun
+
+
+class SyncPass:
+    """All lanes of one pass, on rank 0."""
+
+    def __init__(self, fleet: Fleet, lanes: Sequence[Lane], version: int, seed: int) -> None:
+        """`seed` of the hashes."""
+        self._fleet = fleet
+        self.lanes = lanes
+        self.version = version
+        self._seed = seed
+        self._expected: list[tuple[list[Sources], Prints]] = []
+        """What the hashes must be, by layout: engines of one attempt mostly have the same."""
+        self.proof_seconds = 0.0
+
+    def begin(self, meetings: Sequence[Meeting], names: list[str]) -> None:
+        """Ask every lane's engine to come."""
+        for lane, meeting in zip(self.lanes, meetings, strict=True):
+            lane.engine.syncing = True
+            asked = Sync(version=self.version, meeting=asdict(meeting), names=names)
+            # beyond the lane's own time, which is the one that counts while tensors are on their way
+            request = self._fleet.start(lane.engine.client.sync(asked, None))
+            lane.begin(meeting, request)
+            if all(lane.workers != workers for workers, _ in self._expected):
+                self._expected.append((lane.workers, [{} for _ in lane.workers]))
+
+    def send(self, name: str, tensor: torch.Tensor) -> None:
+        """Send one tensor, contiguous and in the engines' dtype, to all, and hash it meanwhile."""
+        for lane in self.lanes:
+            lane.send(tensor, f"{name} of version {self.version}")
+        begun = time.perf_counter()
+        for workers, prints in self._expected:
+            for sources, expected in zip(workers, prints, strict=True):
+                expected[name] = expected_prints(tensor, sources[name], self._seed)
+        self.proof_seconds += time.perf_counter() - begun
+        wait([lane.pending for lane in self.lanes if lane.pending is not None])
+
+    def finish(self) -> list[Verdict]:
+        """Wait until every engine has all, prove each, and have those serve that are proven."""
+        return self._fleet.call(self._finish())
+
+    async def _finish(self) -> list[Verdict]:
+        return list(await asyncio.gather(*(self._verdict(lane) for lane in self.lanes)))
+
+    async def _verdict(self, lane: Lane) -> Verdict:
+        begun = time.monotonic()
+        try:
+            return await self._proven(lane)
+        except (EngineFailed, TimeoutError) as error:
+            lane.leave()
+            blocked = lane.left - (time.monotonic() - begun) <= 0.0
+            said = str(error) or f"did not take version {self.version} within the time that it has"
+            return Verdict(lane.engine, said, blocked=blocked)
+        finally:
+            lane.engine.syncing = False
+
+    async def _proven(self, lane: Lane) -> Verdict:
+        client, view = lane.engine.client, lane.engine.view
+        async with asyncio.timeout(max(lane.left, 0.1)):
+            await self._received(lane)
+            begun = time.perf_counter()
+            proof = self._proof(lane)
+            wrong = proof.wrong(await client.prints(self.version, self._seed, None))
+            self.proof_seconds += time.perf_counter() - begun
+            if wrong:
+                return Verdict(lane.engine, f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}", wrong)
+            await client.confirm(self.version)
+        if view.incarnation != lane.incarnation:
+            return Verdict(lane.engine, "restarted during the sync")
+        lane.proof = proof
+        view.proven(self.version)
+        return Verdict(lane.engine)
+
+    async def _received(self, lane: Lane) -> None:
+        """The engine's own answer, which says more than the group's error where there are both."""
+        assert lane.request is not None
+        if lane.failed:
+            lane.leave()
+            if not lane.request.done():
+                lane.request.cancel()
+                raise EngineFailed(lane.failed)
+        try:
+            await asyncio.wrap_future(lane.request)
+        except EngineFailed as error:
+            raise EngineFailed(f"{error}; {lane.failed}" if lane.failed else str(error)) from error
+
+    def _proof(self, lane: Lane) -> Proof:
+        prints = next(prints for workers, prints in self._expected if workers == lane.workers)
+        return Proof(self.version, self._seed, prints)
+
+
+async def prove_again(lane: Lane, seconds: float) -> None:
+    """Make sure that an engine still has what it was proven to have.
+
+    Raises:
+        EngineFailed: it has not, or doesn't say so in time.
+    """
+    assert lane.proof is not None  # it has served
+    proof = lane.proof
+    if wrong := proof.wrong(await lane.engine.client.prints(proof.version, proof.seed, seconds)):
+        raise EngineFailed(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")

@@ -1,0 +1,203 @@
+"""Carries weights from rank 0 to the workers of one engine: gloo on CPUs, NCCL on GPUs, behind one interface.
+
+Rank 0 of a group is the trainer's rank 0, ranks 1 to N are the workers of one engine. Every engine has a group of its
+own, so that one that dies breaks no other's; and every incarnation of an engine, and every try after a failure, has a
+new one, since a group that lost a rank is of no use. All meet at one store of rank 0. torch's default process group has
+no part in it.
+
+No machine with several GPUs has run the NCCL half yet: its calls are built as torch documents them, and what two CPUs
+show of gloo (time-outs, lost peers) is not shown of it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
+
+from ..gang.interfaces import own_address
+
+POLL_SECONDS = 0.01
+NCCL_POLL_SECONDS = 0.0005
+CONNECT_SECONDS = 30.0
+"""Patience of a connection to the store, which listens before anybody hears of it."""
+BLOCKING_WAIT_ENV = "TORCH_NCCL_BLOCKING_WAIT"
+"""With it a group of NCCL has no watchdog thread, which would end the whole process over one lost engine."""
+
+
+class TransferFailed(Exception):
+    """A weight group didn't come about, or a tensor didn't arrive; the message names both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where and how one engine's workers meet rank 0."""
+
+    address: str
+    """Rank 0's name or address."""
+    port: int
+    """Of its store."""
+    name: str
+    """Of this group, used once: it contains the engine's incarnation."""
+    engine: str
+    """The engine, for messages."""
+    workers: int
+    """Processes of the engine."""
+    seconds: float
+    """Longest time that either side waits for the other, at the meeting and for each tensor."""
+    gpu: bool
+    """Whether NCCL carries the tensors, else gloo."""
+
+
+class WeightGroup:
+    """One side of a group that has come about."""
+
+    def __init__(self, meeting: Meeting, rank: int, group: Any) -> None:
+        self.meeting = meeting
+        self.rank = rank
+        self._group = group
+
+    def broadcast(self, tensor: torch.Tensor, what: str, seconds: float | None = None) -> None:
+        """Rank 0's tensor for all ranks; the others' is written. Contiguous, on this rank's device.
+
+        Args:
+            tensor: of the same shape and dtype on all ranks.
+            what: its name and version, for the message.
+            seconds: longest time; the meeting's by default.
+
+        Raises:
+            TransferFailed: it was not taken in that time, or a rank is gone. The group is of no use any more.
+        """
+        limit = self.meeting.seconds if seconds is None else seconds
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        options.timeout = timedelta(seconds=max(limit, 0.001))
+        begun = time.monotonic()
+        try:
+            work = self._group.broadcast([tensor], options)
+            if self.meeting.gpu:
+                _await_nccl(work, begun + limit)
+            else:
+                work.wait()
+        except RuntimeError as error:
+            raise TransferFailed(
+                f"{what} did not get from rank 0 at {self.meeting.address} to {self.meeting.engine}: gave up after "
+                f"{time.monotonic() - begun:.1f} s of at most {limit:.1f} s: {error}"
+            ) from error
+
+    def leave(self) -> None:
+        """Close the connections, so that the other side, should it wait, waits no longer."""
+        self._group.abort()
+
+
+def _await_nccl(work: Any, deadline: float) -> None:
+    """Block until the device has it; NCCL's own wait would only put the wait into the stream."""
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the device is still waiting for the other side")
+        time.sleep(NCCL_POLL_SECONDS)
+    if error := work.exception():
+        raise RuntimeError(str(error))
+
+
+def open_store(address: str, port: int) -> Store:
+    """Rank 0's store, at which all groups meet.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    return TCPStore(address, port, None, True, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
+
+
+def invite(meeting: Meeting, abandoned: Any = lambda: False) -> WeightGroup:
+    """Rank 0's side of a meeting; returns once all workers are there.
+
+    Args:
+        meeting: told to the engine by other means, at the same time.
+        abandoned: asked while waiting; True ends it, since the engine has answered that it won't come.
+
+    Raises:
+        TransferFailed: they did not come in time, or were not waited for any longer.
+    """
+    with _named(meeting):
+        store = _connected(meeting)
+        _await_workers(store, meeting, abandoned)
+        return _formed(store, meeting, 0)
+
+
+def join(meeting: Meeting, rank: int) -> WeightGroup:
+    """A worker's side of a meeting, `rank` from 1.
+
+    Raises:
+        TransferFailed: rank 0 can't be reached, or the group doesn't come about.
+    """
+    with _named(meeting):
+        store = _connected(meeting)
+        store.set(f"here/{rank}", "1")
+        return _formed(store, meeting, rank)
+
+
+@contextmanager
+def _named(meeting: Meeting) -> Iterator[None]:
+    """What torch and the sockets raise, with the names of both sides."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise TransferFailed(
+            f"rank 0 at {meeting.address}:{meeting.port} and {meeting.engine} did not meet for a transfer of weights "
+            f"within {meeting.seconds:.0f} s: {error}. Does a NetworkPolicy allow that port between the job's pods?"
+        ) from error
+
+
+def _connected(meeting: Meeting) -> Store:
+    """A connection of its own: on a shared one, whoever waits keeps all others waiting."""
+    patience = timedelta(seconds=min(CONNECT_SECONDS, meeting.seconds))
+    store = TCPStore(meeting.address, meeting.port, None, False, timeout=patience, wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=meeting.seconds))
+    return PrefixStore(meeting.name, store)
+
+
+def _await_workers(store: Store, meeting: Meeting, abandoned: Any) -> None:
+    deadline = time.monotonic() + meeting.seconds
+    keys = [f"here/{rank}" for rank in range(1, meeting.workers + 1)]
+    while not store.check(keys):
+        if abandoned():
+            raise TransferFailed(f"{meeting.engine} did not come to the transfer of weights")
+        if time.monotonic() > deadline:
+            raise RuntimeError("not all of its workers came")
+        time.sleep(POLL_SECONDS)
+
+
+def _formed(store: Store, meeting: Meeting, rank: int) -> WeightGroup:
+    size, limit = meeting.workers + 1, timedelta(seconds=meeting.seconds)
+    form = _nccl if meeting.gpu else _gloo
+    return WeightGroup(meeting, rank, form(PrefixStore("group", store), rank, size, limit, meeting))
+
+
+def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting) -> Any:
+    """On the interface that leads to rank 0; gloo alone would take what the host's name resolves to."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    options._timeout = limit
+    address = own_address(meeting.address, meeting.port, CONNECT_SECONDS)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Store, rank: int, size: int, limit: timedelta, _: Meeting) -> Any:
+    before = os.environ.get(BLOCKING_WAIT_ENV)
+    os.environ[BLOCKING_WAIT_ENV] = "1"
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        if before is None:
+            del os.environ[BLOCKING_WAIT_ENV]
+        else:
+            os.environ[BLOCKING_WAIT_ENV] = before

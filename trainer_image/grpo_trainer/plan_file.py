@@ -1,0 +1,28 @@
+"""Reads the plan that a pod was given: the one input of everything that runs in one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from grpo_api.base import dotted
+from grpo_api.contract import PLAN_ENV, PLAN_PATH
+from grpo_api.plan import TrainingPlan
+
+from .errors import BadInput
+
+
+def read_plan(environment: Mapping[str, str]) -> TrainingPlan:
+    """The plan that the pod was given.
+
+    Raises:
+        BadInput: the file is missing, no JSON, or doesn't fit this trainer's schema; all errors at once.
+    """
+    path = Path(environment.get(PLAN_ENV, PLAN_PATH))
+    try:
+        return TrainingPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"the plan {path} can't be read: {error.strerror}; set {PLAN_ENV} to its path") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{dotted(item['loc'])}: {item['msg']}" for item in error.errors())
+        raise BadInput(f"the plan {path} doesn't fit this trainer: {problems}. Do image and operator match?") from error
