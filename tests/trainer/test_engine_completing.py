@@ -1,6 +1,6 @@
 """One generation over engines that are lost in any way: all completions come, and each is the one of its seed.
 
-The engines' answers are made by fakes.
+The engines' answers are made by fakes; test_engine_servers.py has real ones.
 """
 
 import asyncio

@@ -1,0 +1,74 @@
+"""An engine pod's process in which something goes wrong when a test says so: `python -m tests.trainer.faulty_engine`.
+
+It is the real one, with real vLLM, but for what is struck. A fault is a file in the folder ENGINE_FAULTS; it strikes
+once, or, beside a file `always`, each time.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from aiohttp import web
+
+from grpo_trainer.generation import __main__ as program
+from grpo_trainer.generation import engine_settings, serving
+from grpo_trainer.generation.messages import Generated
+from grpo_trainer.generation.receiving import ReceivingWorker
+
+FOLDER = "ENGINE_FAULTS"
+WEIGHT = "model.layers.1.self_attn.k_proj.weight"
+SKIPPED, FLIPPED, FLIPPED_LATER, WRONG_VERSION, DIES = "skipped", "flipped", "flipped-later", "wrong-version", "dies"
+FOUND = (SKIPPED, FLIPPED, FLIPPED_LATER, WRONG_VERSION)
+"""Faults that an engine survives and its trainer must find."""
+
+
+def strikes(fault: str) -> bool:
+    """Whether this fault strikes now."""
+    folder = Path(os.environ[FOLDER])
+    if not (folder / fault).exists():
+        return False
+    if not (folder / "always").exists():
+        (folder / fault).unlink()
+    return True
+
+
+class FaultyWorker(ReceivingWorker):
+    """A worker that loses a weight, or a bit of one."""
+
+    def weights_load(self, name: str, tensor: torch.Tensor) -> None:
+        """Load a weight, unless it is lost."""
+        if name == WEIGHT and strikes(SKIPPED):
+            return
+        super().weights_load(name, tensor)
+        if name == WEIGHT and strikes(FLIPPED):
+            self.weights_flip()
+
+    def weights_flip(self) -> None:
+        """One bit of the fused weight that this one is a part of, where an earlier one lies that stays."""
+        fused = self.model_runner.model.get_parameter("model.layers.1.self_attn.qkv_proj.weight")
+        fused.data.view(torch.int32)[0, 3] ^= 1 << 9
+
+
+class FaultyServer(serving.EngineServer):
+    """A server that dies of a request, or answers it with the completions of another version."""
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        if strikes(DIES):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        answer = await super()._generate(request)
+        if strikes(FLIPPED_LATER):
+            await self._sampler.call("weights_flip")
+        if strikes(WRONG_VERSION):
+            body: Any = answer.body
+            told = Generated.model_validate_json(body)
+            answer = serving._json(told.model_copy(update={"version": told.version - 1}))
+        return answer
+
+
+if __name__ == "__main__":
+    engine_settings.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
+    serving.EngineServer = FaultyServer  # type: ignore[misc]
+    sys.exit(program.leave(program.main()))

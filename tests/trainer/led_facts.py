@@ -1,0 +1,88 @@
+"""Tells what two ranks see of work that rank 0 does with its engines: results, errors, signs of life, completions."""
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from grpo_trainer.errors import EngineLost
+from grpo_trainer.generation import led as module
+from grpo_trainer.generation.base import EngineSetup, Sample
+from grpo_trainer.generation.led import led
+from grpo_trainer.generation.servers import ServersGeneration
+from grpo_trainer.telemetry.phases import PhaseClock
+from harness.ranks import runs
+
+
+class FakeMain:
+    """Rank 0's part, with engines that complete a prompt by its first token and its seed."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def want(self, wanted: list[tuple[list[int], int]], _: Any) -> None:
+        """Keep what is wanted."""
+        self.wanted = wanted
+
+    def complete(self, version: int) -> bool:
+        """At first there is no engine."""
+        self.version, self.rounds = version, self.rounds + 1
+        return self.rounds > 1
+
+    def await_another(self) -> None:
+        """One comes."""
+
+    def samples(self) -> list[Sample]:
+        """All of them."""
+        return [Sample([prompt[0], seed], [0.0, 0.0], self.version) for prompt, seed in self.wanted]
+
+    def taken_failures(self) -> int:
+        """One proof failed meanwhile."""
+        return 1
+
+    def metrics(self, _: int | None) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+class Brought(ServersGeneration):
+    """Whose weights are brought by a word."""
+
+    def attempt_sync(self, _: int) -> list[str]:
+        """All is well."""
+        return []
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What this rank sees."""
+    module.PERIOD_SECONDS = 0.05
+    rank, enough = dist.get_rank(), threading.Event()
+    signs: list[int] = []
+
+    def sign() -> None:
+        signs.append(1)
+        if len(signs) == 3:
+            enough.set()
+
+    def lost() -> None:
+        raise EngineLost("no engine was left")
+
+    def long() -> str:
+        enough.wait()
+        return "from rank 0"
+
+    found: dict[str, Any] = {"word": led(long, sign), "signs": len(signs)}
+    for name, work in (("error", lost), ("bug", lambda: {}["x"])):
+        try:
+            led(work, lambda: None)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    setup = EngineSetup(runs.plan(folder / "model"), folder, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
+    engine = Brought.__new__(Brought)
+    super(ServersGeneration, engine).__init__(setup, cast(Any, None), [1])
+    engine._main = cast(Any, FakeMain()) if rank == 0 else None
+    engine.proven = 5
+    prompts = [[10 * rank + number] for number in range(2)]
+    samples = engine.sample(prompts, [7, 8])
+    return found | {"tokens": [one.tokens for one in samples], "versions": sorted({one.version for one in samples})}
