@@ -113,7 +113,7 @@ class World:
 
     def told(self) -> dict[str, Any]:
         """A sync and a generation."""
-        before = self.engine._failures
+        before = self.engine.failures
         try:
             self.engine.sync_weights()
             apart = self.sampled()
@@ -122,7 +122,7 @@ class World:
         self.engine._sign()
         return {
             "apart": apart,
-            "failures": self.engine._failures - before,
+            "failures": self.engine.failures - before,
             "version": self.engine.proven,
             "metrics": dict(self.logged),
         }

@@ -68,12 +68,15 @@ def facts(folder: Path) -> dict[str, Any]:
     def lost() -> None:
         raise EngineLost("no engine was left")
 
+    def wrong() -> None:
+        raise KeyError("x")
+
     def long() -> str:
         enough.wait()
         return "from rank 0"
 
     found: dict[str, Any] = {"word": led(long, sign), "signs": len(signs)}
-    for name, work in (("error", lost), ("bug", lambda: {}["x"])):
+    for name, work in (("error", lost), ("bug", wrong)):
         try:
             led(work, lambda: None)
         except Exception as error:

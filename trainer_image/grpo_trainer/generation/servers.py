@@ -66,7 +66,7 @@ class ServersGeneration(EngineGeneration):
             self._led(lambda main: main.await_another())
             self.sync_weights()
         if self._main:
-            self._failures += self._main.taken_failures()
+            self.failures += self._main.taken_failures()
         return self._own([len(part) for part in wanted])
 
     def changed(self) -> Sequence[str]:

@@ -1,0 +1,122 @@
+"""An engine pod's process around its engine: what it takes from the plan, and every end with words. Without vLLM."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_api.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
+from grpo_api.generation import EngineArguments, EnginePlan, GenerationSpec
+from grpo_api.plan import EngineAddresses, TrainingPlan
+from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_trainer.errors import BadInput, Transient
+from grpo_trainer.generation import __main__ as program
+from grpo_trainer.generation.engine_settings import SMALL_FILES, engine_plan, engine_settings, model_folder
+from grpo_trainer.hub.repositories import Hub
+from harness.ranks import runs
+from harness.ranks.launch import ISOLATED
+from harness.ranks.pods import free_port
+
+
+def plan(folder: Path, kind: Any = "Servers", **execution: Any) -> TrainingPlan:
+    """One with an engine."""
+    engine = EnginePlan(
+        kind=kind, replicas=1, tensor_parallel=2, memory_share=0.9, max_model_length=300, max_sequences=9000
+    )
+    job = runs.plan(folder)
+    changed = job.execution.model_copy(update={"engine": engine, **execution})
+    return job.model_copy(update={"execution": changed, "engines": EngineAddresses(hosts=["127.0.0.1"])})
+
+
+def ended(folder: Path, job: TrainingPlan) -> tuple[int, Outcome]:
+    """How the process of such a pod ends where there is no vLLM."""
+    (folder / "plan.json").write_text(job.model_dump_json())
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        PLAN_ENV: str(folder / "plan.json"),
+        TERMINATION_LOG_ENV: str(folder / "termination"),
+        **ISOLATED,
+    }
+    done = subprocess.run([sys.executable, "-m", "grpo_trainer.generation"], env=environment, check=False, cwd=folder)
+    return done.returncode, Outcome.model_validate_json((folder / "termination").read_text())
+
+
+def test_an_image_without_vllm_is_named_with_the_way_out(tmp_path: Path) -> None:
+    code, outcome = ended(tmp_path, plan(tmp_path))
+    assert (code, outcome.result) == (EXIT_CODES[Result.BAD_INPUT], Result.BAD_INPUT)
+    assert "spec.image: this image has no vLLM" in outcome.message
+    assert "generation.engine to Transformers" in outcome.message
+
+
+def test_a_plan_without_such_engines_is_refused(tmp_path: Path) -> None:
+    for job in (plan(tmp_path, "Colocated"), plan(tmp_path, engine=None)):
+        with pytest.raises(BadInput, match="has no engines in pods of their own"):
+            engine_plan(job)
+
+
+def test_an_engine_gets_the_plans_settings_and_the_users_own(tmp_path: Path) -> None:
+    arguments = EngineArguments(max_num_seqs=7, block_size=32)
+    job = plan(tmp_path, autocast=True).model_copy(update={"generation": GenerationSpec(engine_arguments=arguments)})
+    settings = engine_settings(job, tmp_path)
+    assert settings["worker_extension_cls"].endswith(".ReceivingWorker")
+    assert (settings["load_format"], settings["tensor_parallel_size"]) == ("dummy", 2)
+    assert (settings["dtype"], settings["max_model_len"]) == ("bfloat16", 300)
+    assert (settings["max_num_seqs"], settings["block_size"]) == (7, 32)
+    assert engine_settings(plan(tmp_path), tmp_path)["dtype"] == "float32"
+
+
+def test_an_engine_needs_of_a_model_its_configuration_alone(tmp_path: Path) -> None:
+    fetched: list[list[str]] = []
+
+    class Fetching(Hub):
+        def snapshot(self, _: Any, choose: Any) -> tuple[Path, str]:
+            def fetch(names: list[str]) -> Path:
+                fetched.append(names)
+                return tmp_path
+
+            return choose(fetch), "commit"
+
+    assert model_folder(plan(tmp_path), Hub()) == tmp_path
+    named = plan(tmp_path)
+    named = named.model_copy(update={"model": named.model.model_copy(update={"name": "org/model"})})
+    assert model_folder(named, Fetching()) == tmp_path
+    assert fetched == [SMALL_FILES]
+    assert not any("safetensors" in name for name in SMALL_FILES)
+    with pytest.raises(BadInput, match="does not exist in the engine's pod"):
+        model_folder(plan(tmp_path / "nowhere"), Hub())
+
+
+class FakeSampler:
+    """An engine that goes on until it dies."""
+
+    def __init__(self, *, dead: bool = False) -> None:
+        self.dead = dead
+
+    async def check(self) -> None:
+        """Says that its process has died."""
+        if self.dead:
+            raise RuntimeError("EngineCore died")
+
+
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float, sampler: FakeSampler) -> Exception:
+    """Why an engine ends that nobody talks to."""
+    monkeypatch.setenv(ENGINE_BIND_ENV, f"127.0.0.1:{free_port()}")
+    monkeypatch.setattr(program, "patience", lambda *_: patience)
+    monkeypatch.setattr(program, "CHECK_SECONDS", 0.01)
+    return asyncio.run(program.serve(plan(tmp_path), sampler))  # type: ignore[arg-type]
+
+
+def test_an_engine_without_a_trainer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = served(tmp_path, monkeypatch, 0.0, FakeSampler())
+    assert isinstance(end, Transient)
+    assert "no word from rank 0 at 127.0.0.1" in str(end)
+
+
+def test_an_engine_whose_process_died_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="EngineCore died"):
+        served(tmp_path, monkeypatch, 600.0, FakeSampler(dead=True))
