@@ -26,7 +26,7 @@ from benchmarks.pages import replace_section, table
 from benchmarks.trainer_overhead import KEEP_FREED_MEMORY, Meter, Turns, median_ratio, row
 from grpo_api.plan import TrainingPlan
 from harness.guard import REPOSITORY
-from harness.images.engines import ENGINE_ENVIRONMENT, engine_packages
+from harness.images.engines import engine_environment, engine_packages
 from harness.ranks.gang import run_gang
 from harness.ranks.launch import ISOLATED
 
@@ -77,8 +77,9 @@ def measure(folder: Path, steps: int, bare_first: bool) -> dict[str, Any]:
 
 def measure_all(processes: int, steps: int) -> list[dict[str, Any]]:
     """What `measure` returns, of so many processes after each other."""
-    path = os.pathsep.join((ISOLATED["PYTHONPATH"], str(engine_packages())))
-    os.environ |= KEEP_FREED_MEMORY | ENGINE_ENVIRONMENT | {"PYTHONPATH": path}
+    folder = engine_packages()
+    path = os.pathsep.join((ISOLATED["PYTHONPATH"], str(folder)))
+    os.environ |= KEEP_FREED_MEMORY | engine_environment(folder) | {"PYTHONPATH": path}
     ISOLATED["PYTHONPATH"] = path
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

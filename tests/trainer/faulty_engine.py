@@ -71,4 +71,4 @@ class FaultyServer(serving.EngineServer):
 if __name__ == "__main__":
     engine_settings.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
     serving.EngineServer = FaultyServer  # type: ignore[misc]
-    sys.exit(program.leave(program.main()))
+    program.leave(program.main())
