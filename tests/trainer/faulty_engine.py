@@ -6,7 +6,6 @@ once, or, beside a file `always`, each time.
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 

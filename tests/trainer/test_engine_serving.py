@@ -50,7 +50,10 @@ class FakeSampler:
         self.calls.append((method, arguments))
         if self.failure is not None:
             raise self.failure
-        answers: dict[str, Any] = {"weights_learn": ({"a": [], "b": []}, []), "weights_prints": {"a": [2**64 - 1], "b": [0]}}
+        answers: dict[str, Any] = {
+            "weights_learn": ({"a": [], "b": []}, []),
+            "weights_prints": {"a": [2**64 - 1], "b": [0]},
+        }
         return [answers.get(method)]
 
     async def forget(self) -> None:
