@@ -1,5 +1,6 @@
-"""The first example with its completions sampled by vLLM, on the real cluster: beside the trainer, and in a pod of its own
-that is killed on the way.
+"""The first example with its completions sampled by vLLM, on the real cluster: beside the trainer, and in another pod.
+
+The engine's pod is killed on the way.
 """
 
 from collections.abc import Iterator
@@ -55,7 +56,8 @@ def steps_of(jobs: Jobs, job: Object, engine: str) -> list[Object]:
 
 def mean_reward(steps: list[Object]) -> float:
     """Of these steps."""
-    return sum(step["reward"] for step in steps) / len(steps)
+    rewards = [float(step["reward"]) for step in steps]
+    return sum(rewards) / len(rewards)
 
 
 def check_exact(steps: list[Object]) -> None:
