@@ -65,7 +65,7 @@ class EngineServer:
         """The routes."""
         application = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
         application.router.add_get("/healthz", self._healthz)
-        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/metrics", self._scraped)
         application.router.add_get("/state", self._state)
         for name in ("learn", "sync", "prove", "confirm", "generate", "end"):
             application.router.add_post(f"/{name}", getattr(self, f"_{name}"))
@@ -106,7 +106,7 @@ class EngineServer:
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _scraped(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _state(self, _: web.Request) -> web.Response:
