@@ -63,6 +63,8 @@ STOPPED: list[tuple[str, object]] = [
     ("placement.tolerations", [{"operator": "Exists"}]),
     ("placement.queueName", "team"),
     ("placement.priorityClassName", "high"),
+    ("generation.engine", "Transformers"),
+    ("generation.servers", {"replicas": 2}),
     ("guard.maxKL", 3),
     ("export", REMOVE),
     ("guard.hangTimeoutSeconds", 60),

@@ -39,7 +39,7 @@ def test_each_phase_has_its_own_peak_and_loading_is_what_came_before(monkeypatch
         counters.use(99, left=40)
         clock.take()
     assert clock.peaks == {
-        **{"load": 70, "generate": 50, "reward": 0, "reference": 90, "forward": 60},
+        **{"load": 70, "sync": 0, "generate": 50, "reward": 0, "reference": 90, "forward": 60},
         **{"backward": 0, "step": 0},
     }
     assert clock.reserved == 104
