@@ -62,7 +62,7 @@ BAD_GENERATION: tuple[tuple[str, Changes, str, str], ...] = (
         "spec.generation",
         "maxModelLength and engineArguments are an engine's",
     ),
-    ("all-of-the-memory", {"generation.memoryShare": 1}, "spec.generation.memoryShare", "0.95"),
+    ("all-of-the-memory", {"generation.memoryShare": 1}, "spec.generation.memoryShare", "less than 1"),
     ("no-replicas", {"generation.servers.replicas": 0}, "spec.generation.servers.replicas", "greater than or equal"),
     (
         "unknown-engine-argument",

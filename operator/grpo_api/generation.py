@@ -90,7 +90,7 @@ class GenerationSpec(Model):
     """Transformers: TRL's loop over the policy itself. Colocated: a vLLM engine beside every training process, on the
     same GPU. Servers: vLLM engines in pods of their own. Auto: the plan chooses and says why; Transformers on CPUs and
     for models whose weights in an engine can't be proven. Unset: Auto."""
-    memory_share: Annotated[float, Field(ge=0.01, le=0.95)] | None = None
+    memory_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of a GPU's memory for a colocated engine: its weights and its cache. Unset: the plan chooses."""
     sleep: bool | None = None
     """Whether a colocated engine gives its memory back while the policy is trained. Unset: the plan chooses."""
