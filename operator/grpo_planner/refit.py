@@ -102,6 +102,8 @@ def _with_engine(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -
     for one in found:
         if one.fits():
             return one.plan
+    if spec.generation.engine == "Auto":  # what nobody asked for ends no run: it goes on as it has run
+        return plan
     raise PlanExcluded(
         f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on with, on "
         f"{plan.gpus} x {plan.gpu_product}, there is no room for it: set it to Auto, or to what it was"
