@@ -50,6 +50,10 @@ OBSTACLES = {
 BALLAST = "ballast"
 
 
+DISK = "disk"
+"""Folder of the small disk, where there is one."""
+
+
 @contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
     """A disk of its own, of so many MiB, at the folder."""
@@ -64,14 +68,16 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 def failing_writes(folder: Path, strategy: str) -> dict[str, Any]:
     """A run that saves after every step, the first of which fail, and its losses beside those of a calm one.
 
-    `folder` is a small disk of its own, which the last but one checkpoint and the export find full. A collective.
+    `folder` has a small disk of its own, DISK, which the last but one checkpoint and the export find full; what ranks
+    print and find lies beside it. A collective.
     """
+    disk = folder / DISK
     obstacles = OBSTACLES[strategy]
     steps = len(obstacles) + 2
-    calm = _run(folder / "calm", strategy, steps, ())
+    calm = _run(disk / "calm", strategy, steps, ())
     ranks.gather(None)
-    shutil.rmtree(folder / "calm", ignore_errors=True)
-    return _run(folder / "disturbed", strategy, steps, obstacles) | {"calm": calm["losses"]}
+    shutil.rmtree(disk / "calm", ignore_errors=True)
+    return _run(disk / "disturbed", strategy, steps, obstacles) | {"calm": calm["losses"]}
 
 
 def _run(folder: Path, strategy: str, steps: int, obstacles: tuple[str, ...]) -> dict[str, Any]:

@@ -26,20 +26,20 @@ from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.training import _finish
 from harness.ranks import runs
-from harness.ranks.disk_facts import OBSTACLES, fill, small_disk
+from harness.ranks.disk_facts import DISK, OBSTACLES, fill, small_disk
 from harness.ranks.gang import run_gang
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 16 MiB."""
-    with small_disk(tmp_path / "disk", 16) as folder:
+    with small_disk(tmp_path / DISK, 16) as folder:
         yield folder
 
 
 @pytest.mark.parametrize("strategy", list(OBSTACLES))
 def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: Path, strategy: str) -> None:
-    first, second = run_gang("harness.ranks.disk_facts:failing_writes", disk, strategy=strategy)
+    first, second = run_gang("harness.ranks.disk_facts:failing_writes", disk.parent, strategy=strategy)
     assert first["losses"] == first["calm"]
     failed = len(OBSTACLES[strategy]) + 1  # and the full disk
     *fails, sealed = first["checkpoints"]
