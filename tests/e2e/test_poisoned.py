@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from grpo_api.contract import PROGRESS_PORT
+from grpo_api.plan import MemoryPhases
 from grpo_cli.manifest import load_documents
+from grpo_codegen.dashboards import engines
 from harness import stack
 from harness.backfill import Prometheus
 from harness.jobs import Jobs, Object
@@ -32,13 +34,14 @@ EVALUATION_SECONDS = 2
 UNTOLD = {
     "KL, of what the guard allows",
     "Reward's trend",
-    *(f"Memory: {phase}" for phase in ("load", "generate", "reference", "forward", "backward", "step")),
+    *(f"Memory: {phase}" for phase in MemoryPhases.model_fields),
     "Memory beside tensors",
     "Effective training time",
     "What its GPUs did",
     "Cost so far",
     "How busy its GPUs are",
     "Memory of its GPUs",
+    *(panel.title for panel in engines.PANELS),
 }
 """Panels of the dashboard that a short run on CPUs leaves empty."""
 KL, ALERT, EVALUATED = "grpo_training_kl", "GRPOKLHigh", "evaluated"
