@@ -108,6 +108,24 @@ class TrainingSpec(Model):
     ds3_gather_for_generation: Literal["Auto", "Enabled", "Disabled"] = "Auto"
     """Under ZeRO-3, gather the whole policy on every GPU to generate. Auto: where it fits."""
 
+    @property
+    def truncation(self) -> list[str]:
+        """Settings, by their names, by which tokens are sampled from another distribution than the policy's at the
+        temperature; empty where there are none."""
+        shifts = {
+            "topP": self.top_p < 1,
+            "topK": self.top_k > 0,
+            "minP": bool(self.min_p),
+            "repetitionPenalty": self.repetition_penalty != 1,
+        }
+        return [name for name, on in shifts.items() if on]
+
+    @property
+    def corrects_engine(self) -> bool:
+        """Whether an engine's log-probabilities can be compared with the trainer's, as TRL's correction does: an engine
+        tells them before both temperature and truncation or after both, the trainer computes them between the two."""
+        return not self.truncation or self.temperature == 1
+
 
 class ReferenceSync(Model):
     """Moves the reference towards the policy while training (TRL's sync_ref_model)."""

@@ -6,7 +6,6 @@ from typing import Any
 from grpo_api.generation import PROVEN_FAMILIES, EnginePlan
 from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import GIB
-from grpo_api.training import TrainingSpec
 
 from .hardware.pools import Pool
 from .memory import Setup
@@ -91,24 +90,13 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
             f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an engine can be proven shows "
             f"only at the start; shown for {', '.join(PROVEN_FAMILIES)}"
         )
-    cut = [name for name, on in _cutting(training).items() if on]
-    if cut and training.temperature != 1:
+    if not training.corrects_engine:
         told.append(
-            f"spec.training.temperature {training.temperature:g} with {', '.join(cut)}: no log-probabilities of the "
+            f"spec.training.temperature {training.temperature:g} with {', '.join(training.truncation)}: no log-probabilities of the "
             "engine's are of the distribution that the trainer computes, so TRL's importance correction is off and "
             "guard.maxEngineMismatch can't be checked; set temperature to 1, or remove the others"
         )
     return told
-
-
-def _cutting(training: TrainingSpec) -> dict[str, bool]:
-    """Settings that take tokens out of the distribution that is sampled from, or shift it, and which are set."""
-    return {
-        "topP": training.top_p < 1,
-        "topK": training.top_k > 0,
-        "minP": bool(training.min_p),
-        "repetitionPenalty": training.repetition_penalty != 1,
-    }
 
 
 def sampled_by(plan: ExecutionPlan) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from grpo_api.contract import SCRATCH
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 
-from .generation.sampling import corrects
 from .paths import attempt_folder
 
 SAME_NAME = (
@@ -72,7 +71,7 @@ def _engine(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_importance_sampling_correction": corrects(plan.training),
+        "vllm_importance_sampling_correction": plan.training.corrects_engine,
     }
 
 

@@ -45,12 +45,6 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
     }
 
 
-def truncates(training: TrainingSpec) -> bool:
-    """Whether tokens are sampled from another distribution than the policy's at the temperature."""
-    cut = training.top_p < 1 or training.top_k > 0 or bool(training.min_p)
-    return cut or training.repetition_penalty != 1
-
-
 def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_logprobs"]:
     """Which log-probabilities the engine tells, such that they are of the distribution that the trainer computes.
 
@@ -58,9 +52,4 @@ def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_
     trainer knows nothing of: the importance ratio would be biased by the cut (TRL issue 6789). Raw ones are taken
     before all of it, and so are the trainer's at temperature 1.
     """
-    return "raw_logprobs" if truncates(training) and training.temperature == 1 else "processed_logprobs"
-
-
-def corrects(training: TrainingSpec) -> bool:
-    """Whether the engine's log-probabilities can be compared with the trainer's, as TRL's correction does."""
-    return not truncates(training) or training.temperature == 1
+    return "raw_logprobs" if training.truncation and training.temperature == 1 else "processed_logprobs"
