@@ -8,7 +8,7 @@ numbers are published by whoever makes some.
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -147,8 +147,3 @@ def _note(engine: Engine, state: EngineState, *, settled: bool) -> None:
     view.seen(state.incarnation)
     if settled and view.version is not None and state.version != view.version:
         view.stale(f"says that it has version {state.version}, where it was proven to have {view.version}")
-
-
-def listed(engines: Sequence[Engine]) -> str:
-    """Their names, for messages."""
-    return ", ".join(engine.view.name for engine in engines)

@@ -86,10 +86,6 @@ class Sampler:
         """Raises vLLM's error where the engine's own process has died."""
         await self._engine.check_health()
 
-    def shutdown(self) -> None:
-        """End the engine's own processes."""
-        self._engine.shutdown()
-
 
 def _completion(output: Any) -> Completion:
     tokens = list(output.token_ids)
