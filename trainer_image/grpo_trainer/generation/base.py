@@ -10,7 +10,7 @@ trl/generation/vllm_generation.py); the rest of this interface is ours.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from grpo_api.training_metrics import (
 from ..errors import BadInput, EngineWeightsDiffer
 from ..gang import ranks
 from ..telemetry.phases import PhaseClock
+from .policy_weights import policy_weights
 from .sampling import LEAST_TEMPERATURE, completion_seed
+from .vllm_arguments import engine_dtype
 
 ATTEMPT_VERSIONS = 10**9
 """Numbers for one attempt's weights; those of the next attempt follow."""
@@ -70,12 +72,6 @@ class EngineSetup:
         """The plan's engine."""
         assert self.plan.execution.engine is not None
         return self.plan.execution.engine
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The engine's type: the one that the policy computes in."""
-        execution = self.plan.execution
-        return torch.bfloat16 if execution.autocast else getattr(torch, execution.dtype)
 
 
 class EngineGeneration(ABC):
@@ -176,6 +172,10 @@ class EngineGeneration(ABC):
     @abstractmethod
     def changed(self) -> Sequence[str]:
         """Names of weights that are no longer what they were proven to be, as far as this rank has a part of them."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's weights in the engine's type, one at a time; see policy_weights."""
+        return policy_weights(self.model, getattr(torch, engine_dtype(self.setup.plan)))
 
     def rest(self) -> None:  # noqa: B027 - most engines have nothing to do then
         """Called once a generation's completions are all there, before the policy is trained on them."""

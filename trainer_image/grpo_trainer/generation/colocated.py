@@ -22,9 +22,9 @@ from ..gang import ranks
 from .base import EngineGeneration, EngineSetup, Sample
 from .comparing import differing, expected_prints
 from .layout import Strided
-from .policy_weights import policy_weights, weight_shapes
+from .policy_weights import weight_shapes
 from .sampling import sampling_arguments
-from .vllm_arguments import vllm_arguments
+from .vllm_arguments import engine_dtype, vllm_arguments
 
 NO_VLLM = (
     "this image has no vLLM, which spec.generation.engine needs: set spec.image to one that has it, or "
@@ -54,7 +54,7 @@ class ColocatedGeneration(EngineGeneration):
         self._wake()
         began, proof = time.perf_counter(), 0.0
         self._wanted = wanted = {}
-        for name, tensor in policy_weights(self.model, self.setup.dtype):
+        for name, tensor in self.weights():
             self.load(name, tensor)
             loaded = time.perf_counter()
             wanted[name] = expected_prints(tensor, self._sources[name], version)
@@ -102,7 +102,7 @@ class ColocatedGeneration(EngineGeneration):
 
     def _learnt(self) -> dict[str, list[Strided | None]]:
         shapes = {name: list(shape) for name, shape in weight_shapes(self.model).items()}
-        sources, problems = self._call("weights_learn", shapes, str(self.setup.dtype).removeprefix("torch."))
+        sources, problems = self._call("weights_learn", shapes, engine_dtype(self.setup.plan))
         if problems:
             raise unprovable(problems)
         learnt: dict[str, list[Strided | None]] = sources
@@ -127,10 +127,8 @@ def _started(setup: EngineSetup) -> Any:
         from vllm import LLM
     except ImportError as error:
         raise BadInput(f"{NO_VLLM} ({error})") from error
-    dtype = str(setup.dtype).removeprefix("torch.")
     with _same_numbers():
-        arguments = vllm_arguments(setup.plan, str(setup.folder), dtype)
-        return LLM(**arguments, distributed_executor_backend="external_launcher")
+        return LLM(**vllm_arguments(setup.plan, setup.folder), distributed_executor_backend="external_launcher")
 
 
 @contextmanager

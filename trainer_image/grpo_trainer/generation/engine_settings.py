@@ -48,5 +48,4 @@ def model_folder(plan: TrainingPlan, hub: Hub) -> Path:
 
 def engine_settings(plan: TrainingPlan, folder: Path) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs, of a plan with engines in pods of their own."""
-    dtype = "bfloat16" if plan.execution.autocast else plan.execution.dtype
-    return vllm_arguments(plan, str(folder), dtype) | {"worker_extension_cls": WORKER}
+    return vllm_arguments(plan, folder) | {"worker_extension_cls": WORKER}

@@ -23,6 +23,7 @@ from .policy_weights import weight_shapes
 from .sampling import SEEDS
 from .sync_pass import Lane, SyncPass, Verdict, prove_again
 from .transfer import Meeting, open_store
+from .vllm_arguments import engine_dtype
 
 SHARE_OF_PATIENCE = 0.5
 """Longest wait for an engine as a share of the watchdog's patience, so that it is not the watchdog who ends the run."""
@@ -188,7 +189,7 @@ class EnginesMain:
         return self._lanes[incarnation]
 
     def _learn(self, lane: Lane) -> None:
-        asked = Learn(shapes=self._shapes, dtype=str(self._setup.dtype).removeprefix("torch."))
+        asked = Learn(shapes=self._shapes, dtype=engine_dtype(self._setup.plan))
         workers = self._fleet.call(lane.engine.client.learn(asked, self._limit))
         if problems := [problem for _, found in workers for problem in found]:
             raise unprovable(problems)

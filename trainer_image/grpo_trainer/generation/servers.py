@@ -15,7 +15,6 @@ from ..gang import ranks
 from .base import EngineGeneration, EngineSetup, Sample
 from .engines_main import EnginesMain
 from .led import led
-from .policy_weights import policy_weights
 from .sampling import sampling_arguments
 
 
@@ -43,7 +42,7 @@ class ServersGeneration(EngineGeneration):
         began = time.monotonic()
         while self._led(lambda main: main.begin(version, began)):
             sending = self._main.sending if self._main else None
-            for name, tensor in policy_weights(self.model, self.setup.dtype):
+            for name, tensor in self.weights():
                 if sending:
                     sending.send(name, tensor)
             wrong = self._led(lambda main: main.finish())

@@ -3,7 +3,8 @@
 Without vLLM itself, so that a laptop can look at them.
 """
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from grpo_api.plan import TrainingPlan
 
@@ -16,20 +17,24 @@ EXTENSION = "grpo_trainer.generation.worker_extension.WeightsWorker"
 """The class with which vLLM's workers load and prove weights."""
 
 
-def vllm_arguments(plan: TrainingPlan, model: str, dtype: str) -> dict[str, Any]:
+def engine_dtype(plan: TrainingPlan) -> Literal["bfloat16", "float32"]:
+    """The engine's type, as torch names it: the one that the policy computes in."""
+    return "bfloat16" if plan.execution.autocast else plan.execution.dtype
+
+
+def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
     """Keyword arguments for an engine of this plan that begins without weights.
 
     Args:
         plan: one with an engine.
         model: folder of its configuration.
-        dtype: the engine's, as torch names it.
     """
     engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
     assert engine is not None
     own = plan.generation.engine_arguments
     arguments = {
-        "model": model,
-        "dtype": dtype,
+        "model": str(model),
+        "dtype": engine_dtype(plan),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
