@@ -23,7 +23,7 @@ from .base import EngineGeneration, EngineSetup, Sample
 from .comparing import differing, expected_prints
 from .layout import Strided
 from .policy_weights import weight_shapes
-from .sampling import sampling_arguments
+from .sampling import sampled, sampling_arguments
 from .vllm_arguments import engine_dtype, vllm_arguments
 
 NO_VLLM = (
@@ -86,7 +86,7 @@ class ColocatedGeneration(EngineGeneration):
             [SamplingParams(**arguments, seed=seed) for _, seed in wanted],
             use_tqdm=False,
         )
-        return [_sample(answer.outputs[0], self.proven) for answer in answers[own]]
+        return [Sample(*sampled(answer.outputs[0]), self.proven) for answer in answers[own]]
 
     def rest(self) -> None:
         """Give the memory back, where the plan says so; the weights are lost with it."""
@@ -158,9 +158,3 @@ def _shared(own: list[tuple[list[int], int]], group: dist.ProcessGroup | None) -
     dist.all_gather_object(parts, own, group=group)
     first = sum(len(part) for part in parts[: dist.get_rank(group)])
     return [one for part in parts for one in part], slice(first, first + len(own))
-
-
-def _sample(output: Any, version: int) -> Sample:
-    tokens = list(output.token_ids)
-    scores = [step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)]
-    return Sample(tokens, scores, version)

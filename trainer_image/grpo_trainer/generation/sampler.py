@@ -17,6 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from .messages import Completion, Generate
+from .sampling import sampled
 
 
 @dataclass(slots=True)
@@ -80,14 +81,9 @@ class Sampler:
         parameters = SamplingParams(**request.sampling, seed=seed, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = TokensPrompt(prompt_token_ids=request.prompt)
         answers = [answer async for answer in self._engine.generate(prompt, parameters, uuid.uuid4().hex)]
-        return _completion(answers[-1].outputs[0])
+        tokens, logprobs = sampled(answers[-1].outputs[0])
+        return Completion(tokens=tokens, logprobs=logprobs)
 
     async def check(self) -> None:
         """Raises vLLM's error where the engine's own process has died."""
         await self._engine.check_health()
-
-
-def _completion(output: Any) -> Completion:
-    tokens = list(output.token_ids)
-    scores = [step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)]
-    return Completion(tokens=tokens, logprobs=scores)

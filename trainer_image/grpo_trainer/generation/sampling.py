@@ -12,8 +12,6 @@ from .multilinear import mix
 
 SEEDS = 1 << 63
 """vLLM takes seeds below it."""
-
-
 LEAST_TEMPERATURE = 0.01
 """vLLM samples at no lower one but 0 (vllm/sampling_params.py, _MAX_TEMP): it takes this in its place."""
 
@@ -43,6 +41,12 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
         "logprobs": 0,
         "detokenize": False,
     }
+
+
+def sampled(output: Any) -> tuple[list[int], list[float]]:
+    """Tokens of a completion as vLLM gives it, with the one that ended it, and the log-probability of each."""
+    tokens = list(output.token_ids)
+    return tokens, [step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)]
 
 
 def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_logprobs"]:
