@@ -228,8 +228,6 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Man
     for position, reward in enumerate(spec.rewards):
         if reward.http:
             env += _secret(reward_token_env(position), reward.http.token_secret_ref)
-    if plan.engine:
-        env.append({"name": "VLLM_NO_USAGE_STATS", "value": "1"})
     if plan.accelerator == "GPU" and taken.isdisjoint(ALLOCATOR_ENV):
         env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
     if cores := spec.resources.requested.get("cpu"):

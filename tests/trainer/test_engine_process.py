@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from grpo_api.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_api.generation import EngineArguments, EnginePlan, GenerationSpec
@@ -15,8 +16,12 @@ from grpo_api.plan import EngineAddresses, TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 from grpo_trainer.errors import BadInput, Transient
 from grpo_trainer.generation import __main__ as program
+from grpo_trainer.generation.base import EngineSetup
+from grpo_trainer.generation.colocated import ColocatedGeneration
 from grpo_trainer.generation.engine_settings import SMALL_FILES, engine_plan, engine_settings, model_folder
+from grpo_trainer.generation.vllm_arguments import PRIVACY
 from grpo_trainer.hub.repositories import Hub
+from grpo_trainer.telemetry.phases import PhaseClock
 from harness.ranks import runs
 from harness.ranks.launch import ISOLATED
 from harness.ranks.pods import free_port
@@ -51,6 +56,19 @@ def test_an_image_without_vllm_is_named_with_the_way_out(tmp_path: Path) -> None
     assert (code, outcome.result) == (EXIT_CODES[Result.BAD_INPUT], Result.BAD_INPUT)
     assert "spec.image: this image has no vLLM" in outcome.message
     assert "generation.engine to Transformers" in outcome.message
+
+
+def test_a_trainer_without_vllm_says_the_same_and_would_have_told_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    engine = EnginePlan(kind="Colocated", memory_share=0.1, max_model_length=300, max_sequences=8)
+    job = plan(tmp_path, engine=engine)
+    setup = EngineSetup(job, tmp_path, PhaseClock(lambda: 0.0), lambda _: None, lambda: None)
+    with pytest.raises(BadInput, match=r"spec\.image: this image has no vLLM.*generation.engine to Transformers"):
+        ColocatedGeneration(setup, nn.Linear(1, 1), [])
+    assert os.environ == PRIVACY
 
 
 def test_a_plan_without_such_engines_is_refused(tmp_path: Path) -> None:

@@ -28,17 +28,18 @@ from ..process.outcome import announce
 from ..telemetry.listening import split
 from .engine_settings import engine_plan, engine_settings, model_folder
 from .messages import attempt_of
+from .vllm_arguments import NO_VLLM, PRIVACY
 
 if TYPE_CHECKING:
     from .sampler import Sampler
 
 ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
+    **PRIVACY,
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_CACHE_ROOT": f"{SCRATCH}/vllm-cache",
     "HF_HUB_OFFLINE": "1",
 }
-"""Unless the job sets it otherwise: nothing is told to anybody, caches lie where a pod may write."""
+"""Unless the job sets it otherwise: nothing is told or asked outside, and caches lie where a pod may write."""
 CHECK_SECONDS = 1.0
 
 
@@ -64,10 +65,7 @@ def require_vllm() -> None:
         BadInput: it is not.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise BadInput(
-            "spec.image: this image has no vLLM, which an engine is; use an image of this version with vLLM, or set "
-            "generation.engine to Transformers"
-        )
+        raise BadInput(NO_VLLM)
 
 
 def start(plan: TrainingPlan) -> "Sampler":

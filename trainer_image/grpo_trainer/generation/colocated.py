@@ -6,6 +6,7 @@ before it samples. With tensor parallelism the processes of neighbouring ranks s
 proves its own part.
 """
 
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -24,12 +25,7 @@ from .comparing import differing, expected_prints
 from .layout import Strided
 from .policy_weights import weight_shapes
 from .sampling import sampled, sampling_arguments
-from .vllm_arguments import engine_dtype, vllm_arguments
-
-NO_VLLM = (
-    "this image has no vLLM, which spec.generation.engine needs: set spec.image to one that has it, or "
-    "spec.generation.engine to Transformers"
-)
+from .vllm_arguments import NO_VLLM, PRIVACY, engine_dtype, vllm_arguments
 
 
 class ColocatedGeneration(EngineGeneration):
@@ -123,6 +119,8 @@ def unprovable(problems: Sequence[str]) -> BadInput:
 
 
 def _started(setup: EngineSetup) -> Any:
+    for name, value in PRIVACY.items():
+        os.environ.setdefault(name, value)
     try:
         from vllm import LLM
     except ImportError as error:

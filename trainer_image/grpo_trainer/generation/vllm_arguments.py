@@ -1,4 +1,5 @@
-"""The plan's engine in vLLM's own words: keyword arguments of LLM and AsyncEngineArgs, the same for both kinds.
+"""The plan's engine in vLLM's own words: arguments of LLM and AsyncEngineArgs, the same for both kinds, and what else
+both need of vLLM.
 
 Without vLLM itself, so that a laptop can look at them.
 """
@@ -13,6 +14,12 @@ from .sampling import logprobs_mode
 BATCHED_TOKENS = 4096
 """Tokens of one pass: with vLLM's own default its profile at the start takes more memory than sampling does (TRL 1.16,
 trl/generation/vllm_generation.py)."""
+PRIVACY = {"VLLM_NO_USAGE_STATS": "1"}
+"""Variables of every process with an engine, unless the job sets them otherwise: nothing is told to anybody."""
+NO_VLLM = (
+    "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this version with vLLM, "
+    "or set spec.generation.engine to Transformers"
+)
 EXTENSION = "grpo_trainer.generation.worker_extension.WeightsWorker"
 """The class with which vLLM's workers load and prove weights."""
 
