@@ -17,10 +17,7 @@ from torch import nn
 
 from ..errors import BadInput
 from ..weights import partition
-from ..weights.keys import adapter_key, base_name
-
-ADAPTER = "default"
-"""PEFT's name of the adapter that is trained."""
+from ..weights.keys import TRAINED_ADAPTER, adapter_key, base_name
 
 
 def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -79,5 +76,5 @@ def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
 
 def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
     """The weight with the adapter's difference, as PEFT's own merge computes that, added in float32."""
-    difference: torch.Tensor = layer.get_delta_weight(ADAPTER)
+    difference: torch.Tensor = layer.get_delta_weight(TRAINED_ADAPTER)
     return parameter.detach().float() + difference.detach().float()

@@ -17,7 +17,7 @@ from ..gang import ranks
 from . import partition
 from .files import ADAPTER, ADAPTER_CONFIG, open_weights
 from .fingerprint import same_bits
-from .keys import adapter_key, base_name
+from .keys import TRAINED_ADAPTER, adapter_key, base_name
 from .models import Source
 
 _SPEC = {"r": "adapter.rank", "lora_alpha": "adapter.alpha"}
@@ -63,7 +63,7 @@ def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.
         if (key := adapter_key(name))
     }
     saved, found = _config(folder), _adapter_shapes(folder, source)
-    differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config["default"])
+    differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config[TRAINED_ADAPTER])
     differences += _module_differences(found, wanted)
     # a wrong rank is in every shape: named once is enough
     if problems := differences or _tensor_differences(found, wanted):

@@ -14,7 +14,7 @@ from . import partition
 
 _PEFT_PREFIX = "base_model.model."
 _PEFT_WRAPPED = ".base_layer."
-_ADAPTER = "default"
+TRAINED_ADAPTER = "default"
 """PEFT's name of the adapter that is trained; its files leave it out."""
 
 
@@ -56,7 +56,7 @@ def _key(aliases: list[str], shape: tuple[int, ...], shapes: Shapes) -> TensorKe
 def adapter_key(name: str) -> str | None:
     """The key that PEFT's files have for a parameter of the trained adapter; None for one of the base."""
     parts = name.split(".")
-    return ".".join(part for part in parts if part != _ADAPTER) if _ADAPTER in parts else None
+    return ".".join(part for part in parts if part != TRAINED_ADAPTER) if TRAINED_ADAPTER in parts else None
 
 
 def base_name(name: str) -> str:
