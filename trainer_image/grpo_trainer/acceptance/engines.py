@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from grpo_api.training_metrics import ENGINE_MISMATCH
+
 from ..errors import classify
 from ..generation.base import EngineGeneration
 from . import attempts
@@ -45,7 +47,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         """It ends with its log."""
         if "loss" in (logs or {}) and logs:
             self.seconds.append(time.perf_counter() - self._begin)
-            self.mismatch = max(self.mismatch, logs.get("sampling/sampling_logp_difference/mean", 0.0))
+            self.mismatch = max(self.mismatch, logs.get(ENGINE_MISMATCH.trl, 0.0))
 
 
 def train(context: Context) -> list[Finding]:
