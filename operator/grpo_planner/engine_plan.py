@@ -92,9 +92,9 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
         )
     if not training.corrects_engine:
         told.append(
-            f"spec.training.temperature {training.temperature:g} with {', '.join(training.truncation)}: no log-probabilities of the "
-            "engine's are of the distribution that the trainer computes, so TRL's importance correction is off and "
-            "guard.maxEngineMismatch can't be checked; set temperature to 1, or remove the others"
+            f"spec.training.temperature {training.temperature:g} with {', '.join(training.truncation)}: no "
+            "log-probabilities of the engine's are of the distribution that the trainer computes, so TRL's importance "
+            "correction is off and guard.maxEngineMismatch can't be checked; set temperature to 1, or remove the others"
         )
     return told
 
