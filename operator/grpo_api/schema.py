@@ -7,6 +7,7 @@ https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resou
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,8 +33,14 @@ def structural(model: type[BaseModel], *, defaults: bool) -> Schema:
     Raises:
         NotStructural: a union, a recursion, or a string, list or map without a bound.
     """
-    raw = model.model_json_schema(by_alias=True, mode="validation")
+    raw = json.loads(_json_schema(model))
     return _Converter(raw.pop("$defs", {}), defaults).convert(raw, model.__name__)
+
+
+@cache
+def _json_schema(model: type[BaseModel]) -> str:
+    """The model's schema as pydantic makes it, in more than a second for a whole job; as text, which nobody alters."""
+    return json.dumps(model.model_json_schema(by_alias=True, mode="validation"))
 
 
 def fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:

@@ -8,7 +8,7 @@ What follows from grpo_api and grpo_planner then can't drift from them: `make co
 import argparse
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from . import acceptance, alert_page, alerts, crd, documents, planner, recording
@@ -40,7 +40,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
 
 def stale(root: Path) -> list[str]:
     """The generated files that differ from what their sources say, by path."""
-    return [path for path, render in OUTPUTS.items() if _read(root / path) != render()]
+    return [path for path, render in OUTPUTS.items() if _read(root / path) != _text(render)]
 
 
 def write(root: Path) -> list[str]:
@@ -48,8 +48,14 @@ def write(root: Path) -> list[str]:
     changed = stale(root)
     for path in changed:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(OUTPUTS[path]())
+        (root / path).write_text(_text(OUTPUTS[path]))
     return changed
+
+
+@cache
+def _text(render: Callable[[], str]) -> str:
+    """What a function renders, once: the CRD is two files, and what is compared is written, too."""
+    return render()
 
 
 def _read(path: Path) -> str | None:

@@ -105,18 +105,18 @@ def table() -> str:
     ]
     without = ["", "## Without engines", "", "The same with `spec.generation.engine: Transformers`, where there is a "
                "plan and an engine had been chosen.", "", *COLUMNS]  # fmt: skip
-    planned = list(_plans("Auto"))
-    engined = {(name, model) for name, model, result in planned if result.chosen and result.chosen.engine}
-    plain = [_row(*one) for one in _plans("Transformers") if one[:2] in engined]
-    return "\n".join([*head, *(_row(*one) for one in planned), *without, *plain, ""])
+    planned = list(_plans())
+    engined = [one for one in planned if one[2].chosen and one[2].chosen.engine]
+    plain = [(name, model, plan_job(spec(model, "Transformers"), cluster(name))) for name, model, _ in engined]
+    return "\n".join([*head, *(_row(*one) for one in planned), *without, *(_row(*one) for one in plain), ""])
 
 
-def _plans(engine: str) -> Iterator[tuple[str, str, PlanResult]]:
+def _plans() -> Iterator[tuple[str, str, PlanResult]]:
     """One plan per cluster and model; clusters without GPUs have one."""
     for name in CLUSTERS:
         found = cluster(name)
         for model in MODELS if found.nodes else MODELS[:1]:
-            yield name, model, plan_job(spec(model, engine), found)
+            yield name, model, plan_job(spec(model), found)
 
 
 def _row(name: str, model: str, result: PlanResult) -> str:
