@@ -251,12 +251,16 @@ def _record(number: int, product: str | None) -> GRPOJobRecord:
 
 
 def passes() -> None:
-    """A pass by itself: 200 jobs of as many specs on a thousand nodes of twelve products, of which few have room."""
+    """A pass by itself: 320 jobs of as many specs on a thousand nodes of twelve products, at most one of them free."""
     products = [*PRODUCTS] * (1000 // len(PRODUCTS) + 1)
     nodes = tuple(_node(f"n{number}", product) for number, product in enumerate(products[:1000]))
-    for what, product in (("that wait", None), ("that can never run", "NVIDIA-Nothing")):
+    for what, product, free in (
+        ("that wait", None, 0),
+        ("behind one that starts", products[0], 1),
+        ("that can never run", "NVIDIA-Nothing", 0),
+    ):
         jobs = tuple(_record(number, product) for number in range(320))
-        busy = Snapshot(nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes})
+        busy = Snapshot(nodes=nodes, other_use={node.name: {"nvidia.com/gpu": 8.0} for node in nodes[free:]})
         asked = Question(jobs=jobs, snapshot=busy, now=time.time(), limits=Limits(), default_image="none")
         plans, times = Plans(), list[float]()
         while not times or judge(asked, plans).unjudged:

@@ -7,6 +7,7 @@ for one pass of the queue and changes only within it.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
@@ -235,13 +236,15 @@ class Capacity:
             return False
         if not self._snapshot.visible:
             return True
+        wanted = gpu_roles(job, plan)
         with self._without_own(job), self._undone() as taken:
-            for role in gpu_roles(job, plan):
+            for role, after in zip_longest(wanted, wanted[1:]):
                 use, most = pod_amounts(role.spec, role.plan), self._most(role)
                 free = (min(most, rooms(node, role, use)) for node in self._wide(job, role))
                 if sum(free) < role.plan.nodes:
                     return False
-                taken.extend(self._place(job, role, role.plan.nodes, set()))
+                if after:  # nobody looks at what the last one leaves, and to take it is to count everything anew
+                    taken.extend(self._place(job, role, role.plan.nodes, set()))
         return True
 
     @contextmanager
