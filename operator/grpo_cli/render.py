@@ -14,12 +14,11 @@ from grpo_api.status import ResumeSource
 from grpo_operator.manifests import (
     Attempt,
     checkpoint_volume_claim,
-    engine_service,
     engines_job,
     indexed_job,
-    rendezvous_service,
 )
 from grpo_operator.names import checkpoint_claim, run_folder
+from grpo_operator.services import engine_service, rendezvous_service
 
 from . import kubectl, sources
 from .attempts import attempt

@@ -1,12 +1,11 @@
-"""The objects that an attempt consists of: the Indexed Job, the namespace's headless Service, the checkpoint claim.
+"""The objects that an attempt consists of: the Indexed Job of its gang, that of its engines, the checkpoint claim.
 
 What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same.
-Each function returns one object as a dict; the pod itself is in podspec.py.
+Each function returns one object as a dict; the pod itself is in podspec.py, what attempts share in services.py.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpo_api.contract import (
     API_VERSION,
@@ -23,20 +22,15 @@ from grpo_api.report import Generations
 from grpo_api.status import AttemptEnd, ResumeSource
 
 from .names import (
-    COMPONENT_ENGINE,
-    COMPONENT_RENDEZVOUS,
-    ENGINE_SERVICE,
     LABEL_APP,
     LABEL_ATTEMPT,
     LABEL_COMPONENT,
-    LABEL_INDEX,
     LABEL_INSTANCE,
     LABEL_JOB,
     LABEL_MANAGED_BY,
     LABEL_QUEUE,
     LABEL_UID,
     MANAGER,
-    RENDEZVOUS_SERVICE,
     ObjectKey,
     checkpoint_claim,
     child_job,
@@ -45,11 +39,11 @@ from .names import (
     rank0_address,
     run_folder,
 )
+from .pod_volumes import Manifest
 from .podspec import pod_spec
 from .records import GRPOJobRecord
 from .roles import Role, engine_role, replicas, roles
 
-Manifest = dict[str, Any]
 ENGINE_FAILURES = 20
 """How often each engine of an attempt is made again after a failure, the last times with pauses of minutes; then the
 attempt goes on without it."""
@@ -251,32 +245,6 @@ def images_need(spec: GRPOJobSpec) -> str:
     without a type."""
     images = [spec.model.image, *(reward.model.image for reward in spec.rewards if reward.model)]
     return IMAGES_NEED if any(images) else ""
-
-
-def rendezvous_service(namespace: str) -> Manifest:
-    """The headless Service under which rank 0 of every gang of the namespace has its name, ready or not.
-
-    It selects only pods with index 0: every further endpoint costs kube-controller-manager an update per pod.
-    """
-    return _service(namespace, RENDEZVOUS_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"})
-
-
-def engine_service(namespace: str) -> Manifest:
-    """The headless Service under which every engine pod of the namespace has its name, ready or not."""
-    return _service(namespace, ENGINE_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE})
-
-
-def _service(namespace: str, name: str, selector: dict[str, str]) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_RENDEZVOUS},
-        },
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
-    }
 
 
 def checkpoint_volume_claim(key: ObjectKey, uid: str, spec: GRPOJobSpec) -> Manifest | None:

@@ -6,9 +6,10 @@ another's is never touched; the job waits, and a condition says for what. Object
 
 from collections.abc import Mapping
 
-from .manifests import Manifest, engine_service, rendezvous_service
-from .names import ENGINE_SERVICE, LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from .names import LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from .pod_volumes import Manifest
 from .records import ClaimRecord, GRPOJobRecord, ServiceRecord
+from .services import wanted_service
 
 
 def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
@@ -28,11 +29,6 @@ def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
         f"{name} exists and was not made for this GRPOJob: to use it, name it in spec.checkpoint.volume of a new job; "
         "or delete it, or give the job another name"
     )
-
-
-def wanted_service(namespace: str, name: str) -> Manifest:
-    """The Service of this name as attempts need it: that of the engines, else that of the rendezvous."""
-    return engine_service(namespace) if name == ENGINE_SERVICE else rendezvous_service(namespace)
 
 
 def is_ours(service: ServiceRecord) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.decisions import Limits
-from grpo_operator.manifests import rendezvous_service
 from grpo_operator.names import RENDEZVOUS_SERVICE
+from grpo_operator.services import rendezvous_service
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, operating

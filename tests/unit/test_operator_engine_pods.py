@@ -8,9 +8,10 @@ from grpo_api.contract import ENGINE_PORT, PLAN_ANNOTATION
 from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 from grpo_operator.admission.checks import plan_problem
-from grpo_operator.manifests import Attempt, engine_service, engines_job, indexed_job, training_plan
+from grpo_operator.manifests import Attempt, engines_job, indexed_job, training_plan
 from grpo_operator.names import LABEL_COMPONENT, LABEL_UID
 from grpo_operator.reasons import Reason
+from grpo_operator.services import engine_service
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SERVED_GPU_PLAN, SERVED_PLAN, SPEC, UID, make_job
 
 

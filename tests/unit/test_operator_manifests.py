@@ -11,10 +11,10 @@ from grpo_operator.manifests import (
     attempt_of,
     checkpoint_volume_claim,
     indexed_job,
-    rendezvous_service,
     training_plan,
 )
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited
+from grpo_operator.services import rendezvous_service
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SPEC, UID, make_job
 
 

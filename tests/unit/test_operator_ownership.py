@@ -6,9 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.manifests import checkpoint_volume_claim, rendezvous_service
+from grpo_operator.manifests import checkpoint_volume_claim
 from grpo_operator.ownership import claim_problem, foreign_service, is_ours, service_repair
 from grpo_operator.parsing import claim_record, service_record
+from grpo_operator.services import rendezvous_service
 from grpo_operator.status import merge_patch
 from tests.generated import cases
 from tests.unit.operator_world import UID, at, make_job

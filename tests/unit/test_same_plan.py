@@ -11,8 +11,9 @@ from grpo_api.job import parse_spec
 from grpo_cli.__main__ import main
 from grpo_cli.render import UNKNOWN_UID
 from grpo_operator.admission.plans import Plans
-from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job, rendezvous_service
+from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job
 from grpo_operator.names import ObjectKey
+from grpo_operator.services import rendezvous_service
 from grpo_planner.hardware.inventory_file import parse_gpus
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, LLAMA_1B

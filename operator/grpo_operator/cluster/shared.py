@@ -12,9 +12,10 @@ from typing import NamedTuple
 from ..errors import AlreadyExists, Denied, NotFound
 from ..manifests import checkpoint_volume_claim
 from ..names import RENDEZVOUS_SERVICE, ObjectKey
-from ..ownership import claim_problem, foreign_service, is_ours, service_repair, wanted_service
+from ..ownership import claim_problem, foreign_service, is_ours, service_repair
 from ..parsing import claim_record, service_record
 from ..records import GRPOJobRecord, ServiceRecord
+from ..services import wanted_service
 from .api import CLAIMS, SERVICES, Cluster, Object, Resource
 from .cache import Cache
 

@@ -7,9 +7,10 @@ import logging
 
 from ..decisions import Action, Decision
 from ..errors import AlreadyExists, Denied, NotFound
-from ..manifests import Attempt, Manifest, attempt_of, engines_job, images_need, indexed_job
+from ..manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
 from ..names import ENGINE_SERVICE
 from ..observe import Observation
+from ..pod_volumes import Manifest
 from ..reasons import Reason
 from ..sightings import Sightings
 from .api import JOBS, Cluster, Object
