@@ -102,6 +102,13 @@ class MetricsStatus(Model):
     """Norm of the gradient before clipping."""
     completion_length: Annotated[str, Field(max_length=32)] | None = None
     """Mean tokens per completion."""
+    engine_mismatch: Annotated[str, Field(max_length=32)] | None = None
+    """Mean difference between the engine's and the trainer's log-probability of a token; absent without an engine."""
+    weights_version: Count | None = None
+    """Number of the weights that the engines sample with; absent without an engine."""
+    phase_seconds: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)] | None = None
+    """Seconds of the slowest rank by phase of the last step that was heard of while the attempt ran: sync, generate,
+    reward, reference, forward, backward, step."""
 
 
 class CheckpointStatus(Model):
@@ -153,7 +160,7 @@ class MemoryMeasurement(PhaseMemory):
     """Predicted against measured GPU memory: the highest peak, and each phase's."""
 
     phases: Annotated[dict[str, PhaseMemory], Field(max_length=8)] = Field(default_factory=dict)
-    """By phase: load, generate, reference, forward, backward, step."""
+    """By phase: load, sync, generate, reference, forward, backward, step."""
     reserved_bytes: Annotated[int, Field(ge=0)] = 0
     """torch.cuda.max_memory_reserved, the largest of all ranks."""
     predicted_device_bytes: Annotated[int, Field(ge=0)] = 0

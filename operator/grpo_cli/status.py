@@ -15,6 +15,7 @@ from grpo_api.generation import EnginePlan
 from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import format_bytes
+from grpo_api.report import STEP_PHASES
 from grpo_api.status import Condition, PodStatus
 from grpo_planner.words import sharding
 
@@ -59,8 +60,10 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         eta = f", {status.progress.eta} to go" if status.progress.eta else ""
         yield "progress", f"{status.progress.summary} steps, {status.progress.percent} %{eta}"
     if status.metrics:
-        found = status.metrics.model_dump(exclude_none=True)
+        found = status.metrics.model_dump(exclude_none=True, exclude={"phase_seconds"})
         yield "metrics", ", ".join(f"{key} {value}" for key, value in found.items())
+        if phases := status.metrics.phase_seconds:
+            yield "step seconds", ", ".join(f"{phase} {phases[phase]}" for phase in STEP_PHASES if phase in phases)
     if status.memory:
         predicted, measured = (gib(size) for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"

@@ -11,7 +11,8 @@ from grpo_api.artifacts import MAX_WHERE
 from grpo_api.contract import CHECKPOINT_MOUNT
 from grpo_api.learned import Learned
 from grpo_api.plan import MemoryPrediction
-from grpo_api.report import DATASET_FINGERPRINT, Outcome, Progress, Result
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import DATASET_FINGERPRINT, STEP_PHASES, Outcome, Progress, Result
 from grpo_api.status import (
     MAX_SHOWN_PODS,
     CheckpointStatus,
@@ -21,6 +22,7 @@ from grpo_api.status import (
     PodStatus,
     ProgressStatus,
 )
+from grpo_api.training_metrics import PHASE_SECONDS, WEIGHTS_VERSION
 
 from .decisions import Action, Decision
 from .engines import shown
@@ -106,7 +108,9 @@ def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> di
     last = max(told, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
     words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
     if metrics := _metrics(last.metrics):
-        words["metrics"] = metrics
+        # an Outcome is short: it doesn't say how long the last step took
+        known = fields.get("metrics") or old.metrics
+        words["metrics"] = metrics.model_copy(update={"phase_seconds": known.phase_seconds}) if known else metrics
     return words
 
 
@@ -133,9 +137,19 @@ def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
 
 
 def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
-    """status.metrics, as text with four significant digits; None when none of them was told."""
-    named = {name: _digits(values[name]) for name in MetricsStatus.model_fields if name in values}
+    """status.metrics, most of it as text with four significant digits; None when none of them was told."""
+    named: dict[str, Any] = {name: _digits(values[name]) for name in _SHORT if name in values}
+    version = values.get(WEIGHTS_VERSION.key, math.nan)
+    if 0 <= version <= MAX_COUNT:
+        named["weights_version"] = int(version)
+    keys = {phase: f"{PHASE_SECONDS.key}/{phase}" for phase in STEP_PHASES}
+    if phases := {phase: _digits(values[key]) for phase, key in keys.items() if key in values}:
+        named["phase_seconds"] = phases
     return MetricsStatus(**named) if named else None
+
+
+_SHORT = tuple(name for name in MetricsStatus.model_fields if name not in ("weights_version", "phase_seconds"))
+"""Metrics of which four digits say enough."""
 
 
 def _digits(value: float) -> str:

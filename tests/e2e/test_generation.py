@@ -9,6 +9,8 @@ import pytest
 
 from grpo_api.contract import ENGINE_SUFFIX
 from grpo_api.plan import ExecutionPlan
+from grpo_api.report import STEP_PHASES
+from grpo_api.status import MetricsStatus
 from harness.fixtures import AnyCluster
 from harness.images import recipes as images
 from harness.jobs import Jobs, Object, attempt, progress
@@ -51,7 +53,19 @@ def steps_of(jobs: Jobs, job: Object, engine: str) -> list[Object]:
     assert plan.engine.kind == engine
     steps = jobs.step_lines(job)
     assert len(steps) == STEPS
+    check_told(job, steps[-1])
     return steps
+
+
+def check_told(job: Object, last: Object) -> None:
+    """The status has the numbers of the last step, and says how long one took by part."""
+    told = MetricsStatus.model_validate(job["status"]["metrics"])
+    assert told.engine_mismatch == f"{last['engine_mismatch']:.4g}"
+    assert told.weights_version is not None
+    assert told.weights_version // 10**9 == attempt(job)
+    assert told.phase_seconds is not None
+    assert told.phase_seconds.keys() == set(STEP_PHASES)
+    assert float(told.phase_seconds["sync"]) > 0
 
 
 def mean_reward(steps: list[Object]) -> float:

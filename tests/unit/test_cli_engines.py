@@ -58,11 +58,15 @@ def test_render_prints_the_engines_beside_their_gang(tmp_path: Path, capsys: pyt
 def test_status_tells_engines_from_ranks() -> None:
     pods = [{"name": "run-1-0", "index": 0, "phase": "Running"},
             {"name": "run-1-engine-0", "index": 0, "phase": "Failed", "engine": True}]  # fmt: skip
-    known = make_job(status=active_status(plan=SERVED_GPU_PLAN, pods=pods))
+    metrics = {"kl": "0.01", "weightsVersion": 1000000003, "phaseSeconds": {"generate": "29", "sync": "0.5"}}
+    known = make_job(status=active_status(plan=SERVED_GPU_PLAN, pods=pods, metrics=metrics))
     assert known.spec
     out = Console(width=200, file=io.StringIO(), highlight=False)
     status.show(out, "team/run", GRPOJob(spec=known.spec, status=known.status))
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue()
+    rows = [[part.strip() for part in line.split("  ", 1)] for line in text.splitlines()]
     assert "vLLM in 2 pods of their own, 2 × NVIDIA-L4 each" in text
     assert "engine 0" in text
+    assert ["metrics", "kl 0.01, weightsVersion 1000000003"] in rows
+    assert ["step seconds", "sync 0.5, generate 29"] in rows

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,16 @@ def numbers(status: GRPOJobStatus) -> tuple[str, str | None, str | None]:
 def test_success_shows_the_last_step_and_not_the_last_pull() -> None:
     told = said("Succeeded", step=100, total_steps=100, metrics={"kl": 0.25, "reward": 1.9})
     assert numbers(decided(ended(terminated(0, told), terminated(0, told)))) == ("100/100", "0.25", "1.9")
+
+
+def test_the_end_leaves_the_time_of_a_step_and_nothing_else_of_what_was_pulled() -> None:
+    told = said("Succeeded", step=100, total_steps=100, metrics={"kl": 0.25, "engine_mismatch": 2e-7})
+    seen = ended(terminated(0, told), terminated(0, told))
+    metrics = {"phase_seconds/sync": 0.5, "phase_seconds/generate": 29.0, "engine_mismatch": 1.0, "loss": 1.0}
+    status = decided(replace(seen, pull=make_pull(step=98, total_steps=100, metrics=metrics)))
+    assert status.metrics == MetricsStatus(
+        kl="0.25", engine_mismatch="2e-07", phase_seconds={"sync": "0.5", "generate": "29"}
+    )
 
 
 def test_failure_shows_the_last_finished_step() -> None:
@@ -120,6 +131,6 @@ def test_any_last_words_make_a_status(step: int, total: int, metrics: dict[str, 
     assert status.progress.step >= max(98, step)
 
 
-@pytest.mark.parametrize("key", MetricsStatus.model_fields)
+@pytest.mark.parametrize("key", MetricsStatus.model_fields.keys() - {"phase_seconds"})
 def test_every_metric_of_the_status_can_be_told_with_the_end(key: str) -> None:
     assert key in OUTCOME_KEYS

@@ -62,11 +62,19 @@ ARTIFACTS = st.dictionaries(
 """What a pod may say of its model and its checkpoints."""
 DETAILS = ("rank", "step", "totalSteps", "metrics", "export", "checkpoint")
 FARTHEST = "/checkpoints/" + "x" * 1011
+METRICS = st.dictionaries(
+    st.sampled_from(
+        ["kl", "engine_mismatch", "weights_version", "phase_seconds/sync", "phase_seconds/", "phase_seconds/x" * 8]
+    ),
+    NUMBERS,
+)
+"""What a pod may say of its numbers."""
 FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.items())
 
 
 @settings(max_examples=cases(500))
-@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES | ARTIFACTS, max_size=6))
+@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES | ARTIFACTS | METRICS, max_size=6))
+@example({"metrics": {"weights_version": 1e308, "engine_mismatch": "NaN", "phase_seconds/sync": "Infinity"}})
 @example(
     {"checkpoint": {"step": MAX_COUNT, "time": LAST_TIME, "bytes": MAX_COUNT, "where": "/checkpoints/" + "x" * 1011}}
 )
