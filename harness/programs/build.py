@@ -4,6 +4,7 @@ Sources, not downloads: a Go module proxy is reachable on more machines than rel
 byte. The first build takes minutes; later ones nothing.
 """
 
+import json
 import os
 import re
 import shutil
@@ -110,6 +111,13 @@ def go_version(text: str) -> tuple[int, int]:
     """Return major and minor of what `go version` prints."""
     match = re.search(r"\bgo(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def module_folder(name: str) -> Path:
+    """Return the sources of the one module that `go/<name>/go.mod` requires, in Go's own cache."""
+    folder = SOURCES / name
+    (module,) = re.findall(r"^require (\S+) ", (folder / "go.mod").read_text(), re.MULTILINE)
+    return Path(json.loads(run(go(), "-C", folder, "mod", "download", "-json", module))["Dir"])
 
 
 @cache

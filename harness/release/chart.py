@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -46,10 +47,19 @@ def package(release: Release, target: Path) -> Path:
         text = values.read_text()
         assert text.count(UNSET) == 1, f"values.yaml must have one line {UNSET!r}"
         values.write_text(text.replace(UNSET, f"imageRegistry: {release.registry}\n"))
+        about = chart / "Chart.yaml"
+        about.write_text(yaml.safe_dump(_with_images(yaml.safe_load(about.read_text()), release), sort_keys=False))
         _helm("package", chart, "--destination", target)
     archive = target / f"{CHART.name}-{release.version}.tgz"
     settle_package(archive, release.epoch)
     return archive
+
+
+def _with_images(about: dict[str, Any], release: Release) -> dict[str, Any]:
+    """A Chart.yaml that names the images, for Artifact Hub's scanners."""
+    images = [{"name": name, "image": f"{release.registry}/{name}:{release.version}"} for name in IMAGES.values()]
+    listed = {"artifacthub.io/images": yaml.safe_dump(images, sort_keys=False)}
+    return about | {"annotations": about["annotations"] | listed}
 
 
 def static_manifest(chart: Path, digests: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from . import acceptance, alert_page, alerts, crd, documents, planner, recording
+from . import acceptance, alert_page, alerts, chart_page, crd, documents, planner, recording
 from .dashboards import DASHBOARDS, grafana, page
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +21,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/alerts.yaml": alerts.render,
     "charts/grpo-operator/files/recording.yaml": recording.render,
+    "charts/grpo-operator/README.md": chart_page.render,
     "docs/alerts.md": alert_page.render,
     **{
         f"charts/grpo-operator/files/dashboards/{name}.json": partial(grafana.render, dashboard)

@@ -110,6 +110,12 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("image.repository=a b", "does not match pattern"),
         ("imageRegistry=https://example.test", "does not match pattern"),
         ("trainerImage.digest=sha256:12", "does not match pattern"),
+        ("fullnameOverride=bad name", "does not match pattern"),
+        ("namespaceOverride=Bad", "does not match pattern"),
+        ("monitoring=null", "missing property 'monitoring'"),
+        ("monitoring.podMonitor.interval=1s1m", "does not match pattern"),
+        ("livenessProbe.exec=x", "additional properties 'exec' not allowed"),
+        ("extraVolumes[0].emptyDir.medium=Memory", "missing property 'name'"),
     ],
 )
 def test_wrong_values_are_refused(value: str, says: str) -> None:
@@ -123,7 +129,7 @@ def test_every_value_has_a_comment_and_a_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values.keys() == schema.keys() - {"global"}
     uncommented = re.findall(r"\n\n(?!#)(\w+):", (CHART / "values.yaml").read_text())
-    assert uncommented == ["podLabels", "serviceAccount", "rbac", "crds", "metrics"], "their fields are commented"
+    assert uncommented == ["serviceAccount", "rbac", "crds", "metrics"], "their fields are commented"
 
 
 def test_the_crd_is_the_committed_one_and_is_kept() -> None:

@@ -5,6 +5,7 @@ The archives are of this machine's platform and Python only; `make release` writ
 
 import platform
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,3 +73,14 @@ def test_the_manifest_names_images_by_digest_and_registry(folders: list[Path]) -
     assert container["image"] == f"example.test/team/grpo-operator:{RELEASE.version}@{DIGESTS['grpo-operator']}"
     assert f"--trainer-image=example.test/team/grpo-trainer:{RELEASE.version}" in container["args"]
     assert LOCAL not in str(container)
+
+
+def test_the_chart_tells_scanners_its_images_and_readers_its_values(folders: list[Path]) -> None:
+    (package,) = folders[0].glob("grpo-operator-*.tgz")
+    with tarfile.open(package) as archive:
+        text = {name: archive.extractfile(f"grpo-operator/{name}") for name in ("Chart.yaml", "README.md")}
+        about, readme = (file.read().decode() for file in text.values() if file)
+    listed = yaml.safe_load(yaml.safe_load(about)["annotations"]["artifacthub.io/images"])
+    names = ("grpo-operator", "grpo-trainer")
+    assert listed == [{"name": name, "image": f"example.test/team/{name}:{RELEASE.version}"} for name in names]
+    assert "| `podSecurityContext.runAsNonRoot` | `true` |" in readme

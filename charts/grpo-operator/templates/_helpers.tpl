@@ -19,12 +19,29 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{- define "grpo-operator.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
 {{- define "grpo-operator.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: grpo-operator
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{ include "grpo-operator.selector" . }}
+{{- include "grpo-operator.labels-with" (dict "root" . "labels" dict) -}}
+{{- end -}}
+
+{{- /* The labels of an object that has some of its own. What selectors and uninstalling go by, nobody's value replaces. */ -}}
+{{- define "grpo-operator.labels-with" -}}
+{{- $root := .root -}}
+{{- $own := dict
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_")
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/part-of" "grpo-operator"
+  "app.kubernetes.io/managed-by" $root.Release.Service -}}
+{{- $selector := include "grpo-operator.selector" $root | fromYaml -}}
+{{- toYaml (mergeOverwrite (dict) ($root.Values.commonLabels | default dict) (.labels | default dict) $own $selector) -}}
+{{- end -}}
+
+{{- define "grpo-operator.pod-labels" -}}
+{{- $selector := include "grpo-operator.selector" . | fromYaml -}}
+{{- toYaml (mergeOverwrite (dict) (.Values.commonLabels | default dict) (.Values.podLabels | default dict) $selector) -}}
 {{- end -}}
 
 {{- define "grpo-operator.serviceAccount" -}}

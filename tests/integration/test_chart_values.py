@@ -1,0 +1,151 @@
+"""Each value of the chart with each other one: Helm finds nothing to say, a real API server takes what is rendered.
+
+A value by itself is seldom wrong; what goes wrong is one in the presence of another. So each pair of choices stands
+together in some case (pairwise testing, by allpairspy).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from allpairspy import AllPairs
+
+from grpo_cli.manifest import load_documents
+from grpo_codegen import chart_page
+from harness.fixtures import AnyCluster
+from harness.programs.build import module_folder
+from harness.stack import create_namespace
+from tests.integration.test_chart import CHART, helm
+
+RELEASE, NAMESPACE, OTHER = "values", "grpo-chart-values", "grpo-chart-elsewhere"
+TEAMS = ["grpo-chart-team-a", "grpo-chart-team-b"]
+MONITORING = ("podmonitors", "servicemonitors", "prometheusrules")
+"""The Prometheus operator's kinds that the chart makes."""
+LABEL, LONG = {"team": "ml-7"}, {"example.com/note": "ünïcode: 'quoted' {{ braces }} # and\nlines"}
+DIGEST = f"sha256:{'0a' * 32}"
+TOLERATION = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "tolerationSeconds": 30}
+AFFINITY = {"labelSelector": {"matchLabels": LABEL}, "topologyKey": "kubernetes.io/hostname"}
+CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"release": "{{ .Release.Name }}"}}
+TEXT = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}-text}\n"
+CHOICES: dict[str, list[Any]] = {
+    "nameOverride": ["", "other"],
+    "fullnameOverride": ["", "a" * 50, "t"],
+    "namespaceOverride": ["", OTHER],
+    "commonLabels": [{}, LABEL, {"app.kubernetes.io/name": "taken", "helm.sh/chart": "x"}, None],
+    "imageRegistry": ["", "registry.example:5000/team"],
+    "image": [{}, {"digest": DIGEST, "pullSecrets": [{"name": "registry"}], "pullPolicy": "Always"}],
+    "trainerImage": [{}, {"digest": DIGEST, "tag": "1.0_rc.1"}],
+    "watchNamespaces": [[], TEAMS],
+    "gpuHourPrices": [{}, {"NVIDIA-H100-80GB-HBM3": 2.49, "A10": 0}],
+    "logFormat": ["json", "text"],
+    "extraArgs": [[], ["--workers=8", "--scheduling-timeout-seconds=60"]],
+    "extraEnv": [[], [{"name": "K", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}}]],
+    "resources": [{}, {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi", "ephemeral-storage": "1Gi"}}, None],
+    "podSecurityContext": [{}, {"runAsUser": 1234, "fsGroup": 1234}],
+    "securityContext": [{}, {"capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}],
+    "livenessProbe": [{}, {"initialDelaySeconds": 5, "timeoutSeconds": 3}, None],
+    "startupProbe": [{}, {"failureThreshold": 1}],
+    "extraVolumes": [[], [{"name": "more", "emptyDir": {}}]],
+    "extraVolumeMounts": [[], [{"name": "tmp", "mountPath": "/var/more", "subPath": "more"}]],
+    "extraObjects": [[], [CONFIG | {"metadata": {"name": "{{ .Release.Name }}-map"}}, TEXT]],
+    "podLabels": [{}, LABEL, {"app.kubernetes.io/instance": "taken"}],
+    "podAnnotations": [{}, LONG],
+    "nodeSelector": [{}, {"pool": "system"}],
+    "tolerations": [[], [TOLERATION, {"operator": "Exists"}], None],
+    "affinity": [{}, {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [AFFINITY]}}],
+    "priorityClassName": ["", "system-cluster-critical"],
+    "serviceAccount": [{}, {"create": False, "name": "mine"}, {"name": "named", "annotations": LONG}],
+    "rbac": [{}, {"create": False, "aggregate": False}, {"foreignPods": False}],
+    "crds": [{}, {"enabled": False}, {"keep": False}],
+    "metrics": [{}, {"port": 65535, "service": {"annotations": LONG}}, {"service": {"enabled": False}}],
+    "tracing": [{}, {"endpoint": "http://collector.observability:4318", "everyNthStep": 1}],
+    "podMonitor": [{}, {"enabled": True, "interval": "1m30s"}, {"enabled": True, "labels": LABEL}],
+    "serviceMonitor": [{}, {"enabled": True, "interval": "1h", "labels": {"helm.sh/chart": "x"}}],
+    "prometheusRule": [
+        {},
+        {"enabled": True, "labels": LABEL, "disabled": ["GRPOEngineDown"]},
+        {"enabled": True, "thresholds": {"pendingFor": "1d12h", "maxKL": 0.5}},
+    ],
+    "dashboard": [{}, {"enabled": True, "annotations": LONG}, {"enabled": True, "labels": LABEL}],
+}
+"""What is worth choosing of each value; the last four are of `monitoring`."""
+UNCHOSEN = {"logLevel", "readinessProbe", "monitoring"}
+"""Values whose brothers stand for them, and the one above those."""
+CASES = [
+    {name: value for name, value in zip(CHOICES, case, strict=True) if value != {}}
+    for case in AllPairs(list(CHOICES.values()))
+]
+
+
+def values(case: dict[str, Any]) -> dict[str, Any]:
+    monitoring = ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")
+    nested = {name: case[name] for name in monitoring if name in case}
+    return {name: value for name, value in case.items() if name not in monitoring} | {"monitoring": nested}
+
+
+@pytest.fixture(scope="module")
+def cluster(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
+    """An API server that knows the Prometheus operator's own definitions, and namespaces of the restricted standard."""
+    definitions = module_folder("prometheus-operator") / "example" / "prometheus-operator-crd"
+    files = [part for kind in MONITORING for part in ("-f", str(definitions / f"monitoring.coreos.com_{kind}.yaml"))]
+    crd_cluster.kubectl("create", *files)
+    for kind in MONITORING:
+        crd_cluster.kubectl("wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com")
+    for namespace in (NAMESPACE, OTHER, *TEAMS):
+        create_namespace(crd_cluster, namespace)
+    yield crd_cluster
+    crd_cluster.kubectl("delete", "--wait=false", *files)
+    crd_cluster.kubectl("delete", "--wait=false", "namespace", NAMESPACE, OTHER, *TEAMS)
+
+
+def test_every_value_is_chosen() -> None:
+    written = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert (CHOICES.keys() - written["monitoring"].keys()) | UNCHOSEN == written.keys()
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_every_pair_of_choices_is_linted_and_taken(cluster: AnyCluster, case: dict[str, Any], tmp_path: Path) -> None:
+    chosen = tmp_path / "values.yaml"
+    chosen.write_text(yaml.safe_dump(values(case), allow_unicode=True))
+    linted = helm("lint", "--strict", str(CHART), "--namespace", NAMESPACE, "--values", str(chosen))
+    assert (linted.returncode, "[ERROR]" in linted.stdout, "[WARNING]" in linted.stdout) == (0, False, False), linted
+    rendered = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", str(chosen))
+    assert rendered.returncode == 0, rendered.stderr
+    documents = load_documents(rendered.stdout)
+    apply(cluster, documents)
+    (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
+    template = deployment["spec"]["template"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    account = {"serviceAccountName": "default", "priorityClassName": None}
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"] | account}
+    apply(cluster, [pod | {"metadata": {"name": "operator", "namespace": deployment["metadata"]["namespace"]}}])
+
+
+def apply(cluster: AnyCluster, documents: list[dict[str, Any]]) -> None:
+    """Server-side, so that a field that no schema knows is refused; nothing is kept."""
+    for document in documents:
+        if document["kind"] == "ConfigMap":  # as helm does with what names none
+            document["metadata"].setdefault("namespace", NAMESPACE)
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
+    strict = ("--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts")
+    cluster.kubectl("apply", *strict, "--filename", "-", input=text)
+
+
+PATHS = [value.path for value in chart_page.values((CHART / "values.yaml").read_text()) if value.path.count(".") < 2]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_value_that_is_taken_away_is_missed_by_its_name_or_not_at_all(path: str) -> None:
+    """Helm takes null for `without the chart's default`; a template must not stumble over what isn't there."""
+    kinds = ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")
+    on = ",".join(
+        f"monitoring.{kind}.enabled=true" for kind in kinds if not f"monitoring.{kind}.enabled".startswith(path)
+    )
+    done = helm("template", RELEASE, str(CHART), "--set", on, "--set", f"{path}=null")
+    if done.returncode:
+        assert f"missing property '{path.rpartition('.')[2]}'" in done.stderr
+    else:
+        assert load_documents(done.stdout)
