@@ -104,6 +104,18 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
     assert engines[0].view.last == "has other weights than it was sent: k_proj, after it has sampled"
 
 
+def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() -> None:
+    engines = [engine(0, {}), engine(1, {})]
+
+    async def prove(one: Engine) -> None:
+        if one.view.index == 0:
+            raise Unreachable("can't be reached for /prove")
+
+    completing = Completing(engines, prove, PIECES, {}, sequences=4, stall=60.0)
+    assert asyncio.run(completing.go_on(VERSION))
+    assert (engines[0].view.usable, engines[0].view.strikes, engines[0].view.losses) == (False, 0, 1)
+
+
 def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
     engines = [engine(0, {}), engine(1, {})]
     completing = Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0)

@@ -111,7 +111,7 @@ class Completing:
         try:
             await self._prove(engine)
         except EngineFailed as error:
-            engine.view.failed(f"{error}, after it has sampled")
+            engine.failed(error, ", after it has sampled")
             self._drop({index})
         else:
             self._division.settled(index)

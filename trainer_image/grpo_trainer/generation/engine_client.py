@@ -34,6 +34,9 @@ _LEARNT: TypeAdapter[list[Learnt]] = TypeAdapter(list[Learnt])
 class EngineFailed(Exception):
     """An engine can't be used as it is; the message says why, after its name."""
 
+    gone = False
+    """Whether there is nobody who could answer."""
+
 
 class Unreachable(EngineFailed):
     """No answer, or one that breaks off: its process is gone or its network."""
@@ -42,10 +45,15 @@ class Unreachable(EngineFailed):
         """`late`: it may still come; otherwise there is nobody who could answer."""
         super().__init__(message)
         self.late = late
+        self.gone = not late
 
 
 class Stale(EngineFailed):
     """It lives, but doesn't have the weights that it was proven to have."""
+
+
+class Differs(EngineFailed):
+    """Its weights are not those that it was sent."""
 
 
 class Rejected(EngineFailed):

@@ -15,7 +15,7 @@ from ..errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .base import EngineSetup, Sample
 from .colocated import unprovable
 from .completing import Completing, Piece, pieces_of
-from .engine_client import EngineFailed
+from .engine_client import Differs, EngineFailed
 from .fleet import Engine, Fleet
 from .messages import Learn, attempt_of
 from .multilinear import mix
@@ -122,7 +122,7 @@ class EnginesMain:
             raise EngineFailed("is no longer the process that has sampled")
         try:
             await prove_again(self._lanes[incarnation], self._limit)
-        except EngineFailed:
+        except Differs:
             self._failures += 1
             raise
 
@@ -178,7 +178,7 @@ class EnginesMain:
                     self._learn(lane)
                 lanes.append(lane)
             except EngineFailed as error:
-                engine.view.failed(str(error))
+                engine.failed(error)
         return lanes
 
     def _lane(self, engine: Engine, incarnation: str) -> Lane:
@@ -215,5 +215,7 @@ class EnginesMain:
         print(f"{view.name}: {verdict.problem}", flush=True)
         if verdict.blocked:
             view.give_up(verdict.problem)
+        elif verdict.gone:
+            view.gone(verdict.problem)
         else:
             view.failed(verdict.problem)

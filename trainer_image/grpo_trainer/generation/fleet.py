@@ -47,6 +47,11 @@ class Engine:
         """Whether it may be asked for completions of this version."""
         return self.view.serves(version)
 
+    def failed(self, error: EngineFailed, when: str = "") -> None:
+        """A sync or a proof ended so: a process that is there has failed, one that isn't may come back as another."""
+        lost = self.view.gone if error.gone else self.view.failed
+        lost(f"{error}{when}")
+
 
 class Fleet:
     """All engines of the attempt."""

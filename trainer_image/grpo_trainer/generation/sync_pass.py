@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .comparing import differing, expected_prints
-from .engine_client import EngineFailed, Prints
+from .engine_client import Differs, EngineFailed, Prints
 from .fleet import Engine, Fleet
 from .layout import Strided
 from .messages import Sync
@@ -56,6 +56,8 @@ class Verdict:
     """Names of the weights that differ."""
     blocked: bool = False
     """Whether its time ran out."""
+    gone: bool = False
+    """Whether its process is gone."""
 
 
 class Lane:
@@ -178,7 +180,7 @@ class SyncPass:
             lane.leave()
             blocked = lane.left - (time.monotonic() - begun) <= 0.0
             said = str(error) or f"did not take version {self.version} within the time that it has"
-            return Verdict(lane.engine, said, blocked=blocked)
+            return Verdict(lane.engine, said, blocked=blocked, gone=isinstance(error, EngineFailed) and error.gone)
         finally:
             lane.engine.syncing = False
 
@@ -210,7 +212,9 @@ class SyncPass:
         try:
             await asyncio.wrap_future(lane.request)
         except EngineFailed as error:
-            raise EngineFailed(f"{error}; {lane.failed}" if lane.failed else str(error)) from error
+            if lane.failed:
+                error.args = (f"{error}; {lane.failed}",)
+            raise
 
     def _proof(self, lane: Lane) -> Proof:
         prints = next(prints for workers, prints in self._expected if workers == lane.workers)
@@ -221,9 +225,10 @@ async def prove_again(lane: Lane, seconds: float) -> None:
     """Make sure that an engine still has what it was proven to have.
 
     Raises:
-        EngineFailed: it has not, or doesn't say so in time.
+        Differs: it has not.
+        EngineFailed: it doesn't say so, or not in time.
     """
     assert lane.proof is not None  # it has served
     proof = lane.proof
     if wrong := proof.wrong(await lane.engine.client.prints(proof.version, proof.seed, seconds)):
-        raise EngineFailed(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")
+        raise Differs(f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}")
