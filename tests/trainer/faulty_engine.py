@@ -4,6 +4,7 @@ It is the real one, with real vLLM, but for what is struck. A fault is a file in
 once, or, beside a file `always`, each time.
 """
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -16,12 +17,19 @@ from grpo_trainer.generation import __main__ as program
 from grpo_trainer.generation import engine_settings, serving
 from grpo_trainer.generation.messages import Generated
 from grpo_trainer.generation.receiving import ReceivingWorker
+from tests.trainer.engine_names import (
+    DIES,
+    DIES_RECEIVING,
+    FLIPPED,
+    FLIPPED_LATER,
+    SKIPPED,
+    STOPS,
+    STOPS_LATER,
+    WRONG_VERSION,
+)
 
 FOLDER = "ENGINE_FAULTS"
 WEIGHT = "model.layers.1.self_attn.k_proj.weight"
-SKIPPED, FLIPPED, FLIPPED_LATER, WRONG_VERSION, DIES = "skipped", "flipped", "flipped-later", "wrong-version", "dies"
-FOUND = (SKIPPED, FLIPPED, FLIPPED_LATER, WRONG_VERSION)
-"""Faults that an engine survives and its trainer must find."""
 
 
 def strikes(fault: str) -> bool:
@@ -39,6 +47,8 @@ class FaultyWorker(ReceivingWorker):
 
     def weights_load(self, name: str, tensor: torch.Tensor) -> None:
         """Load a weight, unless it is lost."""
+        if name == WEIGHT and strikes(DIES_RECEIVING):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         if name == WEIGHT and strikes(SKIPPED):
             return
         super().weights_load(name, tensor)
@@ -52,11 +62,13 @@ class FaultyWorker(ReceivingWorker):
 
 
 class FaultyServer(serving.EngineServer):
-    """A server that dies of a request, or answers it with the completions of another version."""
+    """A server that ends at a request, or answers it with the completions of another version."""
 
     async def _generate(self, request: web.Request) -> web.Response:
         if strikes(DIES):
             os.killpg(os.getpgrp(), signal.SIGKILL)
+        if strikes(STOPS):
+            os.kill(os.getpid(), signal.SIGTERM)
         answer = await super()._generate(request)
         if strikes(FLIPPED_LATER):
             await self._sampler.call("weights_flip")
@@ -66,8 +78,25 @@ class FaultyServer(serving.EngineServer):
             answer = serving._json(told.model_copy(update={"version": told.version - 1}))
         return answer
 
+    async def _prove(self, request: web.Request) -> web.Response:
+        if self._served.version is not None and strikes(STOPS_LATER):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await super()._prove(request)
+
+
+def fork_processes() -> None:
+    """Have vLLM fork its processes, where its build for CPUs begins each with importing all anew."""
+    from vllm.v1.engine import utils
+    from vllm.v1.executor import multiproc_executor
+
+    context = multiprocessing.get_context("fork")
+    for module in (utils, multiproc_executor):
+        module.get_mp_context = lambda: context
+
 
 if __name__ == "__main__":
+    os.setsid()  # so that one signal reaches all of its processes, as it does in a pod
+    fork_processes()
     engine_settings.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
     serving.EngineServer = FaultyServer  # type: ignore[misc]
     program.leave(program.main())

@@ -4,17 +4,13 @@ engine_families.py makes a tiny model of each, syncs it and flips a bit of every
 all, those with experts first: vLLM sets up their groups once, with its first model.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_api.generation import PROVEN_FAMILIES
-from harness.guard import REPOSITORY
+from tests.trainer.engine_runs import engine_run
 
 EXPERTS = ("qwen3_moe", "deepseek_v2")
 FIRST = ["qwen3_moe", "llama:tied", "qwen2", "gemma2:tied", "phi3"]
@@ -25,23 +21,16 @@ ALL = [*EXPERTS, *(f"{kind}:tied" if kind in TIED else kind for kind in PROVEN_F
 
 def facts(kinds: list[str], folder: Path, vllm: dict[str, str]) -> dict[str, Any]:
     """What engine_families.py tells of each."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **vllm}
-    command = [sys.executable, "-m", "tests.trainer.engine_families", str(folder), *kinds]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    found: dict[str, Any] = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found |= json.loads(line)
+    found: dict[str, Any] = engine_run("engine_families", folder, vllm, *kinds, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     assert list(found) == kinds
     return found
 
 
 @pytest.mark.parametrize("kinds", [FIRST, pytest.param(ALL, marks=pytest.mark.soak)], ids=["first", "all"])
 def test_weights_of_proven_families_are_covered_whole_and_derived_layouts_are_refused(
-    kinds: list[str], tmp_path: Path, vllm_cpu: tuple[Path, dict[str, str]]
+    kinds: list[str], tmp_path: Path, vllm_cpu: dict[str, str]
 ) -> None:
-    for kind, told in facts(kinds, tmp_path, vllm_cpu[1]).items():
+    for kind, told in facts(kinds, tmp_path, vllm_cpu).items():
         if kind in EXPERTS:
             assert told["problems"]
             assert kind not in PROVEN_FAMILIES

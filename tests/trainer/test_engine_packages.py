@@ -1,10 +1,10 @@
-"""vLLM for CPUs as the tests have it: complete beside the trainer's packages, shadowing none, its weights plain."""
+"""vLLM for CPUs as the tests have it: complete beside the trainer's packages, shadowing none, its weights plain; and
+without our plugin, which packs them.
+"""
 
-import json
-import subprocess
-import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.guard import REPOSITORY
 from harness.images.engines import engine_packages
 from harness.images.wheels import site_packages
-from tests.trainer.engine_tokens import LENGTH, PROMPTS
+from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS
+from tests.trainer.engine_runs import engine_run
 
+Facts = dict[str, Any]
 HIDDEN, HEADS, KEY_HEADS, MIDDLE = 128, 4, 2, 176
-SAMPLE = "import sys; from tests.trainer import engine_tokens; engine_tokens.main(sys.argv[1])"
 UNUSED = {
     *("opencv-python-headless", "torchvision", "torchaudio", "torchcodec"),  # video and sound
     *("torch", "setuptools", "intel-openmp"),  # the trainer's torch and its own OpenMP; building
@@ -46,8 +46,10 @@ def test_the_engines_folder_has_what_the_trainers_lacks_and_nothing_else() -> No
     assert {Requirement(line).name for line in missing(engine, trainer | engine)} <= UNUSED
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> LlamaForCausalLM:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, Path]:
+    """A model, and the folder in which it lies."""
+    folder = tmp_path_factory.mktemp("packages")
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=96,
@@ -61,27 +63,51 @@ def model(tmp_path: Path) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config).float().eval()
     for parameter in model.parameters():
         parameter.data.mul_(3 if parameter.dim() > 1 else 1)  # the best two tokens stand far apart
-    model.save_pretrained(tmp_path / "model")
-    return model
+    model.save_pretrained(folder / "model")
+    return model, folder
 
 
-def test_an_engine_on_cpus_samples_as_transformers_does_from_plain_weights(
-    model: LlamaForCausalLM, vllm_cpu: tuple[Path, dict[str, str]], tmp_path: Path
+@pytest.fixture(scope="module")
+def facts(made: tuple[LlamaForCausalLM, Path], vllm_cpu: dict[str, str]) -> Facts:
+    """What engines make of it."""
+    found: Facts = engine_run("engine_tokens", made[1], vllm_cpu, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed"])
+def test_an_engine_on_cpus_samples_as_transformers_does(
+    made: tuple[LlamaForCausalLM, Path], facts: Facts, kind: str
 ) -> None:
-    command = [sys.executable, "-c", SAMPLE, str(tmp_path / "model")]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **vllm_cpu[1]}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    found = json.loads((tmp_path / "model" / "engine.json").read_text())
-    assert found["tokens"] == [greedy(model, ids) for ids in PROMPTS]
+    assert facts[kind]["tokens"] == [greedy(made[0], ids) for ids in GREEDY_PROMPTS]
+
+
+def test_with_the_plugin_weights_are_plain_tensors(facts: Facts) -> None:
     width = HIDDEN // HEADS
-    attention = "model.layers.0.self_attn.qkv_proj.weight"
-    assert found["shapes"][attention] == [HIDDEN + 2 * KEY_HEADS * width, HIDDEN]
-    assert found["shapes"]["model.layers.0.mlp.gate_up_proj.weight"] == [2 * MIDDLE, HIDDEN]
+    shapes = facts["plain"]["shapes"]
+    assert shapes["model.layers.0.self_attn.qkv_proj.weight"] == [HIDDEN + 2 * KEY_HEADS * width, HIDDEN]
+    assert shapes["model.layers.0.mlp.gate_up_proj.weight"] == [2 * MIDDLE, HIDDEN]
+
+
+def test_packed_weights_read_back_through_their_kernels_are_the_checkpoints(
+    made: tuple[LlamaForCausalLM, Path], facts: Facts
+) -> None:
+    packed = facts["packed"]
+    assert packed["shapes"]["model.layers.0.mlp.gate_up_proj.weight"] == [0]
+    matrices = {name for name, weight in made[0].named_parameters() if weight.dim() > 1}
+    assert set(packed["read"]) == matrices - {"model.embed_tokens.weight"}
+    assert packed["differing"] == []
+    assert packed["flipped"] == ["model.layers.1.mlp.up_proj.weight"]
+
+
+def test_packed_weights_are_refused_for_training_since_no_hash_reaches_them(facts: Facts) -> None:
+    assert (
+        "model.layers.0.mlp.gate_up_proj.weight: its values are packed away, where nothing can read them"
+        in (facts["packed"]["problems"])
+    )
 
 
 def greedy(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
-    settings = {"max_new_tokens": LENGTH, "min_new_tokens": LENGTH, "do_sample": False}
+    settings = {"max_new_tokens": GREEDY_LENGTH, "min_new_tokens": GREEDY_LENGTH, "do_sample": False}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
     return [int(token) for token in out[0, len(prompt) :]]

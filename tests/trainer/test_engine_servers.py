@@ -1,35 +1,38 @@
 """Training with engine pods on real vLLM: what is sampled, and faults that are each found before a completion is used.
 
-engine_servers.py does it all in one process, beside two engines with processes of their own, and tells what came of it.
+engine_servers.py does it all, beside engines with processes of their own, and tells what came of it. `make soak` kills
+more of them, with another seed in each round.
 """
 
-import json
-import os
-import subprocess
-import sys
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_api.training_metrics import ENGINE_LOSSES, ENGINE_TOKENS, ENGINE_UP, ENGINE_VERSION, WEIGHTS_VERSION
-from harness.guard import REPOSITORY
-from tests.trainer.faulty_engine import FOUND
+from grpo_api.report import Result
+from grpo_api.training_metrics import (
+    ENGINE_LOSSES,
+    ENGINE_PROOF_FAILURES,
+    ENGINE_TOKENS,
+    ENGINE_UP,
+    ENGINE_VERSION,
+    WEIGHTS_VERSION,
+)
+from tests.trainer.engine_names import POD_FAULTS
+from tests.trainer.engine_runs import engine_run
 
 Facts = dict[str, Any]
+SAME = ("reward", "loss", "grad_norm", "entropy", "completion_length", "tokens", "engine_mismatch")
+"""What a rank logs that doesn't depend on time."""
 CLOSE = 1e-4
 """How far log-probabilities of float32 may lie apart, in nats, and importance ratios from 1."""
 
 
 @pytest.fixture(scope="module")
-def facts(vllm_cpu: tuple[Path, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def facts(vllm_cpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Facts:
     """What became of it all."""
-    folder = tmp_path_factory.mktemp("servers")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), **vllm_cpu[1]}
-    command = [sys.executable, "-m", "tests.trainer.engine_servers", str(folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    found: Facts = json.loads((folder / "facts.json").read_text())
+    found: Facts = engine_run("engine_servers", tmp_path_factory.mktemp("servers"), vllm_cpu)
     return found
 
 
@@ -58,7 +61,18 @@ def test_an_engine_that_dies_in_mid_batch_costs_no_step_and_changes_no_completio
     assert killed["metrics"][f"{ENGINE_LOSSES.key}/1"] == 1
 
 
-@pytest.mark.parametrize("fault", FOUND)
+def test_an_engine_that_is_told_to_end_does_so_with_all_its_processes(facts: Facts) -> None:
+    assert facts["stopped"]["ends"] == [[143, Result.PREEMPTED]] * 3
+
+
+def test_an_engine_that_is_told_to_end_is_a_loss_and_no_failed_proof(facts: Facts) -> None:
+    stopped = facts["stopped"]
+    assert stopped["completions"] == facts["calm"]["completions"]
+    assert [stopped["metrics"][f"{ENGINE_LOSSES.key}/{index}"] for index in (0, 1)] == [1, 1]
+    assert stopped["metrics"][ENGINE_PROOF_FAILURES.key] == 0
+
+
+@pytest.mark.parametrize("fault", POD_FAULTS)
 def test_a_fault_in_one_engine_is_found_and_what_is_used_is_the_policys(facts: Facts, fault: str) -> None:
     found = facts["faults"][fault]
     assert found["struck"]
@@ -101,3 +115,52 @@ def test_an_engine_that_was_given_up_makes_room_for_another(facts: Facts) -> Non
 def test_the_only_engine_with_other_weights_at_every_sync_ends_the_attempt(facts: Facts) -> None:
     assert facts["differing"]["error"] == "EngineWeightsDiffer"
     assert "k_proj" in facts["differing"]["message"]
+
+
+def test_two_ranks_get_the_completions_of_one(facts: Facts) -> None:
+    one, two = facts["ranks"]["one"], facts["ranks"]["two"]
+    assert two["completions"] == one["completions"]
+    assert len({text for step in one["completions"] for text in step}) > 6
+    for ours, theirs in zip(two["steps"], one["steps"], strict=True):
+        assert {key: ours[key] for key in SAME} == {key: pytest.approx(theirs[key], rel=1e-3, abs=1e-5) for key in SAME}
+
+
+def test_two_ranks_repeat_every_digit_with_an_engine_that_dies_and_comes_back(facts: Facts) -> None:
+    two, struck = facts["ranks"]["two"], facts["ranks"]["struck"]
+    assert struck["struck"]
+    assert struck["metrics"][f"{ENGINE_LOSSES.key}/1"] == 1 > two["metrics"][f"{ENGINE_LOSSES.key}/1"]
+    assert struck["completions"] == two["completions"]
+    for ours, theirs in zip(struck["steps"], two["steps"], strict=True):
+        assert {key: ours[key] for key in SAME} == {key: theirs[key] for key in SAME}
+
+
+@pytest.mark.parametrize("run", ["one", "two", "struck"])
+def test_what_ranks_are_given_was_sampled_with_proven_weights_of_their_policy(facts: Facts, run: str) -> None:
+    found = facts["ranks"][run]
+    assert found["metrics"][ENGINE_PROOF_FAILURES.key] == 0
+    assert found["metrics"][WEIGHTS_VERSION.key] == found["metrics"][f"{ENGINE_VERSION.key}/0"] == 1_000_000_003
+    assert all(row["engine_mismatch_max"] < CLOSE for row in found["steps"])
+
+
+def require_undisturbed(found: Facts, steps: int) -> None:
+    """A training whose engines were killed is the one whose weren't."""
+    told = "\n".join(found["story"])
+    assert found["missed"] == {}, told
+    assert found["struck"]["sampled"], told
+    assert all(len(versions) == 1 for versions in found["struck"]["sampled"]), told
+    assert {version for versions in found["struck"]["sampled"] for version in versions} <= set(found["proven"]), told
+    assert found["struck"]["steps"] == steps, told
+    assert all(lost <= killed for lost, killed in zip(*found["losses"], strict=True)), told
+    for key in ("completions", "logged", "weights"):
+        assert found["struck"][key] == found["calm"][key], told
+
+
+def test_engines_that_are_killed_on_the_way_change_no_digit(facts: Facts) -> None:
+    require_undisturbed(facts["soak"], 16)
+
+
+@pytest.mark.soak
+def test_engines_that_are_killed_again_and_again_change_no_digit(
+    chance: random.Random, vllm_cpu: dict[str, str], tmp_path: Path
+) -> None:
+    require_undisturbed(engine_run("engine_soak", tmp_path, vllm_cpu, str(chance.random()), "60", "10"), 60)
