@@ -61,6 +61,11 @@ def versions(run: Gang) -> float:
     return Progress.model_validate_json(run.get("/progress")).metrics["weights_version"]
 
 
+def numbers(steps: Mapping[int, Mapping[str, Any]]) -> list[float]:
+    """The number of the weights that each step's completions were sampled with."""
+    return [steps[step]["weights_version"] for step in sorted(steps)]
+
+
 def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numbers(
     folder: Path, vllm_cpu: dict[str, str]
 ) -> None:
@@ -82,6 +87,7 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
         assert {key: resumed[step][key] for key in EXACT} == {key: killed[step][key] for key in EXACT}
     assert all(row["engine_mismatch_max"] < CLOSE for row in [*killed.values(), *resumed.values()])
     assert progress.metrics["weights_version"] < 2_000_000_000 < later
+    assert [*numbers(killed), *numbers(resumed)] == sorted({*numbers(killed), *numbers(resumed)})
     assert progress.metrics["engine_proof_failures"] == 0
     assert progress.metrics["weight_sync_seconds"] > 0 < progress.metrics["weight_proof_seconds"]
     assert progress.metrics["phase_seconds/sync"] > 0

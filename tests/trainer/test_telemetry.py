@@ -10,7 +10,7 @@ import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report import Progress
 from grpo_api.timing import Beginning
 from grpo_api.training import ReferenceSync
+from grpo_api.training_metrics import WEIGHTS_VERSION
 from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.guard import LossGuard
@@ -178,6 +179,20 @@ def test_phases_interrupt_each_other() -> None:
     taken = clock.take()
     assert (taken["forward"], taken["reference"]) == (1.0 + 5.0, 3.0)
     assert set(clock.take().values()) == {0.0}
+
+
+def test_samples_and_steps_name_the_weights_that_an_engine_sampled_with(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder, observer = Recorder(PLAN, Placement(0, 0, 1, 1), time.time()), StepObserver()
+    publish, args = PublishLogs(recorder, observer), cast(Any, None)
+    for number in (0, 1_000_000_007):
+        if number:
+            observer.weights_versions = [number - 1, number - 1, number]
+            recorder.logged({WEIGHTS_VERSION.key: float(number)})
+        observer.completed(["p"] * 3, ["c"] * 3, torch.ones(3, 1), ["a"])
+        publish.on_log(args, TrainerState(global_step=1), None, logs={"loss": 0.5})
+    assert [one.get("weights_version") for one in observer.samples] == [1_000_000_006, 1_000_000_006, 1_000_000_007]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("weights_version") for line in lines] == [None, 1_000_000_007]
 
 
 def test_samples_are_bounded_and_leave_out_missing_rewards() -> None:

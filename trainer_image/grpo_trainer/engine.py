@@ -184,6 +184,7 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         first = self.accelerator.process_index * len(prompt_ids)
         completions: list[list[int]] = []
         logprobs: list[list[float]] = []
+        versions: list[int] = []
         self.require_finite()  # a rank that samples from NaN raises an error of its own
         with self.observer.clock.phase("generate"):
             for start in range(0, len(prompt_ids), size):
@@ -193,8 +194,9 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
                 done, scored = super()._generate_single_turn(part, *args, **kwargs)
                 completions += done
                 logprobs += scored or []
+                versions += self.engine.versions if self.engine else []
+            self.observer.weights_versions = versions
             if self.engine:
-                self.observer.weights_version = self.engine.proven
                 self.engine.rest()
         return completions, logprobs or None
 

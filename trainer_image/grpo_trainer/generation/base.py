@@ -94,6 +94,8 @@ class EngineGeneration(ABC):
         self.stop_tokens = stop_tokens
         self.proven: int | None = None
         """Number of the weights that the engine was proven to have; None while it has none."""
+        self.versions: list[int] = []
+        """Numbers of the weights that the last completions were sampled with, one for each."""
         self._last = setup.plan.job.attempt * ATTEMPT_VERSIONS
         self._generation = self._place = 0
         self.failures = 0
@@ -158,7 +160,7 @@ class EngineGeneration(ABC):
                 f"{TRIES} times the engine's weights were no longer those that it was proven to have when it had "
                 "sampled; no completion of it was used"
             )
-        tokens = [sample.tokens for sample in samples]
+        tokens, self.versions = [sample.tokens for sample in samples], [sample.version for sample in samples]
         return prompts, tokens, [[[one] for one in sample.logprobs] for sample in samples], None
 
     @abstractmethod

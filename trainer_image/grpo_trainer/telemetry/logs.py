@@ -73,7 +73,9 @@ class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not
             values[overflow] = before + values[overflow] * args.gradient_accumulation_steps
         self._recorder.logged(values, self._observer.samples)
         if state.is_world_process_zero and "loss" in logs:
-            log_line(step=state.global_step, totalSteps=state.max_steps, **values)
+            version = catalogue.WEIGHTS_VERSION.key  # of an engine, which TRL knows nothing of
+            sampled = {version: self._recorder.progress.metrics.get(version)}
+            log_line(step=state.global_step, totalSteps=state.max_steps, **values, **sampled)
 
     def on_save(self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_: Any) -> None:
         """Say what became of a checkpoint, and how long training stood still for it."""

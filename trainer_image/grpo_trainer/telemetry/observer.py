@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from grpo_api.training_metrics import WEIGHTS_VERSION
+
 from .phases import PhaseClock
 
 SAMPLES = 3
@@ -24,8 +26,9 @@ class StepObserver:
         self.clock = PhaseClock(time.perf_counter)
         self.samples: list[dict[str, str | float]] = []
         """The last generation's samples: prompt, completion and one number per reward function."""
-        self.weights_version: int | None = None
-        """Number of the weights that an engine sampled the last generation with; None where the policy samples."""
+        self.weights_versions: Sequence[int] = ()
+        """Numbers of the weights that an engine sampled the last generation's completions with, one for each; none
+        where the policy samples."""
         self.scored = 0
         """Completions of this process that were put to the reward functions since it started."""
 
@@ -43,11 +46,11 @@ class StepObserver:
         self.scored += len(completions)
         chosen = spread(len(completions), SAMPLES)
         scores = rewards[chosen].tolist() if chosen else []
-        version = {} if self.weights_version is None else {"weights_version": float(self.weights_version)}
+        versions = [{WEIGHTS_VERSION.key: float(one)} for one in self.weights_versions] or [{}] * len(completions)
         self.samples = [
             {"prompt": shown(prompts[index]), "completion": shown(completions[index])}
             | {name: score for name, score in zip(names, row, strict=True) if score == score}  # noqa: PLR0124 - NaN
-            | version
+            | versions[index]
             for index, row in zip(chosen, scores, strict=True)
         ]
 
