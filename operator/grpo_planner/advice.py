@@ -84,8 +84,7 @@ def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
 
 def _too_long(demand: Demand) -> Iterator[str]:
     """Sequences longer than the model has positions for."""
-    training, positions = demand.spec.training, demand.positions
-    length = training.max_prompt_length + training.max_completion_length
+    training, positions, length = demand.spec.training, demand.positions, demand.length
     if positions and length > positions:
         yield (
             f"spec.training.maxPromptLength {training.max_prompt_length} + maxCompletionLength "

@@ -102,8 +102,7 @@ def cpu_engine(demand: Demand) -> Engine | None:
     if wanted.engine not in ("Colocated", "Servers"):
         return None
     replicas = (wanted.servers or EngineServersSpec()).replicas if wanted.engine == "Servers" else 0
-    most = wanted.engine_arguments.max_num_seqs if wanted.engine_arguments else None
-    return engine_of(demand, wanted.engine, 1, replicas=replicas, most=most or 0)
+    return engine_of(demand, wanted.engine, 1, replicas=replicas)
 
 
 def cpu_process_bytes(demand: Demand, setup: Setup) -> int:

@@ -15,7 +15,7 @@ from .memory.host import PROCESS
 from .model.shapes import Shape
 from .search.demand import Demand
 from .search.engines import OWN_SHARE
-from .words import gib, plural
+from .words import gib, plural, vllm
 
 LEAST_SHARE = 0.001
 """Shares are rounded up to a multiple of it."""
@@ -46,8 +46,7 @@ def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, 
             "host_memory_bytes": whole_mib(GPU_ENGINE_POD + engine.tensor_parallel * PROCESS),
         }  # fmt: skip
     share = OWN_SHARE if servers else share_of(terms.needed(shape, setup), usable)
-    # Not checked, as these are the planner's own numbers: a plan has a hundred candidates.
-    return EnginePlan.model_construct(**fields, memory_share=share)
+    return EnginePlan(**fields, memory_share=share)
 
 
 def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
@@ -57,7 +56,7 @@ def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
     if engine.kind == "Servers":
         host = whole_mib(CPU_ENGINE_POD + terms.needed(shape, setup))
         found |= {"replicas": engine.replicas, "host_memory_bytes": host}
-    return EnginePlan.model_validate(found | {"memory_share": share_of(terms.needed(shape, setup), host)})
+    return EnginePlan(**found, memory_share=share_of(terms.needed(shape, setup), host))
 
 
 def sizes(shape: Shape, setup: Setup) -> dict[str, Any]:
@@ -104,12 +103,8 @@ def sampled_by(plan: ExecutionPlan) -> str:
     engine = plan.engine
     if engine is None:
         return "Transformers"
-    shared = f" over {engine.tensor_parallel} GPUs" if engine.tensor_parallel > 1 else ""
-    if engine.kind == "Servers":
-        gpus = engine.replicas * engine.gpus_per_replica
-        beside = f", {plural(gpus, 'GPU')} {engine.gpu_product} beside the trainer's" if gpus else ""
-        return f"vLLM Servers, {plural(engine.replicas, 'engine')}{shared}{beside}"
-    return f"vLLM Colocated{shared}{', asleep while training' if engine.sleep else ''}"
+    beside = f", {plural(engine.gpus, 'GPU')} {engine.gpu_product} beside the trainer's" if engine.gpus else ""
+    return vllm(engine.kind, engine.tensor_parallel, sleeps=engine.sleep, engines=engine.replicas) + beside
 
 
 def sampled_briefly(plan: ExecutionPlan) -> str:

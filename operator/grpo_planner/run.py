@@ -79,10 +79,11 @@ class Run:
         if plan is None:
             return None
         share = self.spec.generation.memory_share if plan.kind == "Colocated" else None
-        return engine_of(
+        engine = engine_of(
             self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas,
-            share=int((share or 0) * self.usable), most=plan.max_sequences,
+            share=int((share or 0) * self.usable),
         )  # fmt: skip
+        return replace(engine, most_sequences=plan.max_sequences)
 
     @property
     def sized_engine(self) -> EnginePlan | None:

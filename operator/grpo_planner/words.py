@@ -31,3 +31,17 @@ def named(plan: ExecutionPlan) -> str:
 def needs(device: float, usable: float, phase: str, seconds: float) -> str:
     """What a plan needs of each GPU, in bytes, and how long a step takes."""
     return f"needs {gib(device)} of {gib(usable)} per GPU at {phase}, about {seconds:.1f} s per step"
+
+
+def vllm(kind: str, gpus: int, *, sleeps: bool, engines: int = 0) -> str:
+    """An engine: `vLLM Colocated over 2 GPUs, asleep while training`, or with their number `vLLM Servers, 2 engines`.
+
+    Args:
+        kind: where it is.
+        gpus: GPUs that share its weights.
+        sleeps: whether it gives its memory back while the policy is trained.
+        engines: how many there are in pods of their own; 0 to leave that out.
+    """
+    many = f", {plural(engines, 'engine')}" if engines else ""
+    over = f" over {plural(gpus, 'GPU')}" if gpus > 1 else ""
+    return f"vLLM {kind}{many}{over}{', asleep while training' if sleeps else ''}"

@@ -55,6 +55,11 @@ class Demand:
             )
         return [*told, *filter(None, [disk_note(self.spec, self.shape)])]
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest prompt and completion together."""
+        return self.spec.training.max_prompt_length + self.spec.training.max_completion_length
+
     @cached_property
     def margin(self) -> float:
         """Share of the allocated bytes kept free; wider for estimated shapes and for experts, whose routing varies."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..memory import Engine
-from ..words import gib
+from ..words import gib, vllm
 from .choice import NEAR
 from .option import Option
 from .search import Search
@@ -66,10 +66,7 @@ _ASSUMED = "no GPU has confirmed an engine's numbers (assumed)"
 
 
 def _named(engine: Engine | None) -> str:
-    if engine is None:
-        return "Transformers"
-    shared = f" over {engine.tensor_parallel} GPUs" if engine.tensor_parallel > 1 else ""
-    return f"vLLM {engine.kind}{shared}{', asleep while training' if engine.sleeps else ''}"
+    return vllm(engine.kind, engine.tensor_parallel, sleeps=engine.sleeps) if engine else "Transformers"
 
 
 def _against(chosen: Option, other: Option) -> str:

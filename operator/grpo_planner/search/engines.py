@@ -60,13 +60,12 @@ def check(demand: Demand) -> None:
     """
     spec, shape = demand.spec, demand.shape
     wanted, engine = spec.generation, spec.generation.engine
-    length = longest(demand)
-    if wanted.max_model_length and wanted.max_model_length < length:
+    if wanted.max_model_length and wanted.max_model_length < demand.length:
         raise SpecRejected(
             PlanReason.INVALID_COMBINATION,
             f"spec.generation.maxModelLength {wanted.max_model_length} is less than training.maxPromptLength "
             f"{spec.training.max_prompt_length} + maxCompletionLength {spec.training.max_completion_length} = "
-            f"{length}: remove it, or lower one of them",
+            f"{demand.length}: remove it, or lower one of them",
         )
     if engine in ("Colocated", "Servers") and shape.experts:
         raise SpecRejected(
@@ -82,12 +81,6 @@ def check(demand: Demand) -> None:
             f"spec.generation.servers.gpusPerReplica {own.gpus_per_replica}: {shape.heads} heads and {shape.kv_heads} "
             f"key heads can't be shared by so many; {', '.join(map(str, _shareable(demand)))} can",
         )
-
-
-def longest(demand: Demand) -> int:
-    """Tokens of the longest prompt and completion together."""
-    training = demand.spec.training
-    return training.max_prompt_length + training.max_completion_length
 
 
 def splits(demand: Demand, gpus: int) -> bool:
@@ -146,9 +139,7 @@ class Engines:
         for gpus in TENSOR_PARALLEL:
             if place.per_node % gpus or not splits(self._demand, gpus):
                 continue
-            engine = self._engine(
-                "Colocated", gpus, sleeps=wanted.sleep is not False, share=share, most=self._pinned_sequences
-            )
+            engine = engine_of(self._demand, "Colocated", gpus, sleeps=wanted.sleep is not False, share=share)
             if not share:
                 yield engine
             elif room := self._room(engine, precision, share):
@@ -159,7 +150,7 @@ class Engines:
         own, pool = self._own, self.server_pool(place)
         if pool is None or not splits(self._demand, own.gpus_per_replica):
             return
-        engine = self._engine("Servers", own.gpus_per_replica, replicas=own.replicas, most=self._pinned_sequences)
+        engine = engine_of(self._demand, "Servers", own.gpus_per_replica, replicas=own.replicas)
         if room := self._room(engine, precision, int(OWN_SHARE * pool.usable)):
             yield _at_most(engine, room)
 
@@ -175,33 +166,16 @@ class Engines:
     def _own(self) -> EngineServersSpec:
         return self._demand.spec.generation.servers or EngineServersSpec()
 
-    @property
-    def _arguments(self) -> EngineArguments:
-        return self._demand.spec.generation.engine_arguments or EngineArguments()
-
-    @property
-    def _pinned_sequences(self) -> int:
-        return self._arguments.max_num_seqs or 0
-
-    def _engine(
-        self,
-        kind: Literal["Colocated", "Servers"],
-        gpus: int,
-        *,
-        sleeps: bool = False,
-        replicas: int = 0,
-        share: int = 0,
-        most: int = 0,
-    ) -> Engine:
-        return engine_of(self._demand, kind, gpus, sleeps=sleeps, replicas=replicas, share=share, most=most)
-
     def _room(self, engine: Engine, precision: Precision, share: int) -> int:
+        return terms.room(self._demand.shape, self._alone(engine, precision), share)
+
+    def _alone(self, engine: Engine, precision: Precision) -> Setup:
+        """What an engine takes by itself, of one completion."""
         training = self._demand.spec.training
-        alone = Setup(
+        return Setup(
             precision=precision, prompt=training.max_prompt_length, completion=training.max_completion_length,
             micro_batch=1, engine=engine,
         )  # fmt: skip
-        return terms.room(self._demand.shape, alone, share)
 
     def misfit(self, pools: Sequence[Pool]) -> str:
         """Why an engine that is asked for has no place on any of these pools, in numbers; empty where it has."""
@@ -223,12 +197,8 @@ class Engines:
 
     def _least(self, gpus: int) -> int:
         """Bytes of one GPU that an engine takes for one completion."""
-        training = self._demand.spec.training
-        alone = Setup(
-            precision="bfloat16", prompt=training.max_prompt_length, completion=training.max_completion_length,
-            micro_batch=1, engine=self._engine("Colocated", gpus),
-        )  # fmt: skip
-        return terms.needed(self._demand.shape, alone)
+        engine = engine_of(self._demand, "Colocated", gpus)
+        return terms.needed(self._demand.shape, self._alone(engine, "bfloat16"))
 
 
 def engine_of(
@@ -239,7 +209,6 @@ def engine_of(
     sleeps: bool = False,
     replicas: int = 0,
     share: int = 0,
-    most: int = 0,
 ) -> Engine:
     """An engine with what spec.generation says of it; arguments as the fields of Engine."""
     spec = demand.spec
@@ -247,13 +216,12 @@ def engine_of(
     on_gpu = spec.placement.accelerator == "GPU"
     return Engine(
         kind=kind,
-        length=spec.generation.max_model_length
-        or spec.training.max_prompt_length + spec.training.max_completion_length,
+        length=spec.generation.max_model_length or demand.length,
         tensor_parallel=gpus,
         replicas=replicas,
         sleeps=sleeps and on_gpu,
         share=share,
-        most_sequences=most,
+        most_sequences=arguments.max_num_seqs or 0,
         graphs=on_gpu and not arguments.enforce_eager,
         pass_tokens=arguments.max_num_batched_tokens or Engine.pass_tokens,
         block=arguments.block_size or BLOCK[spec.placement.accelerator],

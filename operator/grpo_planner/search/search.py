@@ -41,6 +41,7 @@ class Search:
         self._footprints, self._demand = footprints, footprints.demand
         self.engines = Engines(self._demand, server_pools)
         self._settled: dict[Extent, Variants] = {}
+        self._engined: dict[tuple[Extent, Engine | None], Option] = {}
         self._methods = methods(self._demand.spec)
         self._objective: Objective = self._demand.spec.placement.objective
         self.pools = list(pools)
@@ -99,8 +100,13 @@ class Search:
 
     def with_engine(self, option: Option, engine: Engine | None) -> Option:
         """The same method in the same place with that engine: the best that fits, else what takes least."""
-        place, footprint = option.place, option.footprint
-        variants = self._footprints.of(place.world, footprint.method, footprint.setup.precision, engine)
+        extent = option.place, option.footprint.method, option.footprint.setup.precision
+        if (extent, engine) not in self._engined:
+            self._engined[extent, engine] = self._best_with(*extent, engine)
+        return self._engined[extent, engine]
+
+    def _best_with(self, place: Place, method: Method, precision: Precision, engine: Engine | None) -> Option:
+        variants = self._footprints.of(place.world, method, precision, engine)
         best = choose(self._good_of(place, variants), self._objective)
         return best or self._option(place, variants, variants.leanest)
 
