@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import aiohttp
 import kopf
 
 from grpo_api.metrics import HEARD, UNREADABLE_OBJECTS
-from grpo_api.status import ConditionType, GRPOJobStatus
+from grpo_api.status import GRPOJobStatus
 
 from . import handlers, health, logs, settings
 from .admission.queue import AdmissionQueue
@@ -29,7 +30,7 @@ from .cluster.client import HttpCluster
 from .cluster.exporter import SpanExporter
 from .cluster.facts import ClusterFacts
 from .cluster.gangs import Gangs
-from .cluster.progress import ProgressPuller, Target, http_fetch
+from .cluster.progress import ProgressPuller, http_fetch, targets
 from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller
 from .cluster.watcher import Mirror
@@ -83,7 +84,8 @@ class Operator:
             self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
         fetch = http_fetch(session, trace_every=tracing.every if tracing else None)
-        self._puller = ProgressPuller(self._targets, fetch, self._progressed, chosen.progress_interval, metrics.pulled)
+        asked = partial(targets, caches.grpojobs, caches.pods.of)
+        self._puller = ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, metrics.pulled)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
         self._admission = AdmissionQueue(
@@ -146,15 +148,6 @@ class Operator:
         """A Service came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
         self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
-
-    def _targets(self) -> Iterable[Target]:
-        for job in self._caches.grpojobs:
-            if not (job.active and job.is_true(ConditionType.RUNNING)):
-                continue
-            for pod in self._caches.pods.of(job.key):
-                rank0 = pod.index == 0 and not pod.engine
-                if rank0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
-                    yield Target(job.key, pod.uid, pod.ip)
 
     async def run(self, filled: Callable[[], None]) -> None:
         """Fills the caches by full LISTs, says so, then works, until cancelled."""

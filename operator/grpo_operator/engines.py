@@ -4,6 +4,7 @@ An engine that is lost ends nothing: the Job controller makes it again by its in
 the gang runs are its engines needed as its training pods are.
 """
 
+import re
 from collections.abc import Iterable
 
 from .observe import Observation
@@ -11,6 +12,8 @@ from .records import PodRecord
 
 MOST_ENDS = 3
 """Engines whose ends a message tells."""
+_SPAN = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
+"""Of engines there are at most 512 (EngineServersSpec.replicas)."""
 
 
 def lost_engines(seen: Observation) -> str:
@@ -18,11 +21,30 @@ def lost_engines(seen: Observation) -> str:
     up = len(seen.engines_up)
     if up >= seen.replicas:
         return ""
-    why = f": {ends}" if (ends := engine_ends(seen)) else ""
-    return (
-        f"{up} of {seen.replicas} engines run{why}; the others are made again by their index, and training goes on "
-        "with those that are proven to have its weights"
-    )
+    why = "; ".join(filter(None, (engine_ends(seen), _engine_waits(seen))))
+    return f"{up} of {seen.replicas} engines run{f': {why}' if why else ''}; {_what_follows(seen)}"
+
+
+def _what_follows(seen: Observation) -> str:
+    """What becomes of those that don't run."""
+    goes_on = "training goes on with those that are proven to have its weights"
+    spent = sorted(_spent(seen.engines.spent) - seen.engines_up) if seen.engines else []
+    if (seen.engines and seen.engines.ended) or len(spent) >= seen.replicas:
+        return (
+            "all have used up their retries, so none comes back in this attempt: it ends when training has waited for "
+            "one as long as guard.weightSyncTimeoutSeconds allows, and the next has new engines"
+        )
+    if not spent:
+        return f"the others are made again by their index, and {goes_on}"
+    numbers = ", ".join(map(str, spent[:MOST_ENDS])) + (", …" if len(spent) > MOST_ENDS else "")
+    return f"this attempt does without engine {numbers}, which used up all retries; {goes_on}"
+
+
+def _spent(told: str) -> set[int]:
+    """Numbers of `1,3-5`; what is none is left out."""
+    spans = (_SPAN.fullmatch(part) for part in told.split(","))
+    found = [(int(span[1]), int(span[2] or span[1])) for span in spans if span]
+    return {index for first, last in found for index in range(first, last + 1)}
 
 
 def engine_ends(seen: Observation) -> str:
@@ -30,6 +52,12 @@ def engine_ends(seen: Observation) -> str:
     down = (pod for pod in shown(pod for pod in seen.engine_pods if pod.termination))
     ends = [_end(pod) for pod in down if pod.index not in seen.engines_up]
     return "; ".join(ends[:MOST_ENDS])
+
+
+def _engine_waits(seen: Observation) -> str:
+    """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty where none does."""
+    waits = ((pod.index, pod.waiting or pod.unschedulable) for pod in shown(seen.engine_pods))
+    return next((f"engine {index} waits: {why}" for index, why in waits if why), "")
 
 
 def _end(pod: PodRecord) -> str:

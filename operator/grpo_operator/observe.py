@@ -20,6 +20,8 @@ from .terminations import PodTermination
 from .times import Observed, seconds
 
 NO_PODS: tuple[PodRecord, ...] = ()
+_BEGUN = ("Training", "Saving", "Exporting", "Finished")
+"""Stages of an attempt that waits for no engine's first sign any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,10 @@ class Observation:
 
     @property
     def ran(self) -> bool:
-        """Whether the whole gang has run: what is missing then has ended, and engines are made again."""
-        return self.job.is_true(ConditionType.RUNNING)
+        """Whether the whole gang has run, so that what is missing has ended, and engines are made again; or whether it
+        trains without engines that did not come in guard.rendezvousTimeoutSeconds."""
+        begun = self.pull is not None and self.pull.progress.stage in _BEGUN
+        return self.job.is_true(ConditionType.RUNNING) or (bool(self.replicas) and begun)
 
     @cached_property
     def pods_bound(self) -> bool:

@@ -100,6 +100,7 @@ def job_record(item: object) -> JobRecord:
         deleting="deletionTimestamp" in meta,
         ended=(ended.text("reason") or ended.text("type")) if ended else "",
         ended_at=reported(ended, "lastTransitionTime") if ended else None,
+        spent=whole.part("status").text("failedIndexes", MAX_SENTENCE),
     )
 
 

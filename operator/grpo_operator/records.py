@@ -216,6 +216,8 @@ class JobRecord:
     """Reason of its Complete or Failed condition; empty while neither is True."""
     ended_at: Reported | None
     """When that became so, after all of its pods had ended."""
+    spent: str
+    """Indices whose retries are used up, as the Job controller says it: `1,3-5`."""
 
     @property
     def name(self) -> str:

@@ -127,9 +127,9 @@ def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = 
 
 
 def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
-    """The Indexed Job of an attempt; keywords: suspend, deleting, ended, ended_at, uid, name."""
+    """The Indexed Job of an attempt; keywords: suspend, deleting, ended, ended_at, spent, uid, name."""
     ended = more.get("ended")
-    status: dict[str, Any] = {"startTime": at(-50)}
+    status: dict[str, Any] = {"startTime": at(-50)} | ({"failedIndexes": more["spent"]} if "spent" in more else {})
     if ended:
         over = {"type": ended, "status": "True", "reason": more.get("reason", "")}
         status["conditions"] = [over | ({"lastTransitionTime": at(more["ended_at"])} if "ended_at" in more else {})]

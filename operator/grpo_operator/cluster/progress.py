@@ -1,4 +1,4 @@
-"""Pulls /progress from rank 0 of every running gang, by its pod's address.
+"""Pulls /progress from rank 0 of every gang that may train, by its pod's address.
 
 Training pods have no API credentials, so they can't report by themselves. A pull that fails means "unknown", never a
 failure: its target is asked less often. Concurrency, time and size of an answer are bounded, since what answers is the
@@ -9,7 +9,7 @@ any number of targets that can't be reached never delays the others.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -17,9 +17,12 @@ from pydantic import ValidationError
 
 from grpo_api.contract import PROGRESS_PORT, TRACE_QUERY
 from grpo_api.report import Progress
+from grpo_api.status import ConditionType
 
 from ..names import ObjectKey
 from ..observe import Pull, Silence
+from ..records import GRPOJobRecord, PodRecord
+from ..roles import replicas
 from ..times import Observed
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,16 @@ class Target:
     uid: str
     """uid of the pod."""
     ip: str
+
+
+def targets(jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]) -> Iterator[Target]:
+    """Whom to ask: rank 0 of every gang that runs, and of one with engines, which may begin without some of them."""
+    for job in jobs:
+        if job.active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
+            for pod in pods(job.key):
+                rank0 = pod.index == 0 and not pod.engine
+                if rank0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
+                    yield Target(job.key, pod.uid, pod.ip)
 
 
 @dataclass(slots=True)
