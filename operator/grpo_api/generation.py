@@ -69,20 +69,18 @@ class GenerationSpec(Model):
         Rule(
             "self.engine in ['Auto', 'Servers'] || !has(self.servers)",
             "servers belongs to engine Servers or Auto; remove it or change engine",
-            lambda spec: spec.engine in ("Auto", "Servers") or spec.servers is None,
+            lambda spec: not spec.belong_elsewhere("servers"),
         ),
         Rule(
             "self.engine in ['Auto', 'Colocated'] || (!has(self.memoryShare) && !has(self.sleep))",
             "memoryShare and sleep belong to engine Colocated or Auto: an engine of its own has its GPUs for itself; "
             "remove them or change engine",
-            lambda spec: spec.engine in ("Auto", "Colocated") or (spec.memory_share is None and spec.sleep is None),
+            lambda spec: not spec.belong_elsewhere("memory_share", "sleep"),
         ),
         Rule(
             "self.engine != 'Transformers' || (!has(self.maxModelLength) && !has(self.engineArguments))",
             "maxModelLength and engineArguments are an engine's; remove them or change engine",
-            lambda spec: (
-                spec.engine != "Transformers" or (spec.max_model_length is None and spec.engine_arguments is None)
-            ),
+            lambda spec: not spec.belong_elsewhere("max_model_length", "engine_arguments"),
         ),
     )
 
@@ -100,6 +98,20 @@ class GenerationSpec(Model):
     """Engines in pods of their own. Unset: with engine Servers, one with one GPU; with Auto the plan chooses."""
     engine_arguments: EngineArguments | None = None
     """Further settings of vLLM. Unset: none."""
+
+    def belong_elsewhere(self, *names: str) -> list[str]:
+        """Those of these fields that are set, and belong to engines other than this."""
+        return [one for one in names if getattr(self, one) is not None and self.engine not in ENGINES_OF[one]]
+
+
+ENGINES_OF = {
+    "servers": ("Auto", "Servers"),
+    "memory_share": ("Auto", "Colocated"),
+    "sleep": ("Auto", "Colocated"),
+    "max_model_length": ("Auto", "Colocated", "Servers"),
+    "engine_arguments": ("Auto", "Colocated", "Servers"),
+}
+"""The engines that a setting belongs to, by its field of GenerationSpec."""
 
 
 class EnginePlan(Model):

@@ -83,7 +83,8 @@ def _what_if(options: Namespace, job: wanted.Wanted, learned: Learned | None, re
         raise OptionError("--what-if is shown as a table; leave out -o")
     changed_spec = what_if.changed(job.spec, change)
     changed = sources.planned(options, changed_spec, learned)
-    plan_table.difference(console(), change, result, changed)
+    left_out = what_if.left_out(job.spec, changed_spec)
+    plan_table.difference(console(), change, result, changed, left_out)
     return exit_code(changed)
 
 

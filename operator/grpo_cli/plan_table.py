@@ -4,7 +4,7 @@ The layout is kept apart from the command, which decides what is planned. A term
 same facts in lines below each other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -180,9 +180,11 @@ def _place(name: str, checkpoint: CheckpointSpec) -> str:
     return f"on claim {claim.claim_name}, folder {claim.sub_path + '/' if claim.sub_path else ''}{folder}"
 
 
-def difference(out: Console, change: str, before: PlanResult, after: PlanResult) -> None:
-    """Prints what a change does to the chosen plan and to its memory."""
+def difference(out: Console, change: str, before: PlanResult, after: PlanResult, left_out: Sequence[str] = ()) -> None:
+    """Prints what a change does to the chosen plan and to its memory; `left_out`: fields that went with it."""
     out.print(f"\n[bold]what if {escape(change)}[/bold]  {escape(after.message)}")
+    if left_out:
+        out.print(f"  without {', '.join(left_out)}, which another engine knows")
     if not (before.chosen and after.chosen and before.chosen.memory and after.chosen.memory):
         return
     _differences(out, list(_compared(before.chosen, after.chosen)))

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
+from grpo_api.generation import ENGINES_OF, GenerationSpec
 from grpo_api.job import GRPOJobSpec, SpecInvalid
 from grpo_planner.edit import with_value
 
@@ -17,10 +18,13 @@ from .manifest import load_value
 
 SECTIONS = ("training", "placement", "adapter", "reference", "generation", "model", "checkpoint")
 """Where a short key is looked for, in this order."""
+ENGINE = "spec.generation.engine"
 
 
 def changed(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
     """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs, and `KEY=null` unsets a field.
+
+    Another engine comes without the settings of the one before; see left_out.
 
     Raises:
         OptionError: the key names no field, there is no `=`, the value is no YAML or not allowed there.
@@ -31,10 +35,31 @@ def changed(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
     value = _value(change, text)
     if key == "gpus" and isinstance(value, int):
         value = {"min": value, "max": value}
+    path = path_of(key)
     try:
-        return with_value(spec, path_of(key), value)
+        if path == ENGINE:
+            spec = _without(spec, _others_settings(spec, value))
+        return with_value(spec, path, value)
     except SpecInvalid as error:
         raise OptionError(*(f"--what-if {change}: {problem}" for problem in error.problems)) from error
+
+
+def left_out(before: GRPOJobSpec, after: GRPOJobSpec) -> list[str]:
+    """Paths of what a change of the engine took away with it: settings that belong to the one before."""
+    engine = after.generation.engine
+    return [] if engine == before.generation.engine else _others_settings(before, engine)
+
+
+def _others_settings(spec: GRPOJobSpec, engine: object) -> list[str]:
+    """Paths of what is set and belongs to engines other than this; without an engine it is the default."""
+    wanted = spec.generation.model_copy(update={"engine": engine or GenerationSpec().engine})
+    return [f"spec.generation.{to_camel(name)}" for name in wanted.belong_elsewhere(*ENGINES_OF)]
+
+
+def _without(spec: GRPOJobSpec, paths: list[str]) -> GRPOJobSpec:
+    for path in paths:
+        spec = with_value(spec, path, None)
+    return spec
 
 
 def _value(change: str, text: str) -> Any:

@@ -96,6 +96,35 @@ def test_what_if_shows_the_difference(manifest: Any, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
+    ("given", "change", "left_out"),
+    [
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Transformers", "spec.generation.servers"),
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Colocated", "spec.generation.servers"),
+        ({"engine": "Colocated", "memoryShare": 0.4}, "generation.engine=Servers", "spec.generation.memoryShare"),
+        ({"sleep": True, "maxModelLength": 2048}, "engine=Transformers",
+         "spec.generation.sleep, spec.generation.maxModelLength"),
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=Auto", ""),
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "engine=null", ""),
+        ({"engine": "Servers", "servers": {"replicas": 2}}, "beta=0.1", ""),
+    ],
+)  # fmt: skip
+def test_another_engine_comes_without_the_settings_of_the_one_before(
+    given: Any, change: str, left_out: str, manifest: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-f", manifest(generation=given), *EIGHT, "--what-if", change]) == 0
+    _, _, then = capsys.readouterr().out.partition(f"what if {change}")
+    said = f"without {left_out}, which another engine knows"
+    assert (said in " ".join(then.split())) is bool(left_out)
+    assert "without spec" not in then or left_out
+
+
+def test_an_engine_that_there_is_not_is_still_refused(manifest: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    served = manifest(generation={"engine": "Servers", "servers": {"replicas": 2}})
+    assert main(["plan", "-f", served, *EIGHT, "--what-if", "engine=Turbo"]) == 2
+    assert "--what-if engine=Turbo: spec.generation.engine: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--what-if", "numGenerations"], "has no value"),
