@@ -37,7 +37,12 @@ LIBRARIES = [
     "transformers.models.qwen2.modeling_qwen2",
     "math_verify",
 ]
-ENGINE_LIBRARIES = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "grpo_trainer.generation.sampler"]
+ENGINE_LIBRARIES = [
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "grpo_trainer.generation.sampler",
+    "harness.ranks.forked_vllm",
+]
 """What an engine and its processes import beyond."""
 
 _one_at_a_time = threading.Lock()

@@ -4,7 +4,6 @@ It is the real one, with real vLLM, but for what is struck. A fault is a file in
 once, or, beside a file `always`, each time.
 """
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -84,19 +83,8 @@ class FaultyServer(serving.EngineServer):
         return await super()._prove(request)
 
 
-def fork_processes() -> None:
-    """Have vLLM fork its processes, where its build for CPUs begins each with importing all anew."""
-    from vllm.v1.engine import utils
-    from vllm.v1.executor import multiproc_executor
-
-    context = multiprocessing.get_context("fork")
-    for module in (utils, multiproc_executor):
-        module.get_mp_context = lambda: context
-
-
 if __name__ == "__main__":
     os.setsid()  # so that one signal reaches all of its processes, as it does in a pod
-    fork_processes()
     engine_settings.WORKER = "tests.trainer.faulty_engine.FaultyWorker"
     serving.EngineServer = FaultyServer  # type: ignore[misc]
     program.leave(program.main())
