@@ -4,10 +4,11 @@ The API server's own judgement of the same samples is in tests/integration/test_
 """
 
 import re
+from copy import deepcopy
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import pytest
-import yaml
 from pydantic import Field
 
 from grpo_api.base import ATOMIC_LIST, Model, Rule
@@ -18,12 +19,18 @@ from grpo_codegen.crd import definition, job_schema
 from tests.samples import BAD, GOOD, SPEC, Bad, changed
 
 
+@cache
+def job() -> Schema:
+    """The schema of a whole job, which no test alters, made once."""
+    return job_schema()
+
+
 def defaulted(value: Any, schema: Schema) -> Any:
     """The value with the schema's defaults filled in, as the API server does it."""
     if isinstance(value, dict) and "properties" in schema:
         for name, child in schema["properties"].items():
             if name not in value and "default" in child:
-                value[name] = yaml.safe_load(yaml.safe_dump(child["default"]))
+                value[name] = deepcopy(child["default"])
         return {name: defaulted(part, schema["properties"][name]) for name, part in value.items()}
     if isinstance(value, list):
         return [defaulted(part, schema["items"]) for part in value]
@@ -33,7 +40,7 @@ def defaulted(value: Any, schema: Schema) -> Any:
 @pytest.mark.parametrize("name", GOOD)
 def test_models_accept_and_default_as_the_server_does(name: str) -> None:
     spec = changed(GOOD[name])
-    served = defaulted(spec, job_schema()["properties"]["spec"])
+    served = defaulted(spec, job()["properties"]["spec"])
     parsed = parse_spec(served)
     assert parsed.model_dump(mode="json", exclude_none=True) == served
     assert parse_spec(changed(GOOD[name]), creating=True) == parsed
@@ -79,7 +86,7 @@ def test_what_is_not_a_regular_expression_is_rejected_before_anything_starts(pat
 
 
 def test_every_field_says_what_it_is() -> None:
-    silent = [path for path, schema in fields(job_schema()) if _is_named(path) and not schema.get("description")]
+    silent = [path for path, schema in fields(job()) if _is_named(path) and not schema.get("description")]
     assert silent == ["metadata"]
 
 
@@ -96,7 +103,7 @@ def test_every_optional_field_of_the_spec_says_what_happens_when_it_is_unset() -
 
 
 def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without() -> None:
-    status = job_schema()["properties"]["status"]
+    status = job()["properties"]["status"]
     assert [path for path, schema in fields(status) if "default" in schema] == []
 
 
@@ -104,7 +111,7 @@ def test_columns_show_what_the_design_promises() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     always = [column["name"].upper() for column in columns if column["priority"] == 0]
     assert always == ["PHASE", "MODEL", "SIZE", "REFERENCE", "GPUS", "STEP", "KL", "REWARD", "RESTARTS", "AGE"]
-    known = {f".{path}" for path, _ in fields(job_schema())}
+    known = {f".{path}" for path, _ in fields(job())}
     for column in columns:
         path = re.sub(r"\[\?.*?\]", "[]", column["jsonPath"])
         assert path in known or path == ".metadata.creationTimestamp"
