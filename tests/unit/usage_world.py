@@ -51,6 +51,8 @@ class World:
     up_since: float = 0.0
     restarts: int = 0
     """How often the operator was away."""
+    parsed: tuple[dict[str, Any], dict[str, Any], GRPOJobRecord] | None = None
+    """Spec and status that were parsed last, and what they gave."""
 
     def live(self) -> Iterator[Usage]:
         """Runs the job to its end and until its pods have ended; gives what every look tells."""
@@ -107,7 +109,11 @@ class World:
         return Usage.model_validate(found or {"asOf": at(self.now)})
 
     def _job(self) -> GRPOJobRecord:
-        return make_job({**SPEC, "suspend": self.suspended[0] <= self.now < self.suspended[1]}, self.status)
+        """The job as the API server has it now; parsing it is half of the work, and it is the same until the next."""
+        spec = {**SPEC, "suspend": self.suspended[0] <= self.now < self.suspended[1]}
+        if self.parsed is None or self.parsed[0] != spec or self.parsed[1] is not self.status:
+            self.parsed = spec, self.status, make_job(spec, self.status)
+        return self.parsed[2]
 
     def _visible(self, gang: Gang, pod: Pod) -> bool:
         """A pod that has ended goes with its Job."""
