@@ -1,7 +1,7 @@
 """Turns options into plans, and numbers into sentences, so that the search stays free of text."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 from grpo_api.generation import EnginePlan
@@ -18,13 +18,17 @@ from .search.demand import Demand
 from .search.option import Option
 from .words import gib, needs, plural
 
+Plan = TypeVar("Plan", bound=ExecutionPlan)
 
-def as_plan(demand: Demand, option: Option, reason: str = "", warnings: Sequence[str] = ()) -> ExecutionPlan:
-    """The option as an ExecutionPlan."""
+
+def as_plan(
+    demand: Demand, option: Option, kind: type[Plan], *, reason: str = "", warnings: Sequence[str] = ()
+) -> Plan:
+    """The option as an ExecutionPlan, or as a kind of it that says more."""
     spec, place, setup, method = demand.spec, option.place, option.footprint.setup, option.footprint.method
     whole = generation_share(spec, setup.world)
     at_once = whole if setup.engine else setup.generation_batch
-    return ExecutionPlan(
+    return kind(
         strategy=method.strategy, method="LoRA" if method.lora else "Full", zero_stage=method.zero,
         offload="CPU" if method.offload else "None", gpus=place.world, nodes=place.nodes,
         gpus_per_node=place.per_node, processes_per_node=place.per_node,
@@ -140,7 +144,10 @@ def reason(option: Option, sampling: str) -> str:
 def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:
     """The options with their verdicts: the chosen one, then what fits by time, then what does not by what it lacks."""
     ordered = sorted(options, key=lambda option: (option is not chosen, *_rank(option)))
-    return [Candidate.of(as_plan(demand, option), _rejection(option, chosen)) for option in ordered]
+    return [
+        as_plan(demand, option, Candidate).model_copy(update={"rejected": _rejection(option, chosen)})
+        for option in ordered
+    ]
 
 
 def _rank(option: Option) -> tuple[object, ...]:

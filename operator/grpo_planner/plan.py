@@ -7,6 +7,7 @@ from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned
+from grpo_api.plan import ExecutionPlan
 
 from . import explain
 from .advice import advice
@@ -224,7 +225,7 @@ def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
 def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
     demand, reason = search.demand, explain.reason(chosen, sampling(search, chosen))
     told = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
-    plan = explain.as_plan(demand, chosen, reason, told)
+    plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=told)
     message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
     return PlanResult(
         feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,

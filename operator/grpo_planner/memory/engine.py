@@ -6,6 +6,7 @@ the trainer's generation/policy_weights.py (one tensor at a time is gathered, me
 of it: GRAPHS_PER_LAYER and WORK_COPIES are assumed. All results are bytes on one GPU.
 """
 
+from functools import lru_cache
 from math import ceil
 
 from grpo_api.quantity import MIB
@@ -52,14 +53,21 @@ def weights(shape: Shape, setup: Setup) -> float:
 
     `c * ((matrices + padded embeddings + repeated key heads) / t + norms and biases)`, t GPUs for tensor parallelism.
     """
-    engine, ends = of(setup), 1 if shape.tied else 2
+    gpus = of(setup).tensor_parallel
+    shared, whole = _elements(shape, gpus)
+    return setup.compute_bytes * (shared / gpus + whole)
+
+
+@lru_cache(maxsize=64)
+def _elements(shape: Shape, gpus: int) -> tuple[int, int]:
+    """Elements of an engine's weights that are shared out among its GPUs, and those that each of them has."""
+    ends = 1 if shape.tied else 2
     padded = ceil(shape.vocab / VOCABULARY_PADDING) * VOCABULARY_PADDING
     vectors = shape.layers * shape.layer_vectors + shape.hidden
     matrices = shape.parameters - ends * shape.head - vectors
-    missing = max(0, engine.tensor_parallel - shape.kv_heads)
+    missing = max(0, gpus - shape.kv_heads)
     repeated = 2 * shape.layers * shape.hidden * shape.head_dim * missing
-    split = matrices + ends * padded * shape.hidden + repeated
-    return setup.compute_bytes * (split / engine.tensor_parallel + vectors)
+    return matrices + ends * padded * shape.hidden + repeated, vectors
 
 
 def token_bytes(shape: Shape, setup: Setup) -> int:

@@ -80,14 +80,11 @@ def closest_miss(options: Sequence[Option]) -> Option | None:
 
 def notable(options: Sequence[Option], chosen: Option | None) -> list[Option]:
     """What is worth showing: of each pool and method the best extent, and the chosen method's other extents."""
-    best: dict[tuple[str, str, str], Option] = {}
+    alike: dict[tuple[str, str, str], list[Option]] = {}
     for option in options:
         pool, method = option.place.pool, option.footprint.method
-        key = (pool.label, pool.resource, method.name)
-        known = best.get(key)
-        if known is None or _closeness(option) < _closeness(known):
-            best[key] = option
-    shown = {id(option) for option in best.values()}
+        alike.setdefault((pool.label, pool.resource, method.name), []).append(option)
+    shown = {id(min(extents, key=_closeness)) for extents in alike.values()}
     return [option for option in options if id(option) in shown or (chosen and same_method(option, chosen))]
 
 

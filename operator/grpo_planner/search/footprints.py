@@ -241,7 +241,7 @@ class Footprints:
 
         Where it is training that doesn't fit, sharing an engine's weights among more GPUs is no help.
         """
-        hopeless, variants = False, self.of(place.world, method, precision, tried[0])
+        hopeless = False
         for engine in tried:
             if hopeless and engine:
                 continue
