@@ -163,6 +163,18 @@ HEARD = Metric(
     "When something was last heard of a kind of object, of the namespace where that is longest ago.",
     ("resource",),
 )
+LEADER = Metric(
+    "grpo_operator_leader",
+    "gauge",
+    "1",
+    "1 for the operator that works, 0 for those that wait to take its place; the jobs' metrics are the leader's.",
+)
+TAKEOVER = Metric(
+    "grpo_operator_takeover_seconds",
+    "gauge",
+    "seconds",
+    "Time from the last sign of the leader before, or this operator's start, until this one worked; absent before.",
+)
 BUILD_INFO = Metric(
     "grpo_operator_build_info", "gauge", "1", "1, with the operator's version as a label.", ("version",)
 )
@@ -234,6 +246,8 @@ OPERATOR = (
     LOOP_LAG,
     UNREADABLE_OBJECTS,
     HEARD,
+    LEADER,
+    TAKEOVER,
     BUILD_INFO,
 )
 """Everything that the operator exports, beside prometheus_client's `process_*`.

@@ -5,7 +5,9 @@ request again, reading again, or nothing but a change by somebody else.
 
     OperatorError
     ├── ConfigurationError       the operator was started with settings that can't work
+    ├── LeadershipLost           another operator may lead by now: this process must end
     └── ClusterError             the API server did not do what was asked
+        ├── NotLeading           not even asked: only the operator that holds the Lease may write
         ├── Unavailable          no answer, 401, 429 or 5xx: the same request may work later
         ├── Stale                asked on old knowledge: read or list again, then ask anew
         │   ├── Conflict         409 of an update: the object has changed since it was read
@@ -25,6 +27,10 @@ class ConfigurationError(OperatorError):
     """The operator was started with settings that can't work."""
 
 
+class LeadershipLost(OperatorError):
+    """Another operator may lead by now: this process must end, and may come back as a follower."""
+
+
 class ClusterError(OperatorError):
     """The API server did not do what was asked."""
 
@@ -32,6 +38,10 @@ class ClusterError(OperatorError):
         """Keeps the HTTP status, 0 when there was no answer."""
         super().__init__(message)
         self.code = code
+
+
+class NotLeading(ClusterError):
+    """Not even asked: only the operator that holds the Lease may write."""
 
 
 class Unavailable(ClusterError):

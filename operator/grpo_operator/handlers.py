@@ -1,7 +1,7 @@
-"""kopf's part: GRPOJob events into the cache and the queue, the login, signals, and nothing else.
+"""kopf's part: GRPOJob events into the cache and on, the login, signals, and nothing else.
 
 The only module that knows kopf's decorators, and runs it. Events carry no decisions: a handler stores what came and
-asks for a look. No finalizers, no annotations, no results in the status.
+says so. No finalizers, no annotations, no results in the status.
 """
 
 import asyncio
@@ -21,17 +21,21 @@ from .cluster.backoff import Backoff
 from .cluster.cache import Caches
 from .cluster.transport import EmptyLists, json_only, open_session
 from .cluster.unreadable import identity
-from .workqueue import WorkQueue
+from .names import ObjectKey
 
 log = logging.getLogger(__name__)
 
 
 def registry(
-    caches: Caches, queue: WorkQueue, configuration: Configuration, listed: Mapping[str, Callable[[], None]]
+    caches: Caches,
+    changed: Callable[[ObjectKey], None],
+    configuration: Configuration,
+    listed: Mapping[str, Callable[[], None]],
 ) -> kopf.OperatorRegistry:
-    """The handlers, bound to this operator's caches and queue.
+    """The handlers, bound to this operator's caches.
 
-    `listed` hears, by their URL path, when kopf begins a new watch of GRPOJobs, and lists those that it doesn't.
+    `changed` hears of each GRPOJob that has changed. `listed` hears, by their URL path, when kopf begins a new watch of
+    GRPOJobs, and lists those that it doesn't.
     """
     handlers = kopf.OperatorRegistry()
 
@@ -46,7 +50,7 @@ def registry(
             caches.grpojobs.discard(key, item["metadata"]["uid"])
         else:
             caches.grpojobs.put(item)
-        queue.add(key, slow=caches.quiet(key))
+        changed(key)
 
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)

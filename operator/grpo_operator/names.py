@@ -14,6 +14,9 @@ from grpo_api.references import VolumeClaim
 MANAGER = "grpo-operator"
 """Name of this controller in labels, events and the User-Agent."""
 
+FENCE = "of the GRPO operators only the one that holds the Lease may write this"
+"""How the chart's policy refuses the write of an operator that does not lead any more, or does so only now."""
+
 LABEL_JOB = f"{GROUP}/job-name"
 """Name of the GRPOJob, on its Jobs and pods: what the watches select by."""
 

@@ -4,6 +4,7 @@ Here decisions meet the cluster; it reads as section "One job's way through" of 
 it may be called at any time, any number of times.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,8 @@ from grpo_api.status import GRPOJobStatus
 
 from .admission.queue import AdmissionQueue
 from .cleanup import clean_up
-from .cluster.api import GRPOJOBS, JOBS, LIVE_PODS, PODS, Cluster, Object, Selection
-from .cluster.cache import Caches
+from .cluster.api import GRPOJOBS, LIVE_PODS, PODS, Cluster, Object, Selection
+from .cluster.cache import Cache, Caches, R
 from .cluster.late import bring_pods
 from .cluster.shared import SharedObjects, Taken
 from .cluster.starts import Starts
@@ -118,7 +119,7 @@ class Reconciler:
         decision = decide(seen, self._limits)
         if decision.action is Action.DELETE:
             log.info("%s: its time to live after the end is over", key)
-            await self._cluster.delete(GRPOJOBS, key.namespace, key.name, seen.job.uid)
+            await self._delete(self._caches.grpojobs, seen.job)
             return None
         if decision.action is Action.ADMIT:
             answer = await self._admit(seen, decision)
@@ -249,6 +250,19 @@ class Reconciler:
             log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
             return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": decided})
 
+    async def _delete(self, cache: Cache[R], seen: R) -> None:
+        """Deletes what was looked at, and nothing that has become of it since.
+
+        Raises:
+            Conflict: it changed meanwhile; the cache has been brought up to date.
+        """
+        try:
+            await self._cluster.delete(cache.resource, *seen.key, seen)
+        except Conflict:
+            with contextlib.suppress(NotFound):
+                cache.put(await self._cluster.get(cache.resource, *seen.key))
+            raise
+
     async def _clear_up(self, key: ObjectKey) -> None:
         """Ends what is left of attempts that are not to run."""
         seen = self._look(key)
@@ -257,7 +271,7 @@ class Reconciler:
         left = clean_up(seen, self._limits)
         for child in (*seen.earlier_jobs, seen.child, seen.engines):
             if child and child.name in left.delete_jobs:
-                await self._cluster.delete(JOBS, key.namespace, child.name, child.uid)
+                await self._delete(self._caches.jobs, child)
         uid = seen.job.uid
         stopped = [attempt_selector(uid, attempt) for attempt in left.stop_attempts]
         for own in stopped + [engine_selector(uid, attempt) for attempt in left.stop_engines]:

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from .decisions import Limits
+from .leadership import Election, Terms
+from .names import ObjectKey
 
 ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
 """What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for them."""
+IDENTITY_ENV = "POD_NAME"
+"""Name of the operator's own pod, by the downward API."""
 MAX_PRICE = 1e6
 """The dearest GPU hour, as in the planner's inventory file."""
 EVERY, MAX_EVERY = 10, 1_000_000
@@ -61,12 +65,39 @@ class Settings:
     """Price of one GPU for an hour by product, in the cluster's currency; a label of the node goes before it."""
     tracing: Tracing | None = None
     """None: no traces."""
+    election: Election | None = None
+    """None: there is no other operator, and this one leads at once."""
     limits: Limits = field(default_factory=Limits)
 
 
 def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a command line and the environment; exits with a message on a wrong one."""
-    default = Settings()
+    parser = _parser(Settings(), environment)
+    given = parser.parse_args(arguments)
+    try:
+        tracing = _tracing(given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step)
+        election = _election(given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds)
+    except ValueError as error:
+        parser.error(str(error))
+    return Settings(
+        namespaces=tuple(dict.fromkeys(given.namespace)),
+        trainer_image=given.trainer_image,
+        metrics_address=given.metrics_address,
+        metrics_port=given.metrics_port,
+        log_format=given.log_format,
+        log_level=given.log_level,
+        kubeconfig=given.kubeconfig,
+        resync=given.resync_seconds,
+        progress_interval=given.progress_seconds,
+        workers=max(1, given.workers),
+        gpu_hour_prices=dict(given.gpu_hour_price),
+        tracing=tracing,
+        election=election,
+        limits=Limits(scheduling=given.scheduling_timeout_seconds),
+    )
+
+
+def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
     parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
     parser.add_argument("--trainer-image", default=default.trainer_image, help="image of jobs without spec.image")
@@ -101,26 +132,29 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
     parser.add_argument(
         "--trace-every-nth-step", type=_count, default=EVERY, metavar="N", help="steps with a span of their own"
     )
-    given = parser.parse_args(arguments)
-    try:
-        tracing = _tracing(given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step)
-    except ValueError as error:
-        parser.error(str(error))
-    return Settings(
-        namespaces=tuple(dict.fromkeys(given.namespace)),
-        trainer_image=given.trainer_image,
-        metrics_address=given.metrics_address,
-        metrics_port=given.metrics_port,
-        log_format=given.log_format,
-        log_level=given.log_level,
-        kubeconfig=given.kubeconfig,
-        resync=given.resync_seconds,
-        progress_interval=given.progress_seconds,
-        workers=max(1, given.workers),
-        gpu_hour_prices=dict(given.gpu_hour_price),
-        tracing=tracing,
-        limits=Limits(scheduling=given.scheduling_timeout_seconds),
+    parser.add_argument(
+        "--leader-elect",
+        type=_lease,
+        metavar="NAMESPACE/LEASE",
+        help=f"lead by this Lease, as ${IDENTITY_ENV}; default: there is no other operator",
     )
+    parser.add_argument(
+        "--lease-seconds", type=_positive, default=Terms().duration, help="others wait so long for a leader's renewal"
+    )
+    return parser
+
+
+def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Election | None:
+    """None without a Lease.
+
+    Raises:
+        ValueError: there is no name to stand by.
+    """
+    if lease is None:
+        return None
+    if not identity:
+        raise ValueError(f"--leader-elect: ${IDENTITY_ENV} is empty; set it to the pod's name, by the downward API")
+    return Election(lease=lease, identity=identity, terms=Terms(seconds))
 
 
 def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:
@@ -171,6 +205,13 @@ def _positive(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 seconds")
     return value
+
+
+def _lease(text: str) -> ObjectKey:
+    namespace, _, name = text.partition("/")
+    if not (namespace and name) or "/" in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/LEASE")
+    return ObjectKey(namespace, name)
 
 
 def _price(text: str) -> tuple[str, float]:

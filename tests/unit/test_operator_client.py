@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
@@ -154,7 +154,12 @@ def test_the_pause_follows_the_servers_wish(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0.2 <= cluster_module._pause(1, Unavailable("")) <= 0.4
 
 
-async def test_deleting_names_the_uid_and_takes_gone_for_deleted() -> None:
+class Looked(NamedTuple):
+    uid: str
+    version: int
+
+
+async def test_deleting_names_what_was_looked_at_and_takes_gone_for_deleted() -> None:
     bodies: list[Any] = []
 
     async def gone(request: web.Request) -> web.Response:
@@ -162,9 +167,11 @@ async def test_deleting_names_the_uid_and_takes_gone_for_deleted() -> None:
         return status(404 if len(bodies) == 1 else 409)
 
     async with talking(gone) as (client, _):
-        await client.delete(JOBS, "n", "a", "uid-1")
-        await client.delete(JOBS, "n", "a", "uid-1")
-    assert bodies[0] == {"propagationPolicy": "Background", "preconditions": {"uid": "uid-1"}}
+        await client.delete(JOBS, "n", "a", Looked("uid-1", 7))
+        with pytest.raises(Conflict):
+            await client.delete(JOBS, "n", "a", Looked("uid-1", 7))
+    preconditions = {"uid": "uid-1", "resourceVersion": "7"}
+    assert bodies[0] == {"propagationPolicy": "Background", "preconditions": preconditions}
 
 
 async def test_lists_come_in_pages() -> None:

@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request, Response
 
-from grpo_api.metrics import HEARD, OPERATOR, UNREADABLE_OBJECTS
+from grpo_api.metrics import HEARD, LEADER, OPERATOR, TAKEOVER, UNREADABLE_OBJECTS
 from grpo_api.report import Progress
 from grpo_operator import logs, settings
 from grpo_operator.cluster.api import PODS, Object, Selection
@@ -22,6 +22,7 @@ from grpo_operator.cluster.progress import http_fetch
 from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.errors import Expired, Unavailable
 from grpo_operator.job_metrics import JobMetrics
+from grpo_operator.leadership import Election, Terms
 from grpo_operator.metrics_server import Metrics, application, served
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import PodRecord
@@ -87,6 +88,32 @@ def test_a_price_is_a_number_of_a_product(text: str, capsys: pytest.CaptureFixtu
     assert "is not PRODUCT=PRICE with a price from 0 to 1000000" in capsys.readouterr().err
 
 
+def test_an_operator_stands_for_a_lease_as_its_pod() -> None:
+    line = ["--leader-elect", "grpo-system/grpo-operator", "--lease-seconds", "20"]
+    election = settings.parse(line, {settings.IDENTITY_ENV: "pod-1"}).election
+    assert election == Election(
+        lease=ObjectKey("grpo-system", "grpo-operator"), identity="pod-1", terms=Terms(duration=20.0)
+    )
+    assert settings.parse([], {settings.IDENTITY_ENV: "pod-1"}).election is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "pod", "says"),
+    [
+        (["--leader-elect", "a/b"], "", "$POD_NAME is empty; set it to the pod's name"),
+        (["--leader-elect", "lease"], "pod-1", "'lease' is not NAMESPACE/LEASE"),
+        (["--leader-elect", "a/b/c"], "pod-1", "'a/b/c' is not NAMESPACE/LEASE"),
+        (["--leader-elect", "a/b", "--lease-seconds", "0"], "pod-1", "is not a time above 0 seconds"),
+    ],
+)
+def test_an_election_that_can_not_work_is_refused(
+    flags: list[str], pod: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(flags, {settings.IDENTITY_ENV: pod})
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "soon"])
 def test_a_time_must_be_above_zero(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -110,6 +137,7 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     queue.add_all(ObjectKey("team-a", name) for name in ("a", "b", "c"))
     metrics, jobs = Metrics(queue, 4), JobMetrics(lambda: [job], lambda: NOW)
     metrics.read({UNREADABLE_OBJECTS: lambda: {"pods": 2}, HEARD: lambda: {"pods": 1.7e9}})
+    metrics.read({LEADER: lambda: {"": 1.0}, TAKEOVER: lambda: {"": 2.5}})
     metrics.waited(0.2)
     metrics.worked(0.01, "success")
     metrics.requested("PATCH", "grpojobs", 200)
@@ -134,6 +162,8 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert 'controller_runtime_max_concurrent_reconciles{controller="grpojob"} 4.0' in text
     assert 'controller_runtime_reconcile_total{controller="grpojob",result="success"} 1.0' in text
     assert 'grpo_operator_watch_heard_timestamp_seconds{resource="pods"} 1.7e+09' in text
+    assert "grpo_operator_leader 1.0\n" in text
+    assert "grpo_operator_takeover_seconds 2.5\n" in text
     assert "process_resident_memory_bytes " in text
     assert 'grpo_operator_unreadable_objects{resource="pods"} 2.0' in text
     assert 'workqueue_queue_duration_seconds_count{name="grpojob"} 1.0' in text

@@ -1,6 +1,6 @@
 """Alerts on the operator itself: without it runs go on, but nothing starts, restarts or ends well."""
 
-from grpo_api.metrics import BUILD_INFO, CONTROLLER, HEARD, QUEUE_DEPTH, QUEUE_LONGEST, RECONCILES
+from grpo_api.metrics import CONTROLLER, HEARD, LEADER, QUEUE_DEPTH, QUEUE_LONGEST, RECONCILES
 
 from .alert import Alert
 
@@ -11,18 +11,20 @@ _RATE = f"sum(rate({RECONCILES.name}{{{_OWN}}}[10m]))"
 ALERTS = (
     Alert(
         name="GRPOOperatorDown",
-        expression=f"absent({BUILD_INFO.name})",
+        expression=f"absent({LEADER.name} == 1)",
         for_="5m",
         severity="critical",
-        summary="The GRPO operator is not there",
+        summary="No GRPO operator is there, or none of them leads",
         description="Gangs that run go on; nothing starts, restarts or is cleared away until it is back.",
         runbook=(
             "`kubectl get deployment,pods -l app.kubernetes.io/name=grpo-operator -A`: does it have a pod, and does "
             "that "
             "run?",
-            "If it does, Prometheus doesn't scrape it: look at the PodMonitor's labels and at NetworkPolicies.",
+            "`kubectl get lease -n grpo-system`: its holder is the pod that leads. If there are pods and none leads, "
+            "their logs say why: the API server doesn't answer in time, or RBAC lacks the Lease.",
+            "If one leads, Prometheus doesn't scrape it: look at the PodMonitor's labels and at NetworkPolicies.",
         ),
-        fires_in=("operator gone",),
+        fires_in=("operator gone", "nobody leads"),
     ),
     Alert(
         name="GRPOOperatorDeaf",

@@ -29,11 +29,13 @@ def _errors() -> str:
     return f"(sum(rate({select(operator.RECONCILES, where)}[10m])) or vector(0)) / ({every} > 0)"
 
 
+_UNREADABLE = f"max by (cluster, resource) ({select(operator.UNREADABLE_OBJECTS, CLUSTER)})"
+"""Every operator counts them, followers too."""
 _NOW = (
     Panel(
         kind="stat",
         title="Operators that answer",
-        description="Pods that were scraped. With none, running gangs go on, and nothing new starts.",
+        description="Pods that were scraped; one leads. With none, running gangs go on, and nothing new starts.",
         unit="none",
         queries=(Query(f"count({UP}) or vector(0)", "operators"),),
         width=4,
@@ -81,7 +83,7 @@ _NOW = (
         title="Objects it can't read",
         description="Left alone, since this version doesn't understand them; the Readable condition says why.",
         unit="none",
-        queries=(Query(known(f"sum({select(operator.UNREADABLE_OBJECTS, CLUSTER)})"), "objects"),),
+        queries=(Query(known(f"sum({_UNREADABLE})"), "objects"),),
         width=5,
         height=3,
         base="green",

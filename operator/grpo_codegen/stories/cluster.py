@@ -95,12 +95,15 @@ OTHER_RUNS: World = {name: line for seed, one in enumerate(OTHERS) for name, lin
 
 _OWN = {"controller": CONTROLLER}
 _POD = {"job": "grpo-operator", "instance": "10.0.3.7:8080"}
+_FOLLOWER = {**_POD, "instance": "10.0.4.8:8080"}
+_VERSION = version("grpo-operator")
 SUCCESSES = series(operator.RECONCILES.name, {**_OWN, "result": "success"})
 ERRORS = series(operator.RECONCILES.name, {**_OWN, "result": "error"})
 DEPTH = series(operator.QUEUE_DEPTH.name, {"name": CONTROLLER})
 LONGEST = series(operator.QUEUE_LONGEST.name, {"name": CONTROLLER})
 HEARD = series(operator.HEARD.name, {"resource": "pods"})
 DENIED = series(operator.API_REQUESTS.name, {"method": "PATCH", "resource": "grpojobs", "code": "403"})
+LEADER = series(operator.LEADER.name, _POD)
 RETRIES = series(operator.QUEUE_RETRIES.name, {"name": CONTROLLER})
 _REQUESTS = {("PATCH", "grpojobs", "200"): 12.0, ("POST", "jobs", "201"): 2.0, ("GET", "pods", "200"): 1.0}
 _COUNTED: dict[str, float] = {
@@ -131,7 +134,8 @@ def took(count: Timeline) -> World:
 
 
 OPERATOR: World = {
-    **same(1, series(operator.BUILD_INFO.name, {"version": version("grpo-operator"), **_POD})),
+    **same(1, *(series(operator.BUILD_INFO.name, {"version": _VERSION, **one}) for one in (_POD, _FOLLOWER)), LEADER),
+    **same(0, series(operator.LEADER.name, _FOLLOWER)),
     **same(0, ERRORS, DEPTH, PREEMPTIONS, RETRIES, series(operator.UNREADABLE_OBJECTS.name, {"resource": "pods"})),
     **same(0.1, LONGEST),
     **same(1, series(operator.ACTIVE_WORKERS.name, _OWN)),

@@ -3,7 +3,7 @@
 from grpo_api import metrics as operator
 
 from ..timelines import between, clock, constant, counting, frozen, series, shown
-from .cluster import DENIED, DEPTH, ERRORS, HEARD, LONGEST, OPERATOR, PREEMPTIONS, RETRIES, SUCCESSES, took
+from .cluster import DENIED, DEPTH, ERRORS, HEARD, LEADER, LONGEST, OPERATOR, PREEMPTIONS, RETRIES, SUCCESSES, took
 from .run import ATTEMPTS, JOB, RANK0, attempt, spent
 from .story import Story
 from .world import NEVER, gone, of_job
@@ -44,6 +44,13 @@ STORIES = (
         100,
         55,
         gone({**JOB, **OPERATOR}, 30, 60),
+    ),
+    Story(
+        "nobody leads",
+        "From minute 30 to 60 no operator gets its Lease renewed; the run goes on.",
+        100,
+        55,
+        {**gone(JOB, 30, 60), LEADER: between(30, 60, 0, 1)},
     ),
     Story(
         "operator deaf",

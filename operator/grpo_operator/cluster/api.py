@@ -41,6 +41,7 @@ EVENTS = Resource("/api/v1", "events")
 NODES = Resource("/api/v1", "nodes")
 QUOTAS = Resource("/api/v1", "resourcequotas")
 SERVICE_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
@@ -66,6 +67,15 @@ class Selection:
         """The URL query."""
         given: Mapping[str, str | int] = {"labelSelector": self.labels, "fieldSelector": self.fields, **more}
         return {key: str(value) for key, value in given.items() if value}
+
+
+class Seen(Protocol):
+    """An object as it was looked at: what is deleted must be that, and not what has become of it since."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def version(self) -> int: ...
 
 
 class Cluster(Protocol):
@@ -95,12 +105,15 @@ class Cluster(Protocol):
         """Merge-patches a GRPOJob's status; it carries the resourceVersion of what was read."""
         ...
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
-        """Deletes an object in the background, if it still has that uid; one that is gone is fine."""
+    async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
+        """Deletes an object in the background, if it still is as it was seen; one that is gone is fine.
+
+        Conflict when it has changed since, or the name is another's by now.
+        """
         ...
 
     async def delete_all(self, selection: Selection) -> None:
-        """Deletes what is selected."""
+        """Deletes what is selected: by uid and attempt, so that one that comes late meets nothing else."""
         ...
 
 

@@ -4,9 +4,11 @@ The kubernetes package's typed models would cost 50 MiB and half of a burst's CP
 """
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -15,8 +17,9 @@ from kubernetes.aio.client import Configuration
 from pydantic_core import from_json
 
 from ..errors import AlreadyExists, ClusterError, Conflict, Denied, Expired, Forbidden, NotFound, Unavailable
+from ..names import FENCE
 from ..untyped import Part, Unreadable
-from .api import GRPOJOBS, Object, Resource, Selection
+from .api import GRPOJOBS, Object, Resource, Seen, Selection
 from .transport import open_session
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -31,15 +34,32 @@ SILENCE_SECONDS = 150.0
 
 CountRequest = Callable[[str, str, int], None]
 """Called with verb, resource and HTTP status (0 without an answer) of every request."""
+Gate = Callable[[], float]
+"""Asked before each write is sent: the seconds that it may be under way; raises NotLeading where none may be sent."""
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 class HttpCluster:
     """A Cluster over HTTP; use it as an async context manager."""
 
-    def __init__(self, configuration: Configuration, count: CountRequest = lambda *_: None) -> None:
-        """Takes the connection's settings; `count` hears of every request."""
+    def __init__(
+        self,
+        configuration: Configuration,
+        count: CountRequest = lambda *_: None,
+        *,
+        gate: Gate = lambda: inf,
+        tries: int = TRIES,
+        seconds: float = REQUEST_SECONDS,
+    ) -> None:
+        """Takes the connection's settings; `count` hears of every request, every write goes through the `gate`.
+
+        A request about one object is sent at most `tries` times, and each may take so many `seconds`.
+        """
         self._configuration = configuration
         self._count = count
+        self._gate = gate
+        self._tries = tries
+        self._seconds = seconds
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -94,6 +114,10 @@ class HttpCluster:
             "POST", resource, resource.path(namespace), body=body, query={"fieldValidation": "Strict"}
         )
 
+    async def replace(self, resource: Resource, namespace: str, name: str, body: Object) -> Object:
+        """PUT of a whole object, with the resourceVersion of what was read."""
+        return await self._call("PUT", resource, resource.path(namespace, name), body=body)
+
     async def patch(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
         """See Cluster."""
         return await self._call("PATCH", resource, resource.path(namespace, name), body=patch)
@@ -102,14 +126,12 @@ class HttpCluster:
         """See Cluster."""
         return await self._call("PATCH", GRPOJOBS, GRPOJOBS.path(namespace, name, "status"), body=patch)
 
-    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+    async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
         """See Cluster."""
-        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        try:
+        preconditions = {"uid": seen.uid, "resourceVersion": str(seen.version)}
+        options = {"propagationPolicy": "Background", "preconditions": preconditions}
+        with contextlib.suppress(NotFound):
             await self._call("DELETE", resource, resource.path(namespace, name), body=options)
-        except (NotFound, Conflict):
-            # gone already, or the name belongs to another object by now: either way ours is deleted
-            return
 
     async def delete_all(self, selection: Selection) -> None:
         """See Cluster."""
@@ -146,15 +168,15 @@ class HttpCluster:
         *,
         body: Object | None = None,
         query: Mapping[str, str] | None = None,
-        seconds: float = REQUEST_SECONDS,
+        seconds: float | None = None,
     ) -> Object:
         """One request with its tries. Every request of ours may be sent twice: creates fail on their name, patches on
         their resourceVersion, and both are then looked into."""
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, self._tries + 1):
             try:
-                return await self._once(verb, resource, path, body=body, query=query, seconds=seconds)
+                return await self._once(verb, resource, path, body=body, query=query, seconds=seconds or self._seconds)
             except Unavailable as error:
-                if attempt == TRIES:
+                if attempt == self._tries:
                     raise
                 await asyncio.sleep(_pause(attempt, error))
         raise AssertionError("the last try returns or raises")
@@ -171,6 +193,8 @@ class HttpCluster:
     ) -> Object:
         headers = {} if body is None else {"Content-Type": MERGE_PATCH if verb == "PATCH" else "application/json"}
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        if verb in WRITES:
+            seconds = min(seconds, self._gate())
         method, timeout = "GET" if verb == "LIST" else verb, aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._open.request(
@@ -256,7 +280,8 @@ def _error(verb: str, path: str, code: int, text: bytes, retry_after: str = "") 
     except (ValueError, AttributeError):
         said = text[:500].decode(errors="replace")
     message = f"{verb} {path}: {code} {said}"
-    if code in (0, 401, 429) or code >= 500:
+    # the fence: it hears of a new leader a moment after the Lease, and what an old one asks for is nobody's decision
+    if code in (0, 401, 429) or code >= 500 or FENCE in message:
         return Unavailable(message, code, float(retry_after) if retry_after.isdecimal() else None)
     if code == 409:
         return (AlreadyExists if verb == "POST" else Conflict)(message, code)

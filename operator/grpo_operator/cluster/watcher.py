@@ -109,6 +109,17 @@ class Mirror(Generic[R]):
             except ClusterError as error:
                 await self._failed(error)
 
+    async def list_if_served(self) -> None:
+        """Takes a full LIST in, however often it takes; none of what the API server does not serve."""
+        while True:
+            try:
+                await self.list()
+            except ClusterError as error:
+                await self._failed(error)
+                if not self.not_served:
+                    continue
+            return
+
     async def _watch(self, version: int, seconds: float) -> int:
         """Follows the stream while it lasts; returns the version to go on from."""
         try:

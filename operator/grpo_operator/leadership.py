@@ -1,0 +1,227 @@
+"""Which of several operators leads, by a Lease: when to take it, to renew it, to wait, and when it is lost.
+
+Pure: the time comes in as readings of the own monotonic clock, the Lease as it was seen. Another's clock is never read:
+a Lease is free once its record has not changed for as long as it promises, by the clock of whoever looks. A holder
+counts from when it sent the renewal, which is before anybody could see it, and stops writing well before others may
+take over.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from .errors import NotLeading
+from .names import ObjectKey
+from .untyped import MAX_OBJECT, Part
+
+LONGEST = 60.0
+"""Seconds after which a Lease is free whatever it promises: what is written there may be anything."""
+MOST_TRANSITIONS = 2**31 - 1
+"""What the API server can count to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """For how long a Lease is held, in seconds."""
+
+    duration: float = 10.0
+    """Others wait for so long without a change before they take over."""
+
+    @property
+    def deadline(self) -> float:
+        """The holder stops writing so long after its last renewal. What is on its way then has the rest of the duration
+        to arrive."""
+        return 0.6 * self.duration
+
+    @property
+    def retry(self) -> float:
+        """Time between two renewals."""
+        return 0.2 * self.duration
+
+    @property
+    def look(self) -> float:
+        """Time between two looks of those who wait."""
+        return 0.1 * self.duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Election:
+    """The Lease by which one of several operators leads."""
+
+    lease: ObjectKey
+    identity: str
+    """What the Lease names when this process leads: its pod, so that the chart's policy can tell who writes."""
+    terms: Terms = field(default_factory=Terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A Lease as it was read or is to be written. Its times are for people: nobody compares them with a clock."""
+
+    version: str
+    """Its resourceVersion; not part of the record."""
+    holder: str
+    seconds: int
+    transitions: int
+    acquired: str
+    renewed: str
+
+    def same_record(self, other: "Lease | None") -> bool:
+        """Whether nobody has renewed, taken or released it in between."""
+        return other is not None and replace(self, version=other.version) == other
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """As the API server takes it: it refuses an empty time."""
+        fields = {
+            "holderIdentity": self.holder,
+            "leaseDurationSeconds": self.seconds,
+            "leaseTransitions": self.transitions,
+            "acquireTime": self.acquired,
+            "renewTime": self.renewed,
+        }
+        return {name: value for name, value in fields.items() if value != ""}
+
+
+def lease_of(item: Any) -> Lease:
+    """The Lease of an API object.
+
+    Raises:
+        Unreadable: it is no Lease.
+    """
+    whole = Part(item)
+    meta, spec = whole.part("metadata"), whole.part("spec")
+    return Lease(
+        version=meta.text("resourceVersion"),
+        holder=spec.text("holderIdentity", MAX_OBJECT),
+        seconds=spec.integer("leaseDurationSeconds"),
+        transitions=spec.integer("leaseTransitions"),
+        acquired=spec.text("acquireTime"),
+        renewed=spec.text("renewTime"),
+    )
+
+
+class Turn(Enum):
+    """What a candidate or leader has to do next."""
+
+    WAIT = "wait"
+    ACQUIRE = "acquire"
+    RENEW = "renew"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next thing to do, and for WAIT how long."""
+
+    turn: Turn
+    seconds: float = 0.0
+    why: str = ""
+
+
+class Leadership:
+    """One candidate: at first it waits, it leads at most once, and what is lost stays lost."""
+
+    def __init__(self, identity: str, terms: Terms) -> None:
+        """`identity` is what the Lease names when this one holds it."""
+        self.terms = terms
+        self._identity = identity
+        self._lease: Lease | None = None
+        self._changed_at = -math.inf
+        self._renewed_at = -math.inf
+        """When the newest renewal that was answered had been sent."""
+        self._tried_at = -math.inf
+        self._led = False
+        self._lost = ""
+
+    @property
+    def lease(self) -> Lease | None:
+        """As it was seen last; None: there is none."""
+        return self._lease
+
+    @property
+    def changed_at(self) -> float:
+        """When its record was first seen as it is now."""
+        return self._changed_at
+
+    def saw(self, lease: Lease | None, now: float) -> None:
+        """The Lease was read, or there is none."""
+        known = self._lease
+        same = lease.same_record(known) if lease else known is None
+        if self._changed_at == -math.inf or not same:
+            self._changed_at = now
+        if known and lease and lease.version != known.version:
+            self._tried_at = (
+                -math.inf
+            )  # what was tried could not succeed: a renewal whose answer got lost is in between
+        self._lease = lease
+        if self._led and lease and lease.holder != self._identity:
+            self._lost = self._lost or f"{lease.holder or 'nobody'} holds the Lease now"
+
+    def step(self, now: float) -> Step:
+        """What to do next."""
+        if not self._led:
+            return self._candidate(now)
+        if not self._lost and now - self._renewed_at >= self.terms.deadline:
+            self._lost = f"the Lease was not renewed for {now - self._renewed_at:.1f} s"
+        if self._lost:
+            return Step(Turn.LOST, why=self._lost)
+        due = max(self._renewed_at, self._tried_at) + self.terms.retry
+        if due <= now:
+            return Step(Turn.RENEW)
+        return Step(Turn.WAIT, min(due, self._renewed_at + self.terms.deadline) - now)
+
+    def _candidate(self, now: float) -> Step:
+        left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
+        return Step(Turn.WAIT, min(left, self.terms.look)) if left > 0 else Step(Turn.ACQUIRE)
+
+    def _taken_for(self, now: float) -> float:
+        """Seconds until the Lease is free, unless it changes; one of our own is, for its process has ended."""
+        lease = self._lease
+        if lease is None or lease.holder in ("", self._identity):
+            return 0.0
+        return self._changed_at + max(self.terms.duration, min(float(lease.seconds), LONGEST)) - now
+
+    def proposal(self, now: float, timestamp: str) -> Lease:
+        """The Lease to write at this moment, on the version that was seen; `timestamp` is for people."""
+        self._tried_at = now
+        known = self._lease
+        if known and known.holder == self._identity:
+            return replace(known, seconds=self._seconds, renewed=timestamp)
+        version, transitions = (known.version, min(known.transitions + 1, MOST_TRANSITIONS)) if known else ("", 0)
+        return Lease(version, self._identity, self._seconds, transitions, timestamp, timestamp)
+
+    @property
+    def _seconds(self) -> int:
+        return math.ceil(self.terms.duration)
+
+    def wrote(self, lease: Lease, sent_at: float, now: float) -> None:
+        """A proposal sent then was taken as this."""
+        self.saw(lease, now)
+        if not self._lost:
+            self._led = True
+            self._renewed_at = max(self._renewed_at, sent_at)
+
+    def resign(self, timestamp: str) -> Lease | None:
+        """Writes no more; returns the Lease to write so that others need not wait, None without one to release."""
+        held = self._led and not self._lost
+        self._led, self._lost = True, self._lost or "it was released"
+        lease = self._lease
+        if not held or lease is None or lease.holder != self._identity:
+            return None
+        return replace(lease, holder="", renewed=timestamp)
+
+    def leads(self, now: float) -> bool:
+        """Whether writes may be sent at this moment."""
+        return self._led and not self._lost and now - self._renewed_at < self.terms.deadline
+
+    def answer_within(self, now: float) -> float:
+        """Seconds for which a write that is sent now may be under way: others take over no sooner.
+
+        Raises:
+            NotLeading: none may be sent.
+        """
+        if not self.leads(now):
+            raise NotLeading(self._lost or "the Lease is not held, or was not renewed in time")
+        return self._renewed_at + self.terms.duration - now

@@ -1,0 +1,284 @@
+"""The parts of one operator process, put together: what fills its caches, and what works once it leads.
+
+Who leads is decided elsewhere. A follower keeps its caches as full as the leader's and does nothing else: it queues no
+job, pulls no progress, tells nothing.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+import aiohttp
+import kopf
+
+from grpo_api.status import GRPOJobStatus
+
+from . import handlers, health, settings
+from .admission.queue import AdmissionQueue
+from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
+from .cluster.backoff import Backoff
+from .cluster.cache import Cache, Caches
+from .cluster.client import HttpCluster
+from .cluster.exporter import SpanExporter
+from .cluster.facts import ClusterFacts
+from .cluster.gangs import Gangs
+from .cluster.progress import ProgressPuller, http_fetch, targets
+from .cluster.recorder import EventRecorder
+from .cluster.unreadable import Teller
+from .cluster.watcher import Mirror
+from .errors import ClusterError
+from .job_metrics import Sample, standing
+from .metrics_server import VERSION, Metrics
+from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
+from .reconcile import Reconciler
+from .records import GRPOJobRecord
+from .tasks import until_one_ends
+from .times import Observed
+from .tracing.attempts import AttemptTraces
+from .workqueue import WorkQueue, work
+
+log = logging.getLogger(__name__)
+
+DEAF_SECONDS = 240.0
+"""Without a LIST, an event or a bookmark of some kind for this long, the process is of no use."""
+
+
+class Operator:
+    """One operator process: its caches, its queue and everything that fills and drains them."""
+
+    def __init__(
+        self,
+        chosen: settings.Settings,
+        cluster: HttpCluster,
+        *,
+        caches: Caches,
+        queue: WorkQueue,
+        metrics: Metrics,
+        session: aiohttp.ClientSession,
+        leading: asyncio.Event,
+    ) -> None:
+        """Puts the parts together; nothing runs yet. `leading` is set once this process leads."""
+        self.settings = chosen
+        self._cluster = cluster
+        self._caches = caches
+        self._queue = queue
+        self._metrics = metrics
+        self._recorder = EventRecorder(cluster, lambda: len(queue) > 0, metrics.told)
+        self._teller = Teller(cluster, caches.unreadables)
+        self.mirrors = self._mirrors(cluster)
+        self._leading = leading
+        self.warm = asyncio.Event()
+        """Set once the caches are full."""
+        self.working = asyncio.Event()
+        """Set once the workers run; a follower's wait."""
+        self._works_since: float | None = None
+        self.kopf_ready = asyncio.Event()
+        self._exporter: SpanExporter | None = None
+        self._traces: AttemptTraces | None = None
+        if tracing := chosen.tracing:
+            self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
+            self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
+        fetch = http_fetch(session, trace_every=tracing.every if tracing else None)
+        asked = partial(targets, caches.grpojobs, caches.pods.of)
+        self._puller = ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, metrics.pulled)
+        served, prices = chosen.namespaces, chosen.gpu_hour_prices
+        self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
+        self._admission = AdmissionQueue(
+            Gangs(caches, time.time, chosen.limits.scheduling),
+            self.facts,
+            queue.add_all,
+            limits=chosen.limits,
+            clock=time.time,
+            default_image=chosen.trainer_image,
+        )
+        self._reconcile = Reconciler(
+            cluster,
+            caches,
+            self._admission,
+            self._wrote,
+            limits=chosen.limits,
+            clock=time.time,
+            monotonic=lambda: Observed(time.monotonic()),
+            image=chosen.trainer_image,
+            rank0=self._puller,
+            traces=self._traces,
+            status_interval=chosen.status_interval,
+        )
+
+    def _mirrors(self, cluster: HttpCluster) -> dict[str, Mirror[Any]]:
+        """A mirror per kind and namespace."""
+        ours, shared = LABEL_JOB, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}"
+        kinds: tuple[tuple[Resource, str, Cache[Any], Callable[[Iterable[ObjectKey]], None]], ...] = (
+            (JOBS, ours, self._caches.jobs, self._add),
+            (PODS, ours, self._caches.pods, self._add),
+            (SERVICES, shared, self._caches.services, self._add_namespaces),
+            (GRPOJOBS, "", self._caches.grpojobs, self._add),
+        )
+        return {
+            f"{resource.plural}/{namespace or '*'}": Mirror(
+                cluster, Selection(resource, namespace, labels), cache, changed, resync=self.settings.resync
+            )
+            for namespace in self.settings.namespaces or (None,)
+            for resource, labels, cache, changed in kinds
+        }
+
+    def add(self, key: ObjectKey) -> None:
+        """Wants a job looked at; a follower only knows that it has changed."""
+        if self.working.is_set():
+            self._queue.add(key, slow=self._caches.quiet(key))
+
+    def _add(self, keys: Iterable[ObjectKey]) -> None:
+        for key in keys:
+            self.add(key)
+
+    def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        """The API server has taken a status: events, metrics and traces follow."""
+        self._recorder.record(job, job.status.conditions, new.conditions, now, new)
+        self._metrics.wrote(job, new, now)
+        if self._traces:
+            self._traces.wrote(job, new, now)
+
+    def _facts_changed(self) -> None:
+        self._admission.wake()
+
+    def _progressed(self, key: ObjectKey) -> None:
+        self._queue.add(key, slow=True)
+
+    def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
+        """A Service came or went: its namespace's active jobs need it."""
+        namespaces = {key.namespace for key in keys}
+        self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
+
+    async def run(self, filled: Callable[[], None]) -> None:
+        """Fills the caches by full LISTs, says so, then works as soon as it leads, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, mirror in self.mirrors.items():
+                # kopf delivers the events of GRPOJobs
+                follow = mirror.relist_forever() if name.startswith(GRPOJOBS.plural) else mirror.follow()
+                tasks.create_task(follow, name=name)
+            tasks.create_task(self.facts.run(), name="facts")
+            for mirror in self.mirrors.values():
+                await mirror.settled.wait()
+            filled()
+            tasks.create_task(self._metrics.follow_lag(), name="lag")
+            for name, part in self._parts().items():
+                # a task of a follower's, too: kopf at its end waits for all that are younger than itself
+                tasks.create_task(self._once_leading(part), name=name)
+            tasks.create_task(self._take_over(), name="takeover")
+            self.warm.set()
+
+    def _parts(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs in the leader alone, by name."""
+
+        def worker() -> Coroutine[Any, Any, None]:
+            return work(self._queue, self._reconcile, self._metrics)
+
+        parts = {
+            "events": self._recorder.run,
+            "unreadable": self._teller.run,
+            "progress": self._puller.run,
+            "admission": self._admission.run,
+        }
+        if self._exporter:
+            parts["spans"] = self._exporter.run
+        return parts | {f"worker-{number}": worker for number in range(self.settings.workers)}
+
+    async def _once_leading(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self.working.wait()
+        await part()
+
+    async def _take_over(self) -> None:
+        """Lets the parts run once this process leads, on what the leader before has written to the last."""
+        if not self._leading.is_set():
+            await self._leading.wait()
+            await asyncio.gather(*(mirror.list_if_served() for mirror in self.mirrors.values()))
+        self._works_since = time.monotonic()
+        self.working.set()
+        self._add(job.key for job in self._caches.grpojobs)
+
+    def listed(self) -> dict[str, Callable[[], None]]:
+        """What makes the GRPOJobs of a URL path be listed again."""
+        return {
+            GRPOJOBS.path(namespace): self.mirrors[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
+            for namespace in self.settings.namespaces or (None,)
+        }
+
+    async def grpojobs_served(self, doubted: bool) -> None:
+        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least, and discovers them.
+
+        The last LIST that was tried counts, unless it is `doubted`. kopf finds kinds by discovery, once.
+        """
+        mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
+        if doubted or all(mirror.not_served for mirror in mirrors):
+            await until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+        backoff = Backoff()
+        while not await self._discovered():
+            await backoff.wait()
+
+    async def _discovered(self) -> bool:
+        try:
+            return await self._cluster.discovers(GRPOJOBS)
+        except ClusterError as error:
+            log.info("%s; trying again", error)
+            return False
+
+    async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None, told: asyncio.Event) -> None:
+        """Has GRPOJobs watched, once everything of ours runs: at its end kopf waits for all tasks younger than itself.
+
+        `told` is set by SIGTERM and SIGINT while kopf is not there to hear them.
+        """
+        handlers.listen(told)
+        await self.warm.wait()
+        await handlers.watch(
+            registry,
+            self.settings.namespaces,
+            served=self.grpojobs_served,
+            ready=self.kopf_ready,
+            stop=stop,
+            told=told,
+        )
+
+    def unready(self) -> str:
+        """What is still missing before the first job can be worked on."""
+        waiting = [name for name, mirror in self.mirrors.items() if not mirror.settled.is_set()]
+        if waiting:
+            return f"not listed yet: {', '.join(waiting)}"
+        return "" if self.kopf_ready.is_set() else "kopf is starting"
+
+    def not_served(self) -> str:
+        """What the API server does not serve now."""
+        return health.not_served(self._watched())
+
+    def unhealthy(self) -> str:
+        """Which watch has gone deaf."""
+        return health.deaf(self._watched(), time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync))
+
+    def heard(self) -> dict[str, float]:
+        """When each kind of object was last heard of, in unix seconds."""
+        return health.heard(self._watched(), time.monotonic(), time.time())
+
+    def _watched(self) -> dict[str, Mirror[Any]]:
+        return self.mirrors | self.facts.mirrors()
+
+    def leads(self) -> dict[str, float]:
+        """Whether this operator works, as the metric has it."""
+        return {"": float(self.working.is_set())}
+
+    def took(self, free_since: float | None) -> dict[str, float]:
+        """How long after that moment it took the place of the one before; nothing before it has."""
+        if self._works_since is None or free_since is None:
+            return {}
+        return {"": self._works_since - free_since}
+
+    def own_jobs(self) -> Iterable[GRPOJobRecord]:
+        """The jobs of which this operator tells: none of a follower's, for the leader tells of all."""
+        return self._caches.grpojobs if self.working.is_set() else ()
+
+    def standing(self, job: GRPOJobRecord) -> Iterable[Sample]:
+        """See job_metrics.standing."""
+        pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
+        return standing(job, pull, silence, lambda at: time.time() - (time.monotonic() - at.at))

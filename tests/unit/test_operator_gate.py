@@ -1,0 +1,73 @@
+"""No write of the operator's passes the gate once it does not lead, and what the chart's fence refuses is no denial."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from grpo_operator.cluster import client as cluster_module
+from grpo_operator.cluster.api import JOBS
+from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.errors import NotLeading, Unavailable
+from grpo_operator.names import FENCE
+from tests.unit.test_operator_client import ALL_PODS, Looked, serving, status, talking
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_pause", lambda *_: 0.01)
+
+
+async def each_write(client: HttpCluster) -> AsyncIterator[Awaitable[Any]]:
+    """A request of every kind that changes something."""
+    yield client.create(JOBS, "n", {})
+    yield client.replace(JOBS, "n", "a", {})
+    yield client.patch(JOBS, "n", "a", {})
+    yield client.patch_status("n", "a", {})
+    yield client.delete(JOBS, "n", "a", Looked("uid-1", 7))
+    yield client.delete_all(ALL_PODS)
+
+
+async def test_no_write_is_sent_past_the_gate_not_even_a_second_try_and_reads_go_on() -> None:
+    sent: list[str] = []
+    left = [10.0]
+
+    def gate() -> float:
+        if not left:
+            raise NotLeading("over")
+        return left.pop()
+
+    async def unavailable(request: web.Request) -> web.Response:
+        sent.append(request.method)
+        return status(503) if request.method != "GET" else web.json_response({})
+
+    async with serving(unavailable) as url, HttpCluster(Configuration(host=url), gate=gate) as client:
+        async for write in each_write(client):
+            left[:] = [10.0]
+            with pytest.raises(NotLeading):
+                await write
+        await client.get(JOBS, "n", "a")
+    assert sent == ["POST", "PUT", "PATCH", "PATCH", "DELETE", "DELETE", "GET"]
+
+
+async def test_a_write_is_awaited_for_no_longer_than_the_gate_allows() -> None:
+    async def late(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.json_response({})
+
+    async with serving(late) as url, HttpCluster(Configuration(host=url), gate=lambda: 0.05, tries=1) as client:
+        with pytest.raises(Unavailable, match="TimeoutError"):
+            await client.create(JOBS, "n", {})
+
+
+async def test_what_the_fence_refuses_is_asked_again_and_is_no_denial() -> None:
+    answers = [status(403, f"policy says: {FENCE}"), web.json_response({"kind": "Job"})]
+
+    async def fenced(_: web.Request) -> web.Response:
+        return answers.pop(0)
+
+    async with talking(fenced) as (client, _):
+        assert await client.create(JOBS, "n", {}) == {"kind": "Job"}
