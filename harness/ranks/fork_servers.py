@@ -5,6 +5,7 @@ its own, since it sees the same packages.
 """
 
 import os
+import tempfile
 import threading
 from collections.abc import Mapping
 from functools import cache
@@ -80,6 +81,7 @@ def set_environment(values: Mapping[str, str]) -> None:
     own = dict(values)
     os.environ.clear()
     os.environ.update(own)
+    tempfile.tempdir = None  # it was looked up in the old one
 
 
 @cache

@@ -1,6 +1,7 @@
 """What the trainer's tests have in common: processes that coverage doesn't trace unless they ask, and vLLM for some."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +11,13 @@ from harness.ranks.fork_servers import SPARE_TRACER, TRACER, isolated
 
 
 @pytest.fixture(scope="session")
-def vllm_cpu() -> dict[str, str]:
-    """Environment of a process with vLLM for CPUs, whole but for PATH and HOME."""
-    return isolated(str(engine_packages()))
+def vllm_cpu() -> Iterator[dict[str, str]]:
+    """Environment of a process with vLLM for CPUs, whole but for PATH and HOME.
+
+    vLLM leaves its sockets behind; pytest's own folders have paths that are too long for them.
+    """
+    with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
+        yield isolated(str(engine_packages())) | {"TMPDIR": scratch}
 
 
 @pytest.fixture(autouse=True, scope="module")
