@@ -152,9 +152,8 @@ class Leadership:
         if self._changed_at == -math.inf or not same:
             self._changed_at = now
         if known and lease and lease.version != known.version:
-            self._tried_at = (
-                -math.inf
-            )  # what was tried could not succeed: a renewal whose answer got lost is in between
+            # what was tried could not succeed: a renewal whose answer got lost is in between
+            self._tried_at = -math.inf
         self._lease = lease
         if self._led and lease and lease.holder != self._identity:
             self._lost = self._lost or f"{lease.holder or 'nobody'} holds the Lease now"
