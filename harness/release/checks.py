@@ -106,8 +106,9 @@ def check_images(release: Release, images: dict[str, Path], packaged: Packaged, 
 
 
 def dry_run(cluster: Any, manifest: Path) -> str:
-    """What the API server says to the manifest, of which it keeps nothing."""
-    shown: str = cluster.kubectl("apply", "--server-side", "--dry-run=server", "-f", str(manifest))
+    """What the API server says to the manifest, of which it keeps nothing, whoever installed something before."""
+    how = ("--server-side", "--force-conflicts", "--dry-run=server")
+    shown: str = cluster.kubectl("apply", *how, "-f", str(manifest))
     return shown
 
 
