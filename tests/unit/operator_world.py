@@ -36,6 +36,8 @@ KEY = ObjectKey("team-a", "run")
 UID = "uid-of-run"
 LIMITS = Limits()
 
+Thing = JobRecord | PodRecord
+
 SPEC: dict[str, Any] = {
     "model": {"name": "/models/tiny", "parameters": "77K"},
     "dataset": {"name": "x/y"},
@@ -212,9 +214,13 @@ def make_engine(index: int = 0, attempt: int = 1, state: dict[str, Any] | None =
     return make_pod(index, attempt, state, component=COMPONENT_ENGINE, name=name, uid=f"pod-{name}", **more)
 
 
+TRAINERS: tuple[Thing, ...] = (make_child(), make_pod(0), make_pod(1))
+KILLED = terminated(137, reason="OOMKilled")
+
+
 def make_seen(
     job: GRPOJobRecord,
-    *things: JobRecord | PodRecord,
+    *things: Thing,
     pull: Pull | None = None,
     silence: Silence | None = None,
     now: float = NOW,
@@ -226,7 +232,7 @@ def make_seen(
 
 def make_story(
     job: GRPOJobRecord,
-    *looks: tuple[float, Iterable[JobRecord | PodRecord]],
+    *looks: tuple[float, Iterable[Thing]],
     pull: Pull | None = None,
     silence: Silence | None = None,
     now: float = NOW,
@@ -241,7 +247,7 @@ def make_story(
     return replace(seen, pull=current, silence=silence)
 
 
-def running(*things: JobRecord | PodRecord, ago: float = 10, **status: Any) -> Observation:
+def running(*things: Thing, ago: float = 10, **status: Any) -> Observation:
     """What is seen of an active job of two pods; without further arguments both run."""
     things = things or (make_pod(0), make_pod(1))
     child = () if any(isinstance(thing, JobRecord) for thing in things) else (make_child(),)

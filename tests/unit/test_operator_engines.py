@@ -9,11 +9,14 @@ from grpo_operator.decisions import Action, Decision
 from grpo_operator.engines import shown
 from grpo_operator.events import telling_change
 from grpo_operator.observe import Observation
-from grpo_operator.records import JobRecord, PodRecord
+from grpo_operator.records import PodRecord
 from grpo_operator.starting import asks_about
 from tests.unit.operator_world import (
+    KILLED,
     LIMITS,
     SERVED_PLAN,
+    TRAINERS,
+    Thing,
     active_status,
     after,
     at,
@@ -32,11 +35,8 @@ from tests.unit.operator_world import (
     terminated,
 )
 
-Thing = JobRecord | PodRecord
-TRAINERS: tuple[Thing, ...] = (make_child(), make_pod(0), make_pod(1))
 ENGINES: tuple[Thing, ...] = (make_engines(), make_engine(0), make_engine(1))
 WHOLE = (*TRAINERS, *ENGINES)
-KILLED = terminated(137, reason="OOMKilled")
 
 
 def seen_of(*things: Thing, ago: float = 10, ran: bool = True, **status: Any) -> Observation:

@@ -9,13 +9,16 @@ from grpo_operator.cluster.progress import targets
 from grpo_operator.decisions import Action, Decision
 from grpo_operator.observe import Observation
 from grpo_operator.parsing import job_record
-from grpo_operator.records import JobRecord, PodRecord
+from grpo_operator.records import JobRecord
 from grpo_operator.untyped import Unreadable
 from tests.generated import cases
 from tests.unit.operator_world import (
+    KILLED,
     LIMITS,
     PLAN,
     SERVED_PLAN,
+    TRAINERS,
+    Thing,
     active_status,
     after,
     condition,
@@ -33,9 +36,6 @@ from tests.unit.operator_world import (
     terminated,
 )
 
-Thing = JobRecord | PodRecord
-TRAINERS: tuple[Thing, ...] = (make_child(), make_pod(0), make_pod(1))
-KILLED = terminated(137, reason="OOMKilled")
 NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
 PULLED = make_engine(1, state=NO_IMAGE, phase="Pending")
 
