@@ -103,22 +103,19 @@ class Mirror(Generic[R]):
 
     async def list_until_served(self) -> int:
         """Takes a full LIST in, however often it takes; returns its resourceVersion."""
+        while (version := await self.list_if_served()) is None:
+            pass  # each failure has waited already
+        return version
+
+    async def list_if_served(self) -> int | None:
+        """As `list_until_served`; None once the API server has said that it does not serve this now."""
         while True:
             try:
                 return await self.list()
             except ClusterError as error:
                 await self._failed(error)
-
-    async def list_if_served(self) -> None:
-        """Takes a full LIST in, however often it takes; none of what the API server does not serve."""
-        while True:
-            try:
-                await self.list()
-            except ClusterError as error:
-                await self._failed(error)
-                if not self.not_served:
-                    continue
-            return
+                if self.not_served:
+                    return None
 
     async def _watch(self, version: int, seconds: float) -> int:
         """Follows the stream while it lasts; returns the version to go on from."""
