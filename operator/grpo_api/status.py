@@ -107,8 +107,7 @@ class MetricsStatus(Model):
     weights_version: Count | None = None
     """Number of the weights that the engines sample with; absent without an engine."""
     phase_seconds: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)] | None = None
-    """Seconds of the slowest rank by phase of the last step that was heard of while the attempt ran: sync, generate,
-    reward, reference, forward, backward, step."""
+    """Seconds of the last step heard of, slowest rank: sync, generate, reward, reference, forward, backward, step."""
 
 
 class CheckpointStatus(Model):
