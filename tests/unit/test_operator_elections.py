@@ -5,6 +5,7 @@ becomes of requests, what clocks show and when a process stands still is generat
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,23 +109,21 @@ class Candidate:
             await self.look(now)
 
     async def look(self, now: float) -> None:
-        try:
-            self.one.saw(lease_of(await self.store.get(None, "", "")), now)  # type: ignore[arg-type]
-        except NotFound:
-            self.one.saw(None, now)
-        except Unavailable:
-            pass
+        with contextlib.suppress(Unavailable):  # lost, as drawn: the candidate goes on knowing what it knew
+            try:
+                self.one.saw(lease_of(await self.store.get(None, "", "")), now)  # type: ignore[arg-type]
+            except NotFound:
+                self.one.saw(None, now)
 
     async def _write(self, now: float, late: float, stamp: str) -> None:
         lease = self.one.proposal(now, stamp)
         body = {"metadata": {"resourceVersion": lease.version}, "spec": lease.spec}
-        try:
-            send = self.store.replace(None, "", "", body) if lease.version else self.store.create(None, "", body)  # type: ignore[arg-type]
-            self.one.wrote(lease_of(await send), now, now + late)
-        except (Conflict, AlreadyExists, NotFound):
-            await self.look(now)
-        except Unavailable:
-            pass
+        with contextlib.suppress(Unavailable):  # lost, as drawn: whether it was written shows in a later look
+            try:
+                send = self.store.replace(None, "", "", body) if lease.version else self.store.create(None, "", body)  # type: ignore[arg-type]
+                self.one.wrote(lease_of(await send), now, now + late)
+            except (Conflict, AlreadyExists, NotFound):
+                await self.look(now)
 
 
 FATES = ["ok"] * 6 + ["lost", "away"]
