@@ -89,15 +89,21 @@ def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict
     assert sum(one.view.losses for one in engines) <= sum(len(one) for one in failures)
 
 
-def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewhere() -> None:
+def completed_although(failure: EngineFailed) -> list[Engine]:
+    """Two engines that have sampled all, the first of which then failed so when it was to be proven again."""
     engines = [engine(0, {}), engine(1, {})]
 
     async def prove(one: Engine) -> None:
         if one.view.index == 0:
-            raise EngineFailed("has other weights than it was sent: k_proj")
+            raise failure
 
     completing = Completing(engines, prove, PIECES, {}, sequences=4, stall=60.0)
     assert asyncio.run(completing.go_on(VERSION))
+    return engines
+
+
+def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewhere() -> None:
+    engines = completed_although(EngineFailed("has other weights than it was sent: k_proj"))
     asked: Any = engines[1].client
     assert asked.asked == len(PIECES), "whatever engine 0 had answered is asked of engine 1"
     assert not engines[0].serves(VERSION)
@@ -105,15 +111,8 @@ def test_what_an_engine_sampled_that_has_other_weights_since_is_sampled_elsewher
 
 
 def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() -> None:
-    engines = [engine(0, {}), engine(1, {})]
-
-    async def prove(one: Engine) -> None:
-        if one.view.index == 0:
-            raise Unreachable("can't be reached for /prove")
-
-    completing = Completing(engines, prove, PIECES, {}, sequences=4, stall=60.0)
-    assert asyncio.run(completing.go_on(VERSION))
-    assert (engines[0].view.usable, engines[0].view.strikes, engines[0].view.losses) == (False, 0, 1)
+    view = completed_although(Unreachable("can't be reached for /prove"))[0].view
+    assert (view.usable, view.strikes, view.losses) == (False, 0, 1)
 
 
 def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
