@@ -17,9 +17,8 @@ ALERTS = (
         summary="No GRPO operator is there, or none of them leads",
         description="Gangs that run go on; nothing starts, restarts or is cleared away until it is back.",
         runbook=(
-            "`kubectl get deployment,pods -l app.kubernetes.io/name=grpo-operator -A`: does it have a pod, and does "
-            "that "
-            "run?",
+            "`kubectl get deployment,pods -l app.kubernetes.io/name=grpo-operator -A`: does it have a pod, and "
+            "does that run?",
             "`kubectl get lease -n grpo-system`: its holder is the pod that leads. If there are pods and none leads, "
             "their logs say why: the API server doesn't answer in time, or RBAC lacks the Lease.",
             "If one leads, Prometheus doesn't scrape it: look at the PodMonitor's labels and at NetworkPolicies.",
