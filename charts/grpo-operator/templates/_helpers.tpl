@@ -27,7 +27,12 @@ app.kubernetes.io/component: operator
 {{- include "grpo-operator.labels-with" (dict "root" . "labels" dict) -}}
 {{- end -}}
 
-{{- /* The labels of an object that has some of its own. What selectors and uninstalling go by, nobody's value replaces. */ -}}
+{{- /* commonLabels, then `more`, then `own`: what selectors and uninstalling go by, nobody's value replaces. */ -}}
+{{- define "grpo-operator.merge-labels" -}}
+{{- toYaml (mergeOverwrite (dict) (.root.Values.commonLabels | default dict) (.more | default dict) .own) -}}
+{{- end -}}
+
+{{- /* The labels of an object that has some of its own. */ -}}
 {{- define "grpo-operator.labels-with" -}}
 {{- $root := .root -}}
 {{- $own := dict
@@ -36,12 +41,12 @@ app.kubernetes.io/component: operator
   "app.kubernetes.io/part-of" "grpo-operator"
   "app.kubernetes.io/managed-by" $root.Release.Service -}}
 {{- $selector := include "grpo-operator.selector" $root | fromYaml -}}
-{{- toYaml (mergeOverwrite (dict) ($root.Values.commonLabels | default dict) (.labels | default dict) $own $selector) -}}
+{{- include "grpo-operator.merge-labels" (dict "root" $root "more" .labels "own" (merge $own $selector)) -}}
 {{- end -}}
 
 {{- define "grpo-operator.pod-labels" -}}
 {{- $selector := include "grpo-operator.selector" . | fromYaml -}}
-{{- toYaml (mergeOverwrite (dict) (.Values.commonLabels | default dict) (.Values.podLabels | default dict) $selector) -}}
+{{- include "grpo-operator.merge-labels" (dict "root" . "more" .Values.podLabels "own" $selector) -}}
 {{- end -}}
 
 {{- define "grpo-operator.serviceAccount" -}}
