@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 OUTPUTS: dict[str, Callable[[], str]] = {
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
+    "crds/operatorleader.yaml": crd.render_leader,
+    "charts/grpo-operator/files/operatorleader.yaml": crd.render_leader,
     "charts/grpo-operator/files/alerts.yaml": alerts.render,
     "charts/grpo-operator/files/recording.yaml": recording.render,
     "charts/grpo-operator/README.md": chart_page.render,

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of GRPOJob, rendered from the models of grpo_api.
+"""The CustomResourceDefinitions: GRPOJob's, rendered from the models of grpo_api, and that of the fence's parameter.
 
 A field is written once, in grpo_api.job or grpo_api.status; kubectl, the API server and the operator then agree on it.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from grpo_api.contract import GROUP, KIND, PLURAL, VERSION
+from grpo_api.contract import GROUP, KIND, LEADER_KIND, LEADER_PLURAL, PLURAL, VERSION
 from grpo_api.job import GRPOJob
 from grpo_api.schema import Schema, structural
 
@@ -94,6 +94,39 @@ def definition(served: Sequence[str] = (VERSION,), stored: str = VERSION) -> dic
             "conversion": {"strategy": "None"},
             "versions": [_version(name, storage=name == stored) for name in served],
         },
+    }
+
+
+def render_leader() -> str:
+    """The CRD of OperatorLeader as YAML."""
+    return HEADER + yaml.safe_dump(_leader(), sort_keys=False, width=120, allow_unicode=True)
+
+
+def _leader() -> dict[str, Any]:
+    """What the chart's fence compares writers with. The Lease says the same, but an API server that has lost its last
+    policy with Leases for parameters never reads Leases again (kubernetes#130887); of custom resources it does."""
+    holder = {"type": "string", "maxLength": 253, "description": "Name of the pod that leads."}
+    spec = {"type": "object", "required": ["holderIdentity"], "properties": {"holderIdentity": holder}}
+    schema = {"type": "object", "required": ["spec"], "properties": _TYPE_META | {"spec": spec}}
+    column = {"name": "Holder", "type": "string", "jsonPath": ".spec.holderIdentity"}
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": [column],
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {
+        "kind": LEADER_KIND,
+        "listKind": f"{LEADER_KIND}List",
+        "plural": LEADER_PLURAL,
+        "singular": LEADER_KIND.lower(),
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{LEADER_PLURAL}.{GROUP}"},
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
 
 

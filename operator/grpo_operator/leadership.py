@@ -52,6 +52,8 @@ class Election:
     lease: ObjectKey
     identity: str
     """What the Lease names when this process leads: its pod, so that the chart's policy can tell who writes."""
+    fenced: bool = False
+    """Whether the policy is there, so that it must be told who leads before anything else is written."""
     terms: Terms = field(default_factory=Terms)
 
 

@@ -14,7 +14,7 @@ from grpo_api.references import VolumeClaim
 MANAGER = "grpo-operator"
 """Name of this controller in labels, events and the User-Agent."""
 
-FENCE = "of the GRPO operators only the one that holds the Lease may write this"
+FENCE = "of the GRPO operators only the one that leads may write this"
 """How the chart's policy refuses the write of an operator that does not lead any more, or does so only now."""
 
 LABEL_JOB = f"{GROUP}/job-name"

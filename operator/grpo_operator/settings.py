@@ -76,7 +76,9 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
     given = parser.parse_args(arguments)
     try:
         tracing = _tracing(given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step)
-        election = _election(given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds)
+        election = _election(
+            given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds, fenced=given.fence
+        )
     except ValueError as error:
         parser.error(str(error))
     return Settings(
@@ -139,12 +141,15 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         help=f"lead by this Lease, as ${IDENTITY_ENV}; default: there is no other operator",
     )
     parser.add_argument(
+        "--fence", action="store_true", help="name the leader in the OperatorLeader of the Lease's name, for the policy"
+    )
+    parser.add_argument(
         "--lease-seconds", type=_positive, default=Terms().duration, help="others wait so long for a leader's renewal"
     )
     return parser
 
 
-def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Election | None:
+def _election(lease: ObjectKey | None, identity: str, seconds: float, *, fenced: bool) -> Election | None:
     """None without a Lease.
 
     Raises:
@@ -154,7 +159,7 @@ def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Electio
         return None
     if not identity:
         raise ValueError(f"--leader-elect: ${IDENTITY_ENV} is empty; set it to the pod's name, by the downward API")
-    return Election(lease=lease, identity=identity, terms=Terms(seconds))
+    return Election(lease=lease, identity=identity, terms=Terms(seconds), fenced=fenced)
 
 
 def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:

@@ -4,7 +4,6 @@ the dashboard shows it.
 The rules wait for nothing here: how long each does, and in which stories, is promtool's matter (test_alerts.py).
 """
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,10 +65,11 @@ def rules(jobs: Jobs) -> list[Object]:
 
 
 def operator(jobs: Jobs) -> str:
-    """The address of the operator's metrics."""
-    where = ("--namespace", stack.SYSTEM_NAMESPACE, "get", "pods", "--selector", "app.kubernetes.io/name=grpo-operator")
-    (pod,) = json.loads(jobs.access.kubectl(*where, "--output", "json"))["items"]
-    return f"{pod['status']['podIP']}:{METRICS_PORT}"
+    """The address of the metrics of the operator that leads."""
+    where = ("--namespace", stack.SYSTEM_NAMESPACE, "get")
+    leader = jobs.access.kubectl(*where, "lease", stack.RELEASE, "--output", "jsonpath={.spec.holderIdentity}")
+    address = jobs.access.kubectl(*where, "pod", leader, "--output", "jsonpath={.status.podIP}")
+    return f"{address}:{METRICS_PORT}"
 
 
 def settings(jobs: Jobs, target: str, folder: Path) -> dict[str, Any]:

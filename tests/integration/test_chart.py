@@ -22,6 +22,7 @@ from harness.programs.build import toolchain
 
 CHART = Path("charts/grpo-operator")
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"
+AS_POD = {settings.IDENTITY_ENV: "pod"}
 EVERYTHING = (
     "monitoring.podMonitor.enabled=true",
     "monitoring.serviceMonitor.enabled=true",
@@ -55,6 +56,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "metrics.service.enabled=false",
     ),
     "crd that goes with the release": ("crds.keep=false",),
+    "one operator that leads by itself": ("replicaCount=1", "leaderElection.enabled=false"),
     "own pods only": ("rbac.foreignPods=false", "fullnameOverride=trainer"),
 }
 
@@ -145,6 +147,7 @@ def test_a_namespaced_operator_gets_roles_in_its_namespaces_only() -> None:
     assert {d["metadata"]["namespace"] for d in documents if d["kind"] in ("Role", "RoleBinding")} == {
         "team-a",
         "team-b",
+        NAMESPACE,  # of the Lease
     }
     inventory = only(documents, "ClusterRole", "-inventory")
     assert [(rule["resources"], rule["verbs"]) for rule in inventory["rules"]] == [
@@ -165,7 +168,7 @@ def test_one_value_says_where_both_images_are(registry: str) -> None:
     ]["spec"]["containers"][0]
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     assert container["image"] == f"example.test:5000/team/grpo-operator:{version}"
-    assert settings.parse(container["args"]).trainer_image == (
+    assert settings.parse(container["args"], AS_POD).trainer_image == (
         f"example.test:5000/team/grpo-trainer:{version}@{digest}"
     )
 
@@ -174,7 +177,7 @@ def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -
     def chosen(*values: str) -> settings.Tracing | None:
         deployment = only(rendered(*values), "Deployment")
         arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        return settings.parse(arguments, {}).tracing
+        return settings.parse(arguments, AS_POD).tracing
 
     assert chosen() is None
     endpoint = "http://collector.observability:4318"
@@ -237,3 +240,37 @@ def test_each_dashboard_is_a_config_map_for_the_sidecar() -> None:
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert one["metadata"]["annotations"] == {"folder": "GRPO"}
     assert [d for d in rendered() if d["kind"] == "ConfigMap"] == []
+
+
+def test_several_operators_lead_by_a_lease_behind_a_fence_and_share_no_host() -> None:
+    documents = rendered()
+    deployment = only(documents, "Deployment")["spec"]
+    pod = deployment["template"]["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (2, {"type": "RollingUpdate"})
+    assert f"--leader-elect={NAMESPACE}/{RELEASE}-grpo-operator" in pod["containers"][0]["args"]
+    assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in pod["containers"][0][
+        "env"
+    ]
+    assert [one["tolerationSeconds"] for one in pod["tolerations"]] == [30, 30]
+    assert pod["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
+    assert only(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert only(documents, "Role", "-lease")["rules"][0]["resourceNames"] == [f"{RELEASE}-grpo-operator"]
+    policies = [d["spec"] for d in documents if d["kind"] == "ValidatingAdmissionPolicy"]
+    assert [policy["validations"][0]["message"] for policy in policies] == [names.FENCE] * 2
+    bindings = [d["spec"]["paramRef"] for d in documents if d["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert [(b["namespace"], b["name"]) for b in bindings] == [(NAMESPACE, f"{RELEASE}-grpo-operator")] * 2
+
+
+def test_without_a_lease_one_operator_leads_and_an_update_ends_it_first() -> None:
+    documents = rendered("replicaCount=1", "leaderElection.enabled=false")
+    assert only(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    assert not {"PodDisruptionBudget", "ValidatingAdmissionPolicy"} & {d["kind"] for d in documents}
+    assert not [d for d in documents if d["kind"] == "Role"]
+    done = helm("template", RELEASE, str(CHART), "--set", "leaderElection.enabled=false")
+    assert "several operators need leaderElection.enabled" in done.stderr
+
+
+def test_an_older_kubernetes_gets_no_fence() -> None:
+    done = helm("template", RELEASE, str(CHART), "--kube-version", "1.29.0")
+    assert "ValidatingAdmissionPolicy" not in done.stdout
+    assert "kind: Deployment" in done.stdout

@@ -62,3 +62,10 @@ app.kubernetes.io/component: operator
 {{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
 {{- with .image.digest }}@{{ . }}{{ end -}}
 {{- end -}}
+
+{{- /* Policies with parameters are stable from Kubernetes 1.30 on. */ -}}
+{{- define "grpo-operator.fenced" -}}
+{{- with .Values.leaderElection -}}
+{{- and .enabled .fence (semverCompare ">=1.30.0-0" $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}

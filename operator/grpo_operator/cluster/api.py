@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from grpo_api.contract import GROUP, PLURAL, VERSION
+from grpo_api.contract import GROUP, LEADER_PLURAL, PLURAL, VERSION
 
 from ..errors import Expired
 from ..slices import Slices
@@ -42,6 +42,7 @@ NODES = Resource("/api/v1", "nodes")
 QUOTAS = Resource("/api/v1", "resourcequotas")
 SERVICE_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
+LEADERS = Resource(f"/apis/{GROUP}/{VERSION}", LEADER_PLURAL)
 PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"

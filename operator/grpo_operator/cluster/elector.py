@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from grpo_api.contract import API_VERSION, LEADER_KIND
+
 from ..errors import AlreadyExists, ClusterError, Conflict, LeadershipLost, NotFound
 from ..leadership import Election, Leadership, Lease, Turn, lease_of
-from .api import LEASES, Object
+from ..untyped import Part
+from .api import LEADERS, LEASES, Object
 from .client import HttpCluster
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,7 @@ class Elector:
         self._cluster = cluster
         self._lease = election.lease
         self._identity = election.identity
+        self._fenced = election.fenced
         self._leadership = Leadership(election.identity, election.terms)
         self.leading = leading
         """Set once this process leads."""
@@ -56,10 +60,12 @@ class Elector:
                 raise LeadershipLost(f"Lease {self._lease}: {step.why}")
             if step.turn is not Turn.WAIT:
                 await self._write()
-                continue
-            await asyncio.sleep(step.seconds)
-            if not self.leading.is_set():
-                await self._look()
+            elif self.leads() and not self.leading.is_set():
+                await self._begin()
+            else:
+                await asyncio.sleep(step.seconds)
+                if not self.leading.is_set():
+                    await self._look()
 
     def answer_within(self) -> float:
         """The gate of everybody's writes: see Leadership.answer_within."""
@@ -71,7 +77,7 @@ class Elector:
 
     def free_since(self) -> float | None:
         """Monotonic time of the last sign of the leader before, or of this process's own start; None for a follower."""
-        return self._free_since
+        return self._free_since if self.leading.is_set() else None
 
     async def release(self) -> None:
         """Ends the lead, so that others need not wait; nothing more is written, whatever the API server answers."""
@@ -99,7 +105,8 @@ class Elector:
     async def _write(self) -> None:
         """Takes or renews the Lease; where somebody was faster, looks what is there now."""
         sent_at = self._clock()
-        before = self._leadership.changed_at
+        if not self.leads():
+            self._free_since = max(self._leadership.changed_at, self._began)
         lease = self._leadership.proposal(sent_at, self._timestamp())
         try:
             answer = await self._send(lease)
@@ -111,10 +118,36 @@ class Elector:
             log.warning("%s; trying again", error)
             return
         self._leadership.wrote(lease_of(answer), sent_at, self._clock())
-        if not self.leading.is_set() and self.leads():
-            log.info("%s leads, by Lease %s", self._identity, self._lease)
-            self._free_since = max(before, self._began)
-            self.leading.set()
+
+    async def _begin(self) -> None:
+        """Lets the work begin, once the fence knows who leads."""
+        try:
+            if self._fenced:
+                await self._tell_fence()
+        except ClusterError as error:
+            log.warning("the fence is not told who leads, so nothing is written yet: %s", error)
+            await asyncio.sleep(self._leadership.terms.look)
+            return
+        log.info("%s leads, by Lease %s", self._identity, self._lease)
+        self.leading.set()
+
+    async def _tell_fence(self) -> None:
+        """Puts its name where the policy looks. One that led before and is late meets another resourceVersion, or is
+        written over by the one that leads, which begins only then.
+
+        Raises:
+            ClusterError: it was not taken; somebody else may have written.
+        """
+        metadata: Object = {"name": self._lease.name, "namespace": self._lease.namespace}
+        body: Object = {"apiVersion": API_VERSION, "kind": LEADER_KIND, "spec": {"holderIdentity": self._identity}}
+        try:
+            known = await self._cluster.get(LEADERS, *self._lease)
+        except NotFound:
+            await self._cluster.create(LEADERS, self._lease.namespace, body | {"metadata": metadata})
+            return
+        version = Part(known).part("metadata").text("resourceVersion")
+        body["metadata"] = metadata | {"resourceVersion": version}
+        await self._cluster.replace(LEADERS, *self._lease, body)
 
     async def _send(self, lease: Lease) -> Object:
         if lease.version:

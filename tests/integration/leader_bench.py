@@ -1,0 +1,180 @@
+"""Operators as processes that stand for one Lease, each by the identity of a pod, behind the chart's fence.
+
+They can be killed, stopped and told to end, as a kubelet or a bad node does it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from grpo_api.contract import API_VERSION, GROUP, LEADER_KIND, LEADER_PLURAL
+from grpo_operator.names import FENCE, LABEL_MANAGED_BY, MANAGER
+from harness.access import CommandError
+from harness.cluster import Cluster
+from harness.controlplane import free_port
+from harness.programs.processes import until
+from tests.integration.operator_bench import PODS, Bench
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/grpo-operator"
+LEADER_DEFINITION = ROOT / "crds/operatorleader.yaml"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+SECONDS = 60.0
+LEASE_SECONDS = 3
+"""Shorter than anybody's in earnest: the deadline is 1.8 s, a renewal comes every 0.6 s."""
+
+
+def named(namespace: str) -> str:
+    """The account and the Lease of a release that has the namespace's name: no two tests share a policy."""
+    return f"{namespace}-grpo-operator"
+
+
+@contextmanager
+def fenced(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """The chart's policies for a release in that namespace, and its account with every right, while the block runs."""
+    arguments = ("--namespace", namespace, "--show-only", "templates/fence.yaml", "--kube-version", "1.36.0")
+    policies = cluster.helm("template", namespace, str(CHART), *arguments)
+    account = f"{namespace}:{named(namespace)}"
+    cluster.kubectl("create", "serviceaccount", named(namespace), "--namespace", namespace)
+    cluster.kubectl(
+        "create", "clusterrolebinding", namespace, "--clusterrole=cluster-admin", f"--serviceaccount={account}"
+    )
+    nobody = {"metadata": {"name": named(namespace), "namespace": namespace}, "spec": {"holderIdentity": "nobody"}}
+    definition = ("--server-side", "--force-conflicts", "-f", str(LEADER_DEFINITION))
+    cluster.kubectl("apply", *definition)
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{LEADER_PLURAL}.{GROUP}")
+    cluster.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": API_VERSION, "kind": LEADER_KIND, **nobody}))
+    cluster.kubectl("apply", "-f", "-", input=policies)
+    try:
+        until("the fence to refuse strangers", lambda: refuses(cluster, namespace), SECONDS)
+        yield
+    finally:
+        cluster.kubectl("delete", "-f", "-", input=policies)
+        cluster.kubectl("delete", "clusterrolebinding", namespace)
+
+
+def refuses(cluster: Cluster, namespace: str) -> bool:
+    """Whether the API server has the policies by now: the account itself, in no pod, leads never."""
+    labels = ("--dry-run=server", "--as", f"system:serviceaccount:{namespace}:{named(namespace)}", "-f", "-")
+    service = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 80}]}}
+    metadata = {"name": "stranger", "namespace": namespace, "labels": {LABEL_MANAGED_BY: MANAGER}}
+    try:
+        cluster.kubectl("create", *labels, input=json.dumps({**service, "metadata": metadata}))
+    except CommandError as error:
+        return FENCE in error.stderr
+    return False
+
+
+class Seat:
+    """A pod's name and token, and the process that stands in its place: one after the other, as a kubelet starts it."""
+
+    def __init__(self, bench: Bench, name: str, folder: Path) -> None:
+        """Makes the pod, which no node takes."""
+        self.name = name
+        self._bench = bench
+        self._name = named(bench.namespace)
+        self._port = 0
+        self.log = folder / f"{name}.log"
+        self._kubeconfig = folder / f"{name}.kubeconfig"
+        self.process: subprocess.Popen[bytes] | None = None
+        containers = [{"name": "c", "image": "x"}]
+        spec = {"serviceAccountName": self._name, "nodeSelector": {"no": "node"}, "containers": containers}
+        bench.post(PODS, {"metadata": {"name": name}, "spec": spec})
+        token = ("create", "token", self._name, "--namespace", bench.namespace, "--duration=1h")
+        bound = ("--bound-object-kind", "Pod", "--bound-object-name", name)
+        config = yaml.safe_load(bench.cluster.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": bench.cluster.kubectl(*token, *bound).strip()}
+        self._kubeconfig.write_text(json.dumps(config))
+
+    def start(self, module: str = "grpo_operator") -> None:
+        """Starts an operator, or another program with its flags."""
+        self._port = free_port()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+        environment |= {"PYTHONPATH": os.pathsep.join((str(ROOT / "operator"), str(ROOT))), "POD_NAME": self.name}
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            f"--kubeconfig={self._kubeconfig}",
+            f"--namespace={self._bench.namespace}",
+        ]
+        command += [
+            f"--leader-elect={self._bench.namespace}/{self._name}",
+            f"--lease-seconds={LEASE_SECONDS}",
+            "--fence",
+        ]
+        command += ["--trainer-image=example/trainer:1", "--metrics-address=127.0.0.1", "--log-format=text"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--metrics-port={self._port}"], env=environment, stdout=log, stderr=log
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends the process a signal."""
+        assert self.process
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Waits until the process has ended; its exit code."""
+        assert self.process
+        return self.process.wait(SECONDS)
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def page(self, name: str) -> tuple[int, str]:
+        """Status and text of /healthz, /readyz or /metrics; status 0 while nothing listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{name}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metric(self, name: str) -> float | None:
+        """The value of a metric without labels."""
+        lines = (line.split() for line in self.page("metrics")[1].splitlines())
+        return next((float(line[1]) for line in lines if line[:1] == [name]), None)
+
+    @property
+    def works(self) -> bool:
+        """Whether it says that it leads."""
+        return self.metric("grpo_operator_leader") == 1.0
+
+    def wait_ready(self) -> None:
+        """Waits until it leads, or could take over."""
+        until(f"{self.name} to be ready", lambda: self.page("readyz")[0] == 200, SECONDS)
+
+    def wait_works(self) -> None:
+        """Waits until it leads."""
+        until(f"{self.name} to lead", lambda: self.works, SECONDS)
+
+
+def holder(bench: Bench) -> str:
+    """Whom the Lease names."""
+    return str(bench.get(LEASES, named(bench.namespace))["spec"].get("holderIdentity", ""))
+
+
+@contextmanager
+def seats(bench: Bench, folder: Path) -> Iterator[tuple[Seat, Seat]]:
+    """Two of them behind the fence; none has a process yet."""
+    with fenced(bench.cluster, bench.namespace):  # type: ignore[arg-type]
+        both = Seat(bench, "operator-0", folder), Seat(bench, "operator-1", folder)
+        try:
+            yield both
+        finally:
+            for seat in both:
+                seat.end()
