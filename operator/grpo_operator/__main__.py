@@ -68,8 +68,9 @@ async def run(
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             tasks = [asyncio.create_task(elector.run(), name="elector")] if elector else []
             tasks.append(asyncio.create_task(operator.run(filled), name="operator"))
-            watched = handlers.registry(caches, operator.add, configuration, operator.listed())
-            tasks.append(asyncio.create_task(operator.watch(watched, stop, told), name="kopf"))
+            watched = handlers.registry(caches, operator.add, configuration, operator.listed(), told)
+            handlers.listen(told)
+            tasks.append(asyncio.create_task(operator.watch(watched, stop), name="kopf"))
             await until_one_ends(*tasks, asyncio.create_task(told.wait(), name="signals"))
             queue.close()
     log.info("stopped")

@@ -31,13 +31,18 @@ def registry(
     changed: Callable[[ObjectKey], None],
     configuration: Configuration,
     listed: Mapping[str, Callable[[], None]],
+    told: asyncio.Event,
 ) -> kopf.OperatorRegistry:
-    """The handlers, bound to this operator's caches.
+    """The handlers, bound to this operator's caches. SIGTERM and SIGINT set `told`.
 
     `changed` hears of each GRPOJob that has changed. `listed` hears, by their URL path, when kopf begins a new watch of
     GRPOJobs, and lists those that it doesn't.
     """
     handlers = kopf.OperatorRegistry()
+
+    async def startup(**_: Any) -> None:
+        # kopf puts its handlers of signals in the place of ours in this turn of the loop or before
+        asyncio.get_running_loop().call_soon(listen, told)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
         session = open_session(configuration, 0, EmptyLists(listed), json_only)
@@ -52,6 +57,7 @@ def registry(
             caches.grpojobs.put(item)
         changed(key)
 
+    kopf.on.startup(registry=handlers, id="startup")(startup)
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)
     return handlers
@@ -64,9 +70,8 @@ async def watch(
     served: Callable[[bool], Awaitable[None]],
     ready: asyncio.Event,
     stop: threading.Event | None,
-    told: asyncio.Event,
 ) -> None:
-    """Runs kopf until a signal, or until `stop` is set by another thread.
+    """Runs kopf until it is cancelled, or until `stop` is set by another thread.
 
     It ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is gone, and
     begins anew then, after a pause; the periodic LISTs go on meanwhile. A kind that is not there when it begins it
@@ -89,7 +94,6 @@ async def watch(
         # any of its errors: whichever it is, the answer is the same
         except Exception as error:
             log.warning("kopf's watch of GRPOJobs has ended and begins anew: %r", error)
-            listen(told)
             doubted = True
             await backoff.wait()
         else:
@@ -97,7 +101,11 @@ async def watch(
 
 
 def listen(told: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set the event, until kopf puts its own handlers in their place."""
+    """SIGTERM and SIGINT set the event.
+
+    kopf's own handlers would have it end as it thinks best: it waits five seconds for every task that is younger than
+    itself, such as the connection that Prometheus keeps open, while nobody leads.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, told.set)

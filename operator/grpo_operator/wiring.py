@@ -166,7 +166,7 @@ class Operator:
             filled()
             tasks.create_task(self._metrics.follow_lag(), name="lag")
             for name, part in self._parts().items():
-                # a task of a follower's, too: kopf at its end waits for all that are younger than itself
+                # a task of a follower's, too: kopf at its end cancels all that are younger than itself
                 tasks.create_task(self._once_leading(part), name=name)
             tasks.create_task(self._take_over(), name="takeover")
             self.warm.set()
@@ -226,12 +226,8 @@ class Operator:
             log.info("%s; trying again", error)
             return False
 
-    async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None, told: asyncio.Event) -> None:
-        """Has GRPOJobs watched, once everything of ours runs: at its end kopf waits for all tasks younger than itself.
-
-        `told` is set by SIGTERM and SIGINT while kopf is not there to hear them.
-        """
-        handlers.listen(told)
+    async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None) -> None:
+        """Has GRPOJobs watched, once everything of ours runs: at its end kopf cancels all tasks younger than itself."""
         await self.warm.wait()
         await handlers.watch(
             registry,
@@ -239,7 +235,6 @@ class Operator:
             served=self.grpojobs_served,
             ready=self.kopf_ready,
             stop=stop,
-            told=told,
         )
 
     def unready(self) -> str:

@@ -3,6 +3,7 @@
 They can be killed, stopped and told to end, as a kubelet or a bad node does it.
 """
 
+import http.client
 import json
 import os
 import signal
@@ -143,6 +144,13 @@ class Seat:
             return error.code, error.read().decode()
         except OSError:
             return 0, ""
+
+    def scraped(self) -> http.client.HTTPConnection:
+        """A connection that has been answered and stays open, as Prometheus keeps one."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        connection.request("GET", "/metrics")
+        connection.getresponse().read()
+        return connection
 
     def metric(self, name: str) -> float | None:
         """The value of a metric without labels."""

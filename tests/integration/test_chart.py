@@ -16,11 +16,10 @@ import yaml
 from grpo_api import metrics, training_metrics
 from grpo_cli.manifest import load_documents
 from grpo_codegen import recording
-from grpo_codegen.crd import definition
 from grpo_operator import names, settings
 from harness.programs.build import toolchain
 
-CHART = Path("charts/grpo-operator")
+CHART, DEFINITIONS = Path("charts/grpo-operator"), Path("crds")
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"
 AS_POD = {settings.IDENTITY_ENV: "pod"}
 EVERYTHING = (
@@ -134,11 +133,13 @@ def test_every_value_has_a_comment_and_a_schema() -> None:
     assert uncommented == ["serviceAccount", "rbac", "crds", "metrics"], "their fields are commented"
 
 
-def test_the_crd_is_the_committed_one_and_is_kept() -> None:
-    crd = only(rendered(), "CustomResourceDefinition")
-    assert crd["spec"] == definition()["spec"]
+@pytest.mark.parametrize("name", ["grpojob", "operatorleader"])
+def test_a_crd_is_the_committed_one_and_is_kept(name: str) -> None:
+    suffix = f"{name}s.grpo.dev"
+    crd = only(rendered(), "CustomResourceDefinition", suffix)
+    assert crd["spec"] == yaml.safe_load((DEFINITIONS / f"{name}.yaml").read_text())["spec"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert "annotations" not in only(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+    assert "annotations" not in only(rendered("crds.keep=false"), "CustomResourceDefinition", suffix)["metadata"]
     assert not [d for d in rendered("crds.enabled=false") if d["kind"] == "CustomResourceDefinition"]
 
 

@@ -138,12 +138,14 @@ def test_a_follower_only_looks_and_a_leader_that_is_told_to_end_or_stands_still_
         quiet = second.page("metrics")[1].splitlines()
         assert "grpo_operator_leader 0.0" in quiet
         assert not [line for line in quiet if line.startswith(("grpo_jobs{", "grpo_job_")) or WRITE.search(line)]
+        scraped = first.scraped()
         since = time.monotonic()
         first.signal(signal.SIGTERM)
         second.wait_works()
         print(f"takeover after SIGTERM: {time.monotonic() - since:.1f} s, by its metric")
         print(second.metric("grpo_operator_takeover_seconds"), "s since the last sign of the leader before")
         assert first.wait() == 0
+        scraped.close()
         assert "is released" in first.log.read_text()
         first.start()
         in_turns((second, first), 1, stop_until_another_leads)
