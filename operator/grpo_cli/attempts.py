@@ -8,6 +8,9 @@ from grpo_api.status import ResumeSource
 from grpo_operator.manifests import Attempt
 from grpo_operator.names import ObjectKey, inherited
 
+TRAINER_IMAGE = "grpo-trainer"
+"""Stands for the image that the operator was installed with, where no flag says it."""
+
 
 def attempt(
     metadata: dict[str, Any], spec: GRPOJobSpec, plan: ExecutionPlan, number: int, source: ResumeSource | None

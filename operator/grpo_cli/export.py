@@ -5,7 +5,7 @@ on where it was, and compares every file with the hash that the trainer took of 
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +19,9 @@ from grpo_api.artifacts import Export, Listing
 from grpo_api.contract import CONTAINER
 from grpo_api.job import GRPOJob
 from grpo_api.quantity import format_bytes
+from grpo_operator.manifests import Attempt
 from grpo_operator.names import child_job
+from grpo_operator.pod_defaults import USER_HELP, PodDefaults, pod_user
 
 from . import kubectl
 from .attempts import attempt
@@ -39,6 +41,9 @@ def register(parser: ArgumentParser) -> None:
     parser.add_argument("--merge", action="store_true", help="merge the adapter into its base, in the cluster")
     parser.add_argument("--dtype", choices=DTYPE_BYTES, help="convert the weights, in the cluster. Unset: as they are")
     parser.add_argument("--image", help="trainer image of the pod. Unset: the job's own")
+    parser.add_argument(
+        "--pod-user", type=pod_user, default=SUPPRESS, metavar="ID", help=f"{USER_HELP}. Unset: the job's own"
+    )
     parser.add_argument("--timeout", type=int, default=600, help="longest wait for the pod, in seconds. Unset: 600")
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -133,25 +138,33 @@ def _manifest(options: Namespace, metadata: dict[str, Any], job: GRPOJob) -> Man
         raise NotYet(f"{options.name} has no plan: the operator has not seen it")
     last = attempt(metadata, job.spec, job.status.plan, max(1, job.status.attempt), None)
     last = replace(last, revisions=job.status.revisions or {})
-    return export_job(last, _image(options, job), merge=options.merge, dtype=options.dtype)
+    if options.image:
+        last = replace(last, spec=last.spec.model_copy(update={"image": options.image}))
+    return export_job(last, _pods(options, last), merge=options.merge, dtype=options.dtype)
 
 
-def _image(options: Namespace, job: GRPOJob) -> str:
-    """The image that the last attempt ran, which the operator may have chosen.
+def _pods(options: Namespace, last: Attempt) -> PodDefaults:
+    """What the operator has chosen for the last attempt's pods, as its Job tells.
 
     Raises:
-        OptionError: nobody knows it any more.
+        OptionError: the Job is gone, and nobody else knows the image.
     """
-    known = options.image or job.spec.image
-    if known:
-        return str(known)
-    name = child_job(options.name, job.status.attempt)
+    name = child_job(options.name, last.number)
     found = kubectl.get(options, "jobs", f"--field-selector=metadata.name={name}")["items"]
-    containers = found[0]["spec"]["template"]["spec"]["containers"] if found else []
-    images = [one["image"] for one in containers if one["name"] == CONTAINER]
-    if not images:
+    pods = chosen(found[0]["spec"]["template"]["spec"]) if found else PodDefaults()
+    if not (pods.image or last.spec.image):
         raise OptionError(f"Job {name}, which names the trainer's image, is gone: name it by --image")
-    return str(images[0])
+    return replace(pods, user=options.pod_user) if "pod_user" in options else pods
+
+
+def chosen(pod: dict[str, Any]) -> PodDefaults:
+    """What a training pod was made with."""
+    images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
+    return PodDefaults(
+        image=images[0] if images else "",
+        user=pod.get("securityContext", {}).get("runAsUser"),
+        pull_secrets=tuple(secret["name"] for secret in pod.get("imagePullSecrets", ())),
+    )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from grpo_api.contract import (
 from grpo_api.quantity import GIB, parameter_count
 from grpo_operator.manifests import Attempt, indexed_job
 from grpo_operator.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE
+from grpo_operator.pod_defaults import PodDefaults
 
 Manifest = dict[str, Any]
 DELIVERY = ("python", "-m", "grpo_trainer.delivery")
@@ -39,9 +40,9 @@ _READS: Manifest = {
 }
 
 
-def export_job(attempt: Attempt, image: str, *, merge: bool = False, dtype: str | None = None) -> Manifest:
+def export_job(attempt: Attempt, pods: PodDefaults, *, merge: bool = False, dtype: str | None = None) -> Manifest:
     """The batch/v1 Job that hands out what this job has exported, as it is or converted."""
-    template = indexed_job(attempt, image)["spec"]["template"]
+    template = indexed_job(attempt, pods)["spec"]["template"]
     name = attempt.key.name
     own = {LABEL_APP: "grpo-export", LABEL_INSTANCE: name, LABEL_COMPONENT: "export"}
     labels = {key: value for key, value in template["metadata"]["labels"].items() if _is_given(key)} | own

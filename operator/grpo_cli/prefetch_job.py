@@ -17,6 +17,7 @@ from grpo_api.report import EXIT_CODES, Result
 from grpo_api.running import PlacementSpec, Toleration
 from grpo_operator.manifests import Attempt, plan_json, training_plan
 from grpo_operator.names import COMPONENT_TRAINER, LABEL_APP, LABEL_INSTANCE, ObjectKey
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.podspec import GPU_TAINTS, pod_spec
 from grpo_operator.roles import Role
 
@@ -49,8 +50,8 @@ def wanted(spec: GRPOJobSpec) -> list[str]:
     return [name for name in named if not name.startswith("/")]
 
 
-def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, image: str) -> dict[str, Any]:
-    """The Job for a GRPOJob; `image` is for a spec without one."""
+def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, pods: PodDefaults) -> dict[str, Any]:
+    """The Job for a GRPOJob; `pods` is what its pod has by default."""
     fetching = _fetching(spec)
     attempt = Attempt(key=key, uid=prefetch_name(key.name), spec=fetching, plan=FETCHES, number=1)
     role = Role(component=COMPONENT_TRAINER, spec=fetching, plan=FETCHES)
@@ -66,7 +67,7 @@ def prefetch_job(key: ObjectKey, spec: GRPOJobSpec, image: str) -> dict[str, Any
             "ttlSecondsAfterFinished": KEEP_SECONDS,
             "template": {
                 "metadata": {"labels": labels, "annotations": plan},
-                "spec": pod_spec(key.name, role, {}, image),
+                "spec": pod_spec(key.name, role, {}, pods),
             },
         },
     }

@@ -11,6 +11,7 @@ import yaml
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.status import ResumeSource
+from grpo_operator import pod_defaults
 from grpo_operator.manifests import (
     Attempt,
     checkpoint_volume_claim,
@@ -18,10 +19,11 @@ from grpo_operator.manifests import (
     indexed_job,
 )
 from grpo_operator.names import checkpoint_claim, run_folder
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.services import engine_service, rendezvous_service
 
 from . import kubectl, sources
-from .attempts import attempt
+from .attempts import TRAINER_IMAGE, attempt
 from .errors import NotYet
 from .manifest import load_specs
 
@@ -33,7 +35,7 @@ def register(parser: ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt")
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
-    parser.add_argument("--trainer-image", default="grpo-trainer", help="image of jobs without spec.image")
+    pod_defaults.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_namespace(parser)
     sources.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -42,7 +44,7 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
-    objects = [item for one in attempts for item in _objects(one, options.trainer_image)]
+    objects = [item for one in attempts for item in _objects(one, pod_defaults.given(options))]
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 
@@ -82,9 +84,8 @@ def _unresolved(spec: GRPOJobSpec) -> ResumeSource | None:
     return ResumeSource(grpo_job=name, uid=UNKNOWN_UID, claim_name=checkpoint_claim(name), folder=folder)
 
 
-def _objects(one: Attempt, image: str) -> list[dict[str, Any]]:
+def _objects(one: Attempt, pods: PodDefaults) -> list[dict[str, Any]]:
     claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
-    namespace, image = one.key.namespace, one.spec.image or image
-    engines = engines_job(one, image)
+    namespace, engines = one.key.namespace, engines_job(one, pods)
     services = (rendezvous_service(namespace), engine_service(namespace) if engines else None)
-    return [item for item in (*services, claim, indexed_job(one, image), engines) if item is not None]
+    return [item for item in (*services, claim, indexed_job(one, pods), engines) if item is not None]

@@ -29,7 +29,7 @@ definition and the jobs, unless `crds.keep` is false.
 ## Values
 
 A misspelt or impossible value is refused by `values.schema.json`, with its path. A list or map that is set to `null` is
-empty; other values can't be taken away.
+empty, `trainerPods.user` nobody's; other values can't be taken away.
 
 | value | default | what it is for |
 |---|---|---|

@@ -39,6 +39,7 @@ from .names import (
     rank0_address,
     run_folder,
 )
+from .pod_defaults import PodDefaults
 from .pod_volumes import Manifest
 from .podspec import pod_spec
 from .records import GRPOJobRecord
@@ -185,19 +186,19 @@ def owner_reference(name: str, uid: str) -> Manifest:
     }
 
 
-def indexed_job(attempt: Attempt, image: str) -> Manifest:
+def indexed_job(attempt: Attempt, pods: PodDefaults) -> Manifest:
     """The gang of one attempt: one pod per node, all or none, no retries of its own.
 
     No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success. With a
     queue the Job is created suspended, and Kueue alone starts it.
     """
     (role, *_), name = roles(attempt.spec, attempt.plan), child_job(attempt.key.name, attempt.number)
-    body = _job(attempt, role, name, image)
+    body = _job(attempt, role, name, pods)
     body["spec"] |= {"backoffLimit": 0, **({"suspend": True} if attempt.spec.placement.queue_name else {})}
     return body
 
 
-def engines_job(attempt: Attempt, image: str) -> Manifest | None:
+def engines_job(attempt: Attempt, pods: PodDefaults) -> Manifest | None:
     """The engines of one attempt, if it has any in pods of their own: each is made again by its index.
 
     Without maxFailedIndexes the Job goes on with the others when one has used up its retries. An engine that ends with
@@ -206,12 +207,12 @@ def engines_job(attempt: Attempt, image: str) -> Manifest | None:
     role = engine_role(attempt.spec, attempt.plan)
     if role is None:
         return None
-    body = _job(attempt, role, engine_job(attempt.key.name, attempt.number), image)
+    body = _job(attempt, role, engine_job(attempt.key.name, attempt.number), pods)
     body["spec"]["backoffLimitPerIndex"] = ENGINE_FAILURES
     return body
 
 
-def _job(attempt: Attempt, role: Role, name: str, image: str) -> Manifest:
+def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest:
     """The Indexed Job of one role, without what becomes of its failures."""
     key, spec, plan = attempt.key, attempt.spec, role.plan
     own = labels(key.name, attempt.uid, attempt.number, role.component)
@@ -234,7 +235,7 @@ def _job(attempt: Attempt, role: Role, name: str, image: str) -> Manifest:
             "parallelism": plan.nodes,
             "template": {
                 "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
-                "spec": pod_spec(key.name, role, own, image, source=attempt.source, avoided=attempt.avoided_nodes),
+                "spec": pod_spec(key.name, role, own, pods, source=attempt.source, avoided=attempt.avoided_nodes),
             },
         },
     }

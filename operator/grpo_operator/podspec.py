@@ -35,10 +35,10 @@ from grpo_api.status import ResumeSource
 from grpo_api.stores import ObjectStoreSpec
 
 from .names import ENGINE_SERVICE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_HOSTNAME, LABEL_UID, RENDEZVOUS_SERVICE
+from .pod_defaults import PodDefaults
 from .pod_volumes import Manifest, pod_volumes
 from .roles import Role
 
-USER = 1000
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded start keeps more than
 the whole model in host memory."""
@@ -51,7 +51,7 @@ def pod_spec(
     name: str,
     role: Role,
     own: dict[str, str],
-    image: str,
+    pods: PodDefaults,
     *,
     source: ResumeSource | None = None,
     avoided: Sequence[str] = (),
@@ -61,6 +61,7 @@ def pod_spec(
     `own` are the labels of the pods, `avoided` nodes that they must not go to.
     """
     spec, plan = role.spec, role.plan
+    image = spec.image or pods.image
     source = None if role.engines else source
     volumes, mounts = pod_volumes(name, spec, source)
     settings = spec.pod_template.spec
@@ -70,7 +71,7 @@ def pod_spec(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
-        "securityContext": _pod_security(),
+        "securityContext": _pod_security(pods.user),
         "tolerations": _tolerations(spec, plan),
         "containers": [_container(role, image, mounts, source)],
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
@@ -81,7 +82,7 @@ def pod_spec(
         "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
         "priorityClassName": spec.placement.priority_class_name,
         "serviceAccountName": settings.service_account_name,
-        "imagePullSecrets": [_given(secret) for secret in settings.image_pull_secrets],
+        "imagePullSecrets": _pull_secrets(spec, pods),
         "runtimeClassName": settings.runtime_class_name,
         "schedulerName": settings.scheduler_name,
         "dnsPolicy": settings.dns_policy,
@@ -95,16 +96,22 @@ def _given(part: BaseModel | None) -> Manifest:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True) if part else {}
 
 
-def _pod_security() -> Manifest:
+def _pod_security(user: int | None) -> Manifest:
+    ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **ids,
         # a recursive chown of a volume full of checkpoints takes longer than the start of the gang
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
+    """The job's own, and the others of all jobs: the kubelet tries each that there is."""
+    own = [_given(secret) for secret in spec.pod_template.spec.image_pull_secrets]
+    others = [{"name": name} for name in pods.pull_secrets]
+    return own + [secret for secret in others if secret not in own]
 
 
 def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:

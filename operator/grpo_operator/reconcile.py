@@ -24,6 +24,7 @@ from .decisions import Action, Decision, Limits
 from .errors import Conflict, Denied, NotFound
 from .names import ObjectKey, attempt_selector, engine_selector
 from .observe import Observation, Pull, Silence, observe
+from .pod_defaults import PodDefaults
 from .policies import decide
 from .reasons import Reason
 from .records import GRPOJobRecord
@@ -69,12 +70,12 @@ class Reconciler:
         limits: Limits,
         clock: Callable[[], float],
         monotonic: Callable[[], Observed],
-        image: str = "",
+        pods: PodDefaults,
         status_interval: float = 5.0,
         rank0: Rank0,
         traces: AttemptTraces | None = None,
     ) -> None:
-        """`image` is for jobs without spec.image; `rank0` says what was heard of it; `clock` gives unix seconds.
+        """`pods` is what jobs' pods have by default; `rank0` says what was heard of it; `clock` gives unix seconds.
         `traces` hears of each look; without it there are none.
 
         `wrote` hears of each status that the API server has taken: the job before, the status, unix seconds.
@@ -92,7 +93,7 @@ class Reconciler:
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
         shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
-        self._starts = Starts(cluster, caches, shared, self._sightings, image)
+        self._starts = Starts(cluster, caches, shared, self._sightings, pods)
         self._writes = StatusWrites(longest=PATIENCE * status_interval)
 
     async def __call__(self, key: ObjectKey) -> float | None:

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from . import pod_defaults
 from .decisions import Limits
 from .leadership import Election, Terms
 from .names import ObjectKey
+from .pod_defaults import PodDefaults
 
 ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
 """What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for them."""
@@ -44,8 +46,7 @@ class Settings:
 
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; none: the whole cluster."""
-    trainer_image: str = ""
-    """Image of jobs without spec.image; empty: they are rejected."""
+    pods: PodDefaults = field(default_factory=PodDefaults)
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
@@ -83,7 +84,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
         parser.error(str(error))
     return Settings(
         namespaces=tuple(dict.fromkeys(given.namespace)),
-        trainer_image=given.trainer_image,
+        pods=pod_defaults.given(given),
         metrics_address=given.metrics_address,
         metrics_port=given.metrics_port,
         log_format=given.log_format,
@@ -102,7 +103,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
 def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
     parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
-    parser.add_argument("--trainer-image", default=default.trainer_image, help="image of jobs without spec.image")
+    pod_defaults.add_arguments(parser, default.pods.image)
     parser.add_argument("--metrics-address", default=default.metrics_address, help="default: every address")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="/healthz, /readyz and /metrics")
     parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)

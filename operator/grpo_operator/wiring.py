@@ -93,7 +93,7 @@ class Operator:
             queue.add_all,
             limits=chosen.limits,
             clock=time.time,
-            default_image=chosen.trainer_image,
+            default_image=chosen.pods.image,
         )
         self._reconcile = Reconciler(
             cluster,
@@ -103,7 +103,7 @@ class Operator:
             limits=chosen.limits,
             clock=time.time,
             monotonic=lambda: Observed(time.monotonic()),
-            image=chosen.trainer_image,
+            pods=chosen.pods,
             rank0=self._puller,
             traces=self._traces,
             status_interval=chosen.status_interval,

@@ -10,6 +10,7 @@ import yaml
 
 from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import parse_spec
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.podspec import pod_spec
 from grpo_operator.roles import roles
 from harness.fixtures import AnyCluster
@@ -23,7 +24,11 @@ ARCHITECTURES = ("80", "120")
 
 
 def test_a_pod_compiles_and_loads_what_a_gpu_run_needs(node_cluster: AnyCluster, trainer_image: Image) -> None:
-    spec = pod_spec(NAME, roles(parse_spec(SPEC | {"imagePullPolicy": "Never"}), PLAN)[0], {}, trainer_image.name)
+    (role, *_), pods = (
+        roles(parse_spec(SPEC | {"imagePullPolicy": "Never"}), PLAN),
+        PodDefaults(image=trainer_image.name),
+    )
+    spec = pod_spec(NAME, role, {}, pods)
     spec["containers"][0]["command"] = ["python", "-c", Path(native_parts.__file__).read_text(), *ARCHITECTURES]
     pod = {"metadata": {"name": NAME, "annotations": {PLAN_ANNOTATION: "{}"}}, "spec": spec}
     manifest = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod"} | pod)

@@ -23,6 +23,7 @@ from grpo_api.contract import API_VERSION, KIND
 from grpo_operator.__main__ import run
 from grpo_operator.cluster import api, client
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.settings import Settings
 from harness.client import ApiClient, ApiStatusError
 from harness.controlplane import free_port
@@ -58,7 +59,7 @@ class OperatorThread:
         """Keywords are fields of Settings."""
         defaults = Settings(
             kubeconfig=str(cluster.kubeconfig),
-            trainer_image="example/trainer:1",
+            pods=PodDefaults(image="example/trainer:1"),
             metrics_address="127.0.0.1",
             metrics_port=free_port(),
             log_format="text",

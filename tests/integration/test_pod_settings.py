@@ -19,7 +19,7 @@ from harness.programs.processes import until
 from tests.container_samples import GOOD_CONTAINERS
 from tests.pod_samples import GOOD_PODS
 from tests.samples import changed
-from tests.unit.operator_world import SERVED_GPU_PLAN
+from tests.unit.operator_world import PODS, SERVED_GPU_PLAN
 
 NAMESPACE = "restricted"
 SAMPLES = GOOD_CONTAINERS | GOOD_PODS
@@ -43,7 +43,7 @@ def children(sample: str) -> list[dict[str, Any]]:
     """The Jobs of both roles."""
     spec = parse_spec(changed(SAMPLES[sample]))
     attempt = Attempt(key=ObjectKey(NAMESPACE, "run"), uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1)
-    return [job for job in (indexed_job(attempt, "trainer:1"), engines_job(attempt, "trainer:1")) if job]
+    return [job for job in (indexed_job(attempt, PODS), engines_job(attempt, PODS)) if job]
 
 
 def create(cluster: AnyCluster, body: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.pod_defaults import PodDefaults
 from harness.cluster import Cluster
 from tests.integration.operator_bench import JOBS, PODS, Bench, Object, OperatorThread, operating
 
@@ -73,7 +74,7 @@ def test_a_rejected_job_starts_once_it_is_mended(bench: Bench) -> None:
 
 def test_without_an_image_anywhere_nothing_starts(grpo_cluster: Cluster) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    with operating(grpo_cluster, namespaces=(bench.namespace,), trainer_image=""):
+    with operating(grpo_cluster, namespaces=(bench.namespace,), pods=PodDefaults()):
         reason, message = rejected(bench, "bare", placement=CPU)
     assert reason == "NoImage"
     assert message.startswith("spec.image: unset")

@@ -25,6 +25,7 @@ from grpo_operator.names import (
 )
 from grpo_operator.observe import Observation, Pull, Silence, observe
 from grpo_operator.parsing import grpojob_record, job_record, pod_record
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.policies import decide
 from grpo_operator.records import GRPOJobRecord, JobRecord, PodRecord
 from grpo_operator.sightings import Sightings
@@ -35,6 +36,7 @@ NOW = seconds("2026-11-21T12:00:00Z") or 0.0
 KEY = ObjectKey("team-a", "run")
 UID = "uid-of-run"
 LIMITS = Limits()
+PODS = PodDefaults(image="trainer:1")
 
 Thing = JobRecord | PodRecord
 

@@ -27,7 +27,7 @@ from grpo_trainer.acceptance.catalogue import CHECKS, MEMORY_CASES, Check
 from grpo_trainer.acceptance.findings import Context, Finding, State, dumped, judged, loaded
 from grpo_trainer.acceptance.runner import Done, run_checks, why_not
 from tests import faulty_checks
-from tests.unit.operator_world import KEY, PLAN, SPEC, UID
+from tests.unit.operator_world import KEY, PLAN, PODS, SPEC, UID
 
 TEXT = st.text(max_size=40)
 FINDINGS = st.lists(
@@ -174,12 +174,12 @@ def test_in_a_pod_it_ends_with_the_attempt_s_outcome(
 def test_a_job_runs_it_in_the_trainer_s_place() -> None:
     (example,) = load_jobs(str(ROOT / "examples" / "10-acceptance.yaml"))
     attempt = Attempt(key=KEY, uid=UID, spec=parse_spec(example["spec"]), plan=PLAN, number=1)
-    (container,) = indexed_job(attempt, "trainer:1")["spec"]["template"]["spec"]["containers"]
+    (container,) = indexed_job(attempt, PODS)["spec"]["template"]["spec"]["containers"]
     interpreter, *command = container["command"]
     assert (interpreter, command[:2]) == ("python", ["-m", "grpo_trainer.acceptance"])
     assert acceptance.options(command[2:]).output == Path("/tmp/acceptance")
     plain = Attempt(key=KEY, uid=UID, spec=parse_spec(SPEC), plan=PLAN, number=1)
-    (container,) = indexed_job(plain, "trainer:1")["spec"]["template"]["spec"]["containers"]
+    (container,) = indexed_job(plain, PODS)["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "grpo_trainer"]
 
 

@@ -21,7 +21,7 @@ from grpo_cli.export import exported, requested, require_reported
 from grpo_cli.export_job import export_job
 from grpo_operator.names import LABEL_JOB, LABEL_UID
 from tests.generated import cases
-from tests.unit.operator_world import PLAN, UID, active_status, at, make_job
+from tests.unit.operator_world import PLAN, PODS, UID, active_status, at, make_job
 
 EXPORT = {"to": "Volume", "path": "pvc://team/run/export", "format": "Model", "bytes": 9}
 EXPORT |= {"weightsHash": weights_hash({})}
@@ -90,7 +90,7 @@ def manifest(spec: dict[str, Any], **wanted: Any) -> dict[str, Any]:
     known = make_job(spec)
     assert known.spec is not None
     metadata = {"name": "run", "namespace": "team-a", "uid": UID, "labels": {"team": "rl"}}
-    return export_job(attempt(metadata, known.spec, PLAN, 1, None), "trainer:1", **wanted)
+    return export_job(attempt(metadata, known.spec, PLAN, 1, None), PODS, **wanted)
 
 
 SPEC: dict[str, Any] = {

@@ -19,6 +19,7 @@ from grpo_cli.__main__ import main
 from grpo_cli.prefetch_job import prefetch_job, wanted
 from grpo_operator.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY, ObjectKey
 from tests.generated import cases
+from tests.unit.operator_world import PODS
 
 SPEC: dict[str, Any] = {
     "model": {"name": "team/model", "parameters": "1B", "cache": {"claimName": "hub", "subPath": "a"}},
@@ -41,7 +42,7 @@ KEY = ObjectKey("team-a", "run")
 
 
 def made(**fields: Any) -> Any:
-    return prefetch_job(KEY, parse_spec({**SPEC, **fields}), "trainer:1")
+    return prefetch_job(KEY, parse_spec({**SPEC, **fields}), PODS)
 
 
 def test_its_pod_is_the_jobs_without_what_only_training_needs() -> None:

@@ -12,7 +12,7 @@ from grpo_operator.manifests import Attempt, engines_job, indexed_job, training_
 from grpo_operator.names import LABEL_COMPONENT, LABEL_UID
 from grpo_operator.reasons import Reason
 from grpo_operator.services import engine_service
-from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SERVED_GPU_PLAN, SERVED_PLAN, SPEC, UID, make_job
+from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SERVED_GPU_PLAN, SERVED_PLAN, SPEC, UID, make_job
 
 
 def attempt(plan: ExecutionPlan = SERVED_PLAN, **spec: Any) -> Attempt:
@@ -20,7 +20,7 @@ def attempt(plan: ExecutionPlan = SERVED_PLAN, **spec: Any) -> Attempt:
 
 
 def engines(plan: ExecutionPlan = SERVED_PLAN, **spec: Any) -> Any:
-    return engines_job(attempt(plan, **spec), "trainer:1")
+    return engines_job(attempt(plan, **spec), PODS)
 
 
 def pod(plan: ExecutionPlan = SERVED_PLAN, **spec: Any) -> Any:
@@ -55,7 +55,7 @@ def test_a_plan_without_engines_in_pods_of_their_own_has_no_such_job(plan: Execu
 def test_both_roles_carry_the_same_plan_with_the_engines_names() -> None:
     ours, theirs = (
         body["spec"]["template"]["metadata"]["annotations"][PLAN_ANNOTATION]
-        for body in (indexed_job(attempt(), "trainer:1"), engines())
+        for body in (indexed_job(attempt(), PODS), engines())
     )
     assert ours == theirs
     plan = TrainingPlan.model_validate_json(ours)
@@ -67,7 +67,7 @@ def test_both_roles_carry_the_same_plan_with_the_engines_names() -> None:
 
 def test_the_service_of_engines_selects_all_of_them_and_none_who_trains() -> None:
     selector = engine_service("team-a")["spec"]["selector"].items()
-    ours = indexed_job(attempt(), "trainer:1")["spec"]["template"]["metadata"]["labels"]
+    ours = indexed_job(attempt(), PODS)["spec"]["template"]["metadata"]["labels"]
     theirs = engines()["spec"]["template"]["metadata"]["labels"]
     assert selector <= theirs.items()
     assert not selector <= ours.items()
@@ -75,7 +75,7 @@ def test_the_service_of_engines_selects_all_of_them_and_none_who_trains() -> Non
 
 
 def test_the_roles_of_a_gang_keep_apart_only_where_ranks_must() -> None:
-    ours = indexed_job(attempt(), "trainer:1")["spec"]["template"]["spec"]
+    ours = indexed_job(attempt(), PODS)["spec"]["template"]["spec"]
     (term,) = ours["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     wanted = term["labelSelector"]["matchLabels"].items()
     assert not wanted <= engines()["spec"]["template"]["metadata"]["labels"].items(), "an engine may share its node"

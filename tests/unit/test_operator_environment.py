@@ -9,14 +9,14 @@ from grpo_api.plan import ExecutionPlan
 from grpo_operator.podspec import pod_spec
 from grpo_operator.roles import roles
 from grpo_planner.memory.device import FRAGMENTATION
-from tests.unit.operator_world import GPU_PLAN, PLAN, SPEC
+from tests.unit.operator_world import GPU_PLAN, PLAN, PODS, SPEC
 from tests.unit.planning import H100, LLAMA_1B, nodes, spec
 from tests.unit.planning import plan as planned
 
 
 def environment(plan: ExecutionPlan = GPU_PLAN, **changes: Any) -> dict[str, str]:
     """The training container's variables that have a value."""
-    pod = pod_spec("run", roles(parse_spec(SPEC | changes), plan)[0], {}, "trainer:1")
+    pod = pod_spec("run", roles(parse_spec(SPEC | changes), plan)[0], {}, PODS)
     return {one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one}
 
 

@@ -15,7 +15,7 @@ from grpo_operator.manifests import (
 )
 from grpo_operator.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited
 from grpo_operator.services import rendezvous_service
-from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, SPEC, UID, make_job
+from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SPEC, UID, make_job
 
 
 def attempt(plan: ExecutionPlan = PLAN, number: int = 3, **spec: Any) -> Attempt:
@@ -23,7 +23,7 @@ def attempt(plan: ExecutionPlan = PLAN, number: int = 3, **spec: Any) -> Attempt
 
 
 def job(plan: ExecutionPlan = PLAN, **spec: Any) -> Any:
-    return indexed_job(attempt(plan, **spec), "trainer:1")
+    return indexed_job(attempt(plan, **spec), PODS)
 
 
 def pod(plan: ExecutionPlan = PLAN, **spec: Any) -> Any:
@@ -69,7 +69,7 @@ def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
     given = {"team": "a", "app.kubernetes.io/managed-by": "Helm"}
     found = make_job(labels=given, annotations={"example.com/cost": "42", "note": "job"})
     spec = parse_spec({**SPEC, "podTemplate": {"metadata": {"annotations": {"note": "pod"}}}})
-    body = indexed_job(attempt_of(found, spec, PLAN, 1), "trainer:1")
+    body = indexed_job(attempt_of(found, spec, PLAN, 1), PODS)
     for metadata in (body["metadata"], body["spec"]["template"]["metadata"]):
         assert (metadata["labels"]["team"], metadata["labels"]["app.kubernetes.io/managed-by"]) == ("a", MANAGER)
         assert metadata["annotations"]["example.com/cost"] == "42"

@@ -38,7 +38,7 @@ def test_flags_become_settings() -> None:
     line += " --gpu-hour-price NVIDIA-H100-80GB-HBM3=2.49 --gpu-hour-price A=B=0"
     chosen = settings.parse(line.split())
     assert chosen.gpu_hour_prices == {"NVIDIA-H100-80GB-HBM3": 2.49, "A=B": 0.0}
-    assert (chosen.namespaces, chosen.trainer_image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
+    assert (chosen.namespaces, chosen.pods.image, chosen.metrics_port) == (("a", "b"), "t:1", 9)
     assert (chosen.limits.scheduling, chosen.resync, chosen.log_format, chosen.workers) == (60.0, 7.0, "text", 1)
 
 

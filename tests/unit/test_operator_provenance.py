@@ -8,12 +8,12 @@ from grpo_api.plan import EarlierEnd
 from grpo_operator.manifests import attempt_of, plan_json, training_plan
 from grpo_operator.podspec import pod_spec
 from grpo_operator.roles import roles
-from tests.unit.operator_world import PLAN, SPEC, active_status, make_job
+from tests.unit.operator_world import PLAN, PODS, SPEC, active_status, make_job
 from tests.unit.test_operator_milestones import end
 
 
 def pod(**spec: Any) -> Any:
-    return pod_spec("run", roles(parse_spec({**SPEC, **spec}), PLAN)[0], {}, "trainer:1")
+    return pod_spec("run", roles(parse_spec({**SPEC, **spec}), PLAN)[0], {}, PODS)
 
 
 def test_the_signing_key_is_a_file_that_stays_and_no_variable() -> None:

@@ -16,6 +16,7 @@ from grpo_operator.status import build
 from tests.generated import cases
 from tests.unit.operator_world import (
     PLAN,
+    PODS,
     active_status,
     at,
     judged,
@@ -182,7 +183,7 @@ def test_pods_keep_away_from_avoided_nodes(terms: list[dict[str, Any]] | None) -
     pods = {"podTemplate": {"spec": {"affinity": affinity}}} if terms else {}
     job = make_job(pods, active_status(avoidedNodes=["node-0", "node-3"]))
     assert job.spec is not None
-    pod = indexed_job(attempt_of(job, job.spec, PLAN, 2), "image")["spec"]["template"]["spec"]
+    pod = indexed_job(attempt_of(job, job.spec, PLAN, 2), PODS)["spec"]["template"]["spec"]
     found = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("node-0", "node-3")]
     assert found == [{**term, "matchFields": away} if term else {} for term in terms or [{"matchFields": []}]]

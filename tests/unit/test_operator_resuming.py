@@ -12,6 +12,7 @@ from grpo_operator.observe import Observation
 from grpo_operator.records import GRPOJobRecord
 from tests.unit.operator_world import (
     PLAN,
+    PODS,
     SPEC,
     active_status,
     after,
@@ -91,7 +92,7 @@ def test_the_pods_mount_the_other_claim_read_only_and_are_told_its_folder() -> N
     assert job.spec is not None
     attempt = attempt_of(job, job.spec, PLAN, 1)
     assert training_plan(attempt).resume_from == "/resume/earlier-uid-of-earlier"
-    pod = indexed_job(attempt, "trainer:1")["spec"]["template"]["spec"]
+    pod = indexed_job(attempt, PODS)["spec"]["template"]["spec"]
     assert {"name": "resume", "persistentVolumeClaim": {"claimName": "earlier-checkpoints"}} in pod["volumes"]
     mount = {"name": "resume", "mountPath": "/resume", "readOnly": True}
     assert mount in pod["containers"][0]["volumeMounts"]
@@ -109,7 +110,7 @@ def test_the_pods_reach_the_other_s_store_with_its_credentials() -> None:
     assert plan.resume_from == "/tmp/resume/earlier-uid-of-earlier"
     assert plan.resume_store is not None
     assert plan.resume_store.url == "s3://theirs/runs"
-    pod = indexed_job(attempt, "trainer:1")["spec"]["template"]["spec"]
+    pod = indexed_job(attempt, PODS)["spec"]["template"]["spec"]
     assert "resume" not in [volume["name"] for volume in pod["volumes"]]
     assert pod["containers"][0]["envFrom"] == [
         {"prefix": "GRPO_CHECKPOINT_STORE_", "secretRef": {"name": "keys"}},
@@ -124,7 +125,7 @@ def test_a_folder_of_the_own_volume_needs_no_mount() -> None:
     assert job.spec is not None
     attempt = attempt_of(job, job.spec, PLAN, 1)
     assert training_plan(attempt).resume_from == "/checkpoints/earlier-uid/attempt-1"
-    volumes = indexed_job(attempt, "trainer:1")["spec"]["template"]["spec"]["volumes"]
+    volumes = indexed_job(attempt, PODS)["spec"]["template"]["spec"]["volumes"]
     assert "resume" not in [volume["name"] for volume in volumes]
 
 

@@ -12,6 +12,7 @@ from grpo_operator.names import ENGINE_SERVICE
 from grpo_operator.observe import Observation
 from grpo_operator.sightings import Sightings
 from tests.unit.operator_world import (
+    PODS,
     SERVED_GPU_PLAN,
     active_status,
     make_child,
@@ -54,7 +55,7 @@ class World:
 
     async def start(self, seen: Observation) -> Decision | None:
         found: Any = self
-        return await Starts(found, Caches(), found, Sightings(), "trainer:1").start(seen)
+        return await Starts(found, Caches(), found, Sightings(), PODS).start(seen)
 
 
 def seen_of(*things: Any, ran: bool = False) -> Observation:

@@ -4,7 +4,7 @@ from typing import Any
 
 from grpo_api.job import parse_spec
 from grpo_operator.manifests import Attempt, indexed_job, training_plan
-from tests.unit.operator_world import KEY, PLAN, SPEC, UID
+from tests.unit.operator_world import KEY, PLAN, PODS, SPEC, UID
 
 
 def attempt(**spec: Any) -> Attempt:
@@ -12,7 +12,7 @@ def attempt(**spec: Any) -> Attempt:
 
 
 def container(**spec: Any) -> Any:
-    return indexed_job(attempt(**spec), "trainer:1")["spec"]["template"]["spec"]["containers"][0]
+    return indexed_job(attempt(**spec), PODS)["spec"]["template"]["spec"]["containers"][0]
 
 
 def test_checkpoints_on_a_store_pass_through_each_pods_own_disk() -> None:

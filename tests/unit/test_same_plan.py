@@ -13,6 +13,7 @@ from grpo_cli.render import UNKNOWN_UID
 from grpo_operator.admission.plans import Plans
 from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job
 from grpo_operator.names import ObjectKey
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.services import rendezvous_service
 from grpo_planner.hardware.inventory_file import parse_gpus
 from tests.samples import changed, job
@@ -34,7 +35,7 @@ def by_the_operator(body: dict[str, Any]) -> list[dict[str, Any]]:
     key = ObjectKey("default", body["metadata"]["name"])
     attempt = Attempt(key=key, uid=UNKNOWN_UID, spec=spec, plan=plan, number=1)
     claim = checkpoint_volume_claim(key, UNKNOWN_UID, spec)
-    made = [rendezvous_service(key.namespace), claim, indexed_job(attempt, spec.image or "grpo-trainer")]
+    made = [rendezvous_service(key.namespace), claim, indexed_job(attempt, PodDefaults(image="grpo-trainer"))]
     return [item for item in made if item is not None]
 
 

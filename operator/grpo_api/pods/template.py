@@ -102,7 +102,8 @@ class PodSpec(Model):
     image_pull_secrets: Annotated[
         list[LocalObjectReference], Field(max_length=16, json_schema_extra=map_list("name")), unique("name")
     ] = []
-    """Pull secrets. Unset: the service account's."""
+    """Pull secrets, beside those of all jobs, which the operator was installed with. Unset, and there are none of
+    all jobs: the service account's."""
     runtime_class_name: Name | None = None
     """RuntimeClass, such as `nvidia`. Unset: the cluster's default."""
     scheduler_name: Name | None = None

@@ -10,6 +10,7 @@ from ..errors import AlreadyExists, Denied, NotFound
 from ..manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
 from ..names import ENGINE_SERVICE
 from ..observe import Observation
+from ..pod_defaults import PodDefaults
 from ..pod_volumes import Manifest
 from ..reasons import Reason
 from ..sightings import Sightings
@@ -27,14 +28,14 @@ class Starts:
     """Creates the Jobs of attempts."""
 
     def __init__(
-        self, cluster: Cluster, caches: Caches, shared: SharedObjects, sightings: Sightings, image: str
+        self, cluster: Cluster, caches: Caches, shared: SharedObjects, sightings: Sightings, pods: PodDefaults
     ) -> None:
-        """`image` is for jobs without spec.image; `sightings` hears of each gang's Job that was created."""
+        """`pods` is what jobs' pods have by default; `sightings` hears of each gang's Job that was created."""
         self._cluster = cluster
         self._caches = caches
         self._shared = shared
         self._sightings = sightings
-        self._image = image
+        self._pods = pods
 
     async def services(self, seen: Observation) -> Taken | None:
         """Makes or mends the Services under which the attempt's pods have their names; says why one can't be had.
@@ -79,9 +80,8 @@ class Starts:
 
     def _lacking(self, attempt: Attempt, seen: Observation) -> Manifest:
         """The Job that is not there yet."""
-        image = attempt.spec.image or self._image
-        engines = engines_job(attempt, image) if seen.child else None
-        return engines or indexed_job(attempt, image)
+        engines = engines_job(attempt, self._pods) if seen.child else None
+        return engines or indexed_job(attempt, self._pods)
 
     async def _create(self, seen: Observation, body: Manifest) -> Object | None:
         """The Job as the API server has it, made now or before; None where its name is another's."""
