@@ -21,7 +21,7 @@ PLAN |= {"stepsPerGeneration": 1, "dtype": "float32", "parameters": "77K", "save
 EXPORT = {"to": "Volume", "path": "pvc://team/kept/x/export", "format": "Model", "bytes": 9}
 EXPORT |= {"weightsHash": f"sha256:{'0' * 64}"}
 STATUS: dict[str, Any] = {"phase": "Succeeded", "attempt": 1, "plan": PLAN, "export": EXPORT}
-NAMESPACE = "restricted"
+NAMESPACE = "restricted-export"
 LEFT = ("get", "jobs,pods", "-n", NAMESPACE, "-l", "grpo.dev/component=export", "-o", "name")
 
 
