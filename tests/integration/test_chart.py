@@ -117,6 +117,7 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("trainerPods.user=2147483648", "maximum"),
         ("trainerPods=null", "missing property 'trainerPods'"),
         ("trainerImage.pullSecrets[0].name=A", "does not match pattern"),
+        ("networkPolicy.from[0].labels.team=ml", "additional properties 'labels' not allowed"),
         ("monitoring=null", "missing property 'monitoring'"),
         ("monitoring.podMonitor.interval=1s1m", "does not match pattern"),
         ("livenessProbe.exec=x", "additional properties 'exec' not allowed"),
@@ -176,17 +177,6 @@ def test_one_value_says_where_both_images_are(registry: str) -> None:
     assert settings.parse(container["args"], AS_POD).pods.image == (
         f"example.test:5000/team/grpo-trainer:{version}@{digest}"
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "user"), [("", 1000), ("trainerPods.user=1000680000", 1000680000), ("trainerPods.user=null", None)]
-)
-def test_whose_the_pods_are_and_their_pull_secrets_become_flags(value: str, user: int | None) -> None:
-    secrets = ("trainerImage.pullSecrets[0].name=a", "trainerImage.pullSecrets[1].name=b")
-    deployment = only(rendered(*secrets, *([value] if value else [])), "Deployment")
-    pods = settings.parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"], AS_POD).pods
-    assert (pods.user, pods.pull_secrets) == (user, ("a", "b"))
-    assert "imagePullSecrets" not in deployment["spec"]["template"]["spec"]
 
 
 def test_tracing_becomes_flags_that_the_operator_reads_and_is_off_by_default() -> None:

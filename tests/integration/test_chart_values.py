@@ -65,6 +65,11 @@ CHOICES: dict[str, list[Any]] = {
     "rbac": [{}, {"create": False, "aggregate": False}, {"foreignPods": False}],
     "crds": [{}, {"enabled": False}, {"keep": False}],
     "metrics": [{}, {"port": 65535, "service": {"annotations": LONG}}, {"service": {"enabled": False}}],
+    "networkPolicy": [
+        {},
+        {"enabled": False},
+        {"from": [{"namespaceSelector": {"matchLabels": LABEL}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+    ],
     "tracing": [{}, {"endpoint": "http://collector.observability:4318", "everyNthStep": 1}],
     "podMonitor": [{}, {"enabled": True, "interval": "1m30s"}, {"enabled": True, "labels": LABEL}],
     "serviceMonitor": [{}, {"enabled": True, "interval": "1h", "labels": {"helm.sh/chart": "x"}}],
