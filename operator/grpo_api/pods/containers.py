@@ -91,7 +91,7 @@ class SecurityContext(Model):
     run_as_user: Annotated[int, Field(ge=0, le=2147483647)] | None = None
     """User id, not 0. Unset: the pod's, which is 1000 unless the operator was installed with another."""
     run_as_group: Annotated[int, Field(ge=0, le=2147483647)] | None = None
-    """Group id. Unset: as the user's."""
+    """Group id. Unset: the pod's."""
     run_as_non_root: bool | None = None
     """true. Unset: true."""
     privileged: bool | None = None
