@@ -1,10 +1,10 @@
-"""What a GRPOJob costs more than the bare Indexed Job inside it: wall and CPU seconds until its pods exist.
+"""What a GRPOJob costs more than the Indexed Job inside it: wall and CPU seconds until its pods exist.
 
-    python -m benchmarks.burst [--singles 20] [--bursts 3] [--jobs 200]
+    python -m benchmarks.burst [--singles 20] [--bursts 3] [--jobs 200] [--gpus]
 
-One job of four pods, and a burst of jobs of two pods, ours and bare interleaved in one run on one API level cluster
-with kwok nodes, so that a noisy machine disturbs both alike. Prints a table. Never part of the tests; the goals are in
-docs/architecture.md.
+One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py, interleaved in one run on one
+API level cluster with kwok nodes, so that a noisy machine disturbs all alike. Prints tables. Never part of the tests;
+the goals are in docs/architecture.md.
 """
 
 import argparse
@@ -17,69 +17,27 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
+from benchmarks.burst_kinds import NAMESPACE, ROUND, Kind, kinds, sample
 from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Resource, Selection
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Selection
 from grpo_operator.cluster.client import HttpCluster
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.fixtures import serve_grpojobs
-from harness.settings import ClusterSettings
+from harness.settings import ClusterSettings, GpuSettings
 
 ROOT = Path(__file__).parents[1]
-NAMESPACE = "default"
-ROUND = "bench.grpo.dev/round"
 TICKS = os.sysconf("SC_CLK_TCK")
 NODES = 40
+GPUS_PER_NODE = 64
+"""Room for a thousand jobs of two GPUs."""
 CREATORS = 32
 ROLES = ("apiserver", "etcd", "controller-manager", "scheduler", "kwok")
 SETTLE = 2.0
 """Seconds after the last pod runs in which late work is still counted as CPU time."""
-
-
-@dataclass
-class Kind:
-    """One way to get pods, and what was measured of it."""
-
-    name: str
-    resource: Resource
-    walls: list[float] = field(default_factory=list)
-    cpus: list[float] = field(default_factory=list)
-    _: KW_ONLY
-    parts: list[dict[str, float]] = field(default_factory=list)
-
-    def body(self, name: str, pods: int, mark: str) -> Object:
-        """The object that leads to `pods` pods labelled with `mark`."""
-        return (ours if self.resource is GRPOJOBS else bare)(name, pods, mark)
-
-
-def bare(name: str, pods: int, mark: str) -> Object:
-    """An Indexed Job with nothing but a container."""
-    template = {
-        "metadata": {"labels": {ROUND: mark}},
-        "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]},
-    }
-    shape = {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "backoffLimit": 0}
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {**shape, "template": template}}
-
-
-def ours(name: str, pods: int, mark: str) -> Object:
-    """A small GRPOJob on CPUs."""
-    spec = {
-        "model": {"name": "/models/tiny", "parameters": "77K"},
-        "dataset": {"name": "openai/gsm8k", "config": "main"},
-        "rewards": [{"format": {"pattern": "<answer>.*</answer>"}}, {"accuracy": {"score": 2.0}}],
-        "placement": {"accelerator": "CPU", "nodes": pods},
-        "export": {"to": "None"},
-        "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}},
-        "podTemplate": {"metadata": {"labels": {ROUND: mark}}},
-    }
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
 class Bench:
@@ -99,18 +57,20 @@ class Bench:
 
         async def create(number: int) -> None:
             async with gate:
-                await self.client.create(kind.resource, NAMESPACE, kind.body(f"{mark}-{number}", pods, mark))
+                await kind.create(self.client, f"{mark}-{number}", mark)
 
         await asyncio.gather(*(create(number) for number in range(jobs)))
         created, ran = await seen
         await asyncio.sleep(SETTLE)
         kind.walls.append(created - began)
         used = {role: (seconds - cpu[role]) / jobs for role, seconds in self.cpu().items()}
+        if not kind.operated:
+            del used["operator"]
         kind.cpus.append(sum(used.values()))
         kind.parts.append(used)
         print(f"  {kind.name:10} {jobs:4} x {pods}: all pods {created - began:7.3f} s, running {ran - began:7.3f} s, "
               f"CPU {kind.cpus[-1] * 1000:6.1f} ms per job", flush=True)  # fmt: skip
-        await self._clear(kind, mark)
+        await self.clear()
 
     async def _pods(self, mark: str, count: int) -> tuple[float, float]:
         """When the last of `count` pods existed, and when the last of them ran."""
@@ -126,9 +86,9 @@ class Bench:
                 if created and all(phase == "Running" for phase in known.values()):
                     return created, time.perf_counter()
 
-    async def _clear(self, kind: Kind, mark: str) -> None:
-        """Deletes everything of the round and waits until the API server has nothing of it."""
-        await self.client.delete_all(Selection(kind.resource, NAMESPACE))
+    async def clear(self) -> None:
+        """Deletes everything and waits until the API server has nothing of it."""
+        await self.client.delete_all(Selection(GRPOJOBS, NAMESPACE))
         await self.client.delete_all(Selection(JOBS, NAMESPACE))
         while True:
             left = 0
@@ -137,12 +97,12 @@ class Bench:
                     left += len(items)
             if not left:
                 return
-            await self.client.delete_all(Selection(PODS, NAMESPACE, f"{ROUND}={mark}"))
+            await self.client.delete_all(Selection(PODS, NAMESPACE, ROUND))
             await asyncio.sleep(0.3)
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds that each part of the cluster, and the operator, have used so far."""
-        used = {"operator": cpu_seconds(self.operator.pid)}
+        """CPU seconds that each part of the cluster, the operator and this client have used so far."""
+        used = {"operator": cpu_seconds(self.operator.pid), "client": cpu_seconds(os.getpid())}
         for role in ROLES:
             used[role] = sum(cpu_seconds(pid) for pid in self.cluster.processes.find(role))
         return used
@@ -198,9 +158,10 @@ async def ready(port: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def bench(arguments: list[str]) -> AsyncIterator[Bench]:
-    """A cluster with fake nodes and an operator, ready."""
-    with Cluster.create(f"burst-{os.getpid()}", ClusterSettings(kwok_nodes=NODES)) as cluster:
+async def bench(arguments: list[str], gpus: int = 0) -> AsyncIterator[Bench]:
+    """A cluster with fake nodes, of so many GPUs each, and an operator, ready."""
+    settings = ClusterSettings(kwok_nodes=NODES, gpus=GpuSettings(gpus))
+    with Cluster.create(f"burst-{os.getpid()}", settings) as cluster:
         serve_grpojobs(cluster)
         port = free_port()
         with operator_process(cluster, port, arguments) as process:
@@ -209,45 +170,47 @@ async def bench(arguments: list[str]) -> AsyncIterator[Bench]:
                 yield Bench(cluster, client, process, port)
 
 
-def _row(what: str, one: Kind, other: Kind) -> str:
-    def cell(values: list[float]) -> str:
-        return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+def _cell(values: list[float]) -> str:
+    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
 
-    wall = statistics.median(other.walls) / statistics.median(one.walls)
-    cpu = statistics.median(other.cpus) / statistics.median(one.cpus)
-    cpus = f"{statistics.median(one.cpus) * 1000:.0f} / {statistics.median(other.cpus) * 1000:.0f}"
-    return f"| {what} | {cell(one.walls)} | {cell(other.walls)} | **{wall:.2f}** | {cpus} | **{cpu:.2f}** |"
+
+def _print(what: str, measured: Sequence[Kind]) -> None:
+    """A table of all kinds, with what each takes of the one with the same pods."""
+    same = next(kind for kind in measured if kind.name == "same pods")
+    print(f"\n| {what} | all pods exist, s | of same pods | CPU ms per job | of same pods | by part |")
+    print("|---|---|---|---|---|---|")
+    for kind in measured:
+        wall = statistics.median(kind.walls) / statistics.median(same.walls)
+        cpu = statistics.median(kind.cpus) / statistics.median(same.cpus)
+        parts = {role: statistics.median(one[role] for one in kind.parts) * 1000 for role in kind.parts[0]}
+        said = ", ".join(f"{role} {spent:.1f}" for role, spent in parts.items())
+        print(f"| {kind.name} | {_cell(kind.walls)} | {wall:.2f} | {statistics.median(kind.cpus) * 1000:.0f} "
+              f"| {cpu:.2f} | {said} |", flush=True)  # fmt: skip
+
+
+async def _turns(one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool) -> None:
+    """All kinds in turns; prints what was measured."""
+    if not rounds:
+        return
+    measured = kinds(await sample(one.client, pods, gpus=gpus))
+    await one.clear()
+    for kind in measured:  # the first of each pays for connections and code that is loaded late
+        await one.round(Kind(kind.name, kind.create), 1, pods)
+    writes = one.writes()
+    for _ in range(rounds):
+        for kind in measured:
+            await one.round(kind, jobs, pods)
+    _print(f"{jobs} of {pods} pods{' with a GPU each' if gpus else ''}", measured)
+    print(f"{(one.writes() - writes) / (rounds * jobs):.1f} writes of the operator per job")
 
 
 async def measure(arguments: argparse.Namespace) -> None:
     """Runs everything and prints the tables."""
-    single = Kind("bare", JOBS), Kind("GRPOJob", GRPOJOBS)
-    burst = Kind("bare", JOBS), Kind("GRPOJob", GRPOJOBS)
-    async with bench(arguments.operator) as one:
+    async with bench(arguments.operator, gpus=GPUS_PER_NODE if arguments.gpus else 0) as one:
         idle = one.rss()
-        for kind in single:  # the first of each pays for connections and code that is loaded late
-            await one.round(Kind(kind.name, kind.resource), 1, 4)
-        for _ in range(arguments.singles):
-            for kind in single:
-                await one.round(kind, 1, 4)
-        writes = one.writes()
-        for _ in range(arguments.bursts):
-            for kind in burst:
-                await one.round(kind, arguments.jobs, 2)
-        writes = (one.writes() - writes) / max(1, arguments.bursts * arguments.jobs)
-        print("\n| all pods exist | bare, s | GRPOJob, s | ratio | CPU ms per job | ratio |\n|---|---|---|---|---|---|")
-        for what, pair in (("one job of 4 pods", single), (f"{arguments.jobs} jobs of 2 pods", burst)):
-            if pair[0].walls:
-                print(_row(what, *pair))
-        if arguments.bursts:
-            _print_parts(*burst)
-        print(f"\noperator: {idle} MiB idle, {one.rss()} MiB after the bursts; {writes:.1f} writes per job in a burst")
-
-
-def _print_parts(*kinds: Kind) -> None:
-    print("\n| CPU ms per job of a burst | bare | GRPOJob |\n|---|---|---|")
-    for role in ("operator", *ROLES):
-        print(f"| {role} |", *(f"{statistics.median(part[role] for part in k.parts) * 1000:.1f} |" for k in kinds))
+        await _turns(one, arguments.singles, 1, 4, gpus=arguments.gpus)
+        await _turns(one, arguments.bursts, arguments.jobs, 2, gpus=arguments.gpus)
+        print(f"\noperator: {idle} MiB idle, {one.rss()} MiB after the bursts")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -255,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--singles", type=int, default=20, help="rounds of one job (default 20)")
     parser.add_argument("--bursts", type=int, default=3, help="rounds of many jobs (default 3)")
     parser.add_argument("--jobs", type=int, default=200, help="jobs of a burst (default 200)")
+    parser.add_argument("--gpus", action="store_true", help="jobs on GPUs instead of CPUs")
     parser.add_argument("operator", nargs="*", help="further arguments of the operator, after --")
     return parser
 

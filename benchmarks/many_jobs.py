@@ -33,7 +33,8 @@ from harness.cluster import Cluster
 from harness.controlplane import ControlPlaneSettings, free_port
 from harness.settings import ClusterSettings
 
-from .burst import CREATORS, NAMESPACE, NODES, ROOT, cpu_seconds, operator_process, ours, ready
+from .burst import CREATORS, NODES, ROOT, cpu_seconds, operator_process, ready
+from .burst_kinds import NAMESPACE, ours
 from .made_jobs import ended, job
 
 TEAMS = 50

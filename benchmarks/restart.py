@@ -15,7 +15,8 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.burst import NAMESPACE, ROUND, Bench, bench, ours
+from benchmarks.burst import Bench, bench
+from benchmarks.burst_kinds import NAMESPACE, ROUND, ours
 from grpo_operator.cluster.api import GRPOJOBS, PODS, Object, Selection
 from grpo_operator.names import LABEL_ATTEMPT
 from harness.client import ApiClient

@@ -19,7 +19,8 @@ from typing import Any
 
 import kopf
 
-from benchmarks.burst import NAMESPACE, NODES, ROOT, ROUND, bare
+from benchmarks.burst import NODES, ROOT
+from benchmarks.burst_kinds import NAMESPACE, ROUND, bare
 from grpo_operator import kopf_settings
 from grpo_operator.cluster import credentials
 from grpo_operator.cluster.api import JOBS, PODS, Selection
