@@ -18,7 +18,7 @@ from ..images.archives import write_pause_image
 from ..programs.build import Toolchain
 from ..programs.processes import ClusterError, Processes, run, until
 from ..settings import ClusterSettings
-from . import network, storage
+from . import network, policies, storage
 from .files import PAUSE, write_node_files
 
 NAMESPACES = ("--pid", "--mount", "--net", "--uts", "--ipc")
@@ -57,6 +57,7 @@ def start(
     with ThreadPoolExecutor(settings.nodes) as pool:
         list(pool.map(lambda index: _wait_ready(starter, index), range(settings.nodes)))
     storage.start(processes, tools, plane)
+    policies.start(processes, REPOSITORY)
 
 
 def _start_dns(starter: _Starter) -> None:
