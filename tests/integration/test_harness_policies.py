@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.nodes.isolation import World, matches, ruleset
+from harness.programs import prerequisites
 
 Object = dict[str, Any]
 NAMESPACES = [
@@ -137,6 +138,7 @@ def test_nftables_takes_whatever_is_said(tmp_path: Any) -> None:
         texts.append(ruleset(World([policy(ingress)], [pod(one) for one in addresses], NAMESPACES)))
 
     say()
+    prerequisites.require(nodes=True)
     file = tmp_path / "all.nft"
     file.write_text("".join(texts))
     command = ["unshare", "--net", "nft", "--check", "--file", str(file)]
