@@ -30,10 +30,14 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
     a pod whose container has just ended is not Failed yet for a moment, and deleting it then would take its logs.
     Nobody ends those of a Job that was deleted without its pods. Engines never end by themselves: their Job goes as
     soon as a training pod of their attempt has ended.
+
+    An earlier attempt's Job that is younger than the current one's has no logs worth keeping: an operator that led
+    once, and didn't know yet that it leads no more, has made it again.
     """
     job = seen.job
     earlier = [(child.name, job.status.attempt - child.attempt) for child in seen.earlier_jobs]
-    jobs = [name for name, before in earlier if before > 1 or runs_engines(name)]
+    again = {child.name for child in seen.earlier_jobs if seen.child and child.created > seen.child.created}
+    jobs = [name for name, before in earlier if before > 1 or runs_engines(name) or name in again]
     if seen.engines and (seen.sighting.over or not job.active):
         jobs.append(seen.engines.name)
     if not job.active and not job.finished and seen.child and not seen.terminations and not seen.child.ended:

@@ -96,6 +96,7 @@ def job_record(item: object) -> JobRecord:
         version=meta.digits("resourceVersion"),
         grpojob_uid=_controller_uid(meta),
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
+        created=meta.time("creationTimestamp") or 0.0,
         suspended=whole.part("spec").flag("suspend"),
         deleting="deletionTimestamp" in meta,
         ended=(ended.text("reason") or ended.text("type")) if ended else "",

@@ -210,6 +210,8 @@ class JobRecord:
     version: int
     grpojob_uid: str
     attempt: int
+    created: float
+    """Unix seconds, by the API server's clock."""
     suspended: bool
     deleting: bool
     ended: str

@@ -131,7 +131,7 @@ def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = 
 
 
 def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
-    """The Indexed Job of an attempt; keywords: suspend, deleting, ended, ended_at, spent, uid, name."""
+    """The Indexed Job of an attempt; keywords: created, suspend, deleting, ended, ended_at, spent, uid, name."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | ({"failedIndexes": more["spent"]} if "spent" in more else {})
     if ended:
@@ -143,6 +143,7 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
         "name": name,
         "uid": more.get("uid", f"job-{attempt}"),
         "resourceVersion": "11",
+        "creationTimestamp": at(more.get("created", -50)),
         "labels": {LABEL_JOB: KEY.name, LABEL_UID: owner, LABEL_ATTEMPT: str(attempt)},
         "ownerReferences": [{"controller": True, "uid": owner}],
     }

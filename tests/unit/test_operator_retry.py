@@ -7,6 +7,7 @@ import pytest
 from grpo_operator.cleanup import clean_up
 from grpo_operator.decisions import Action
 from tests.unit.operator_world import (
+    KEY,
     LIMITS,
     active_status,
     after,
@@ -74,6 +75,17 @@ def test_what_is_left_of_the_failed_attempt_ends_and_its_job_is_kept_for_its_log
     assert left.delete_jobs == ()
     assert left.stop_attempts == (3,)
     assert judged(make_seen(job, make_child(4), old)).action is Action.ADMIT
+
+
+@pytest.mark.parametrize(("created", "left"), [(-300, ()), (-50, ()), (-20, (f"{KEY.name}-1",))])
+def test_a_job_of_an_earlier_attempt_that_was_made_after_the_current_ones_goes(
+    created: float, left: tuple[str, ...]
+) -> None:
+    """Nobody but an operator that has been deposed makes one."""
+    job = make_job(status=active_status(2))
+    seen = make_seen(job, make_child(1, created=created), make_child(2, created=-50), make_pod(0, 2), make_pod(1, 2))
+    assert clean_up(seen, LIMITS).delete_jobs == left
+    assert judged(seen).action is Action.WAIT
 
 
 @pytest.mark.parametrize("kind", ["Succeeded", "Running", "Suspended"])
