@@ -195,7 +195,7 @@ async def _turns(one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool) -
     measured = kinds(await sample(one.client, pods, gpus=gpus))
     await one.clear()
     for kind in measured:  # the first of each pays for connections and code that is loaded late
-        await one.round(Kind(kind.name, kind.create), 1, pods)
+        await one.round(Kind(kind.name, kind.create, operated=kind.operated), 1, pods)
     writes = one.writes()
     for _ in range(rounds):
         for kind in measured:

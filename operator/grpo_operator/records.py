@@ -210,8 +210,7 @@ class JobRecord:
     version: int
     grpojob_uid: str
     attempt: int
-    created: float
-    """Unix seconds, by the API server's clock."""
+    created: float  # unix seconds, by the API server's clock
     suspended: bool
     deleting: bool
     ended: str

@@ -4,17 +4,13 @@ Samples and a rendezvous without a password are as private as the network makes 
 """
 
 import json
-import re
-from pathlib import Path
-
-import pytest
 
 from harness import stack
 from harness.fixtures import AnyCluster
 from harness.images.recipes import python_image
 from harness.jobs import Jobs, progress
+from tests.integration.test_security_page import page_policy
 
-PAGE = Path("docs/security.md")
 STRANGERS = "strangers"
 PORTS = ("8080", "29500")
 """Of rank 0: progress with its samples, and the rendezvous."""
@@ -49,15 +45,8 @@ def knock(cluster: AnyCluster, name: str, address: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in cluster.kubectl("logs", name, *own).splitlines())
 
 
-@pytest.fixture
-def policy() -> str:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(text)
-
-
-def test_a_gang_works_behind_the_pages_policy_and_a_stranger_reaches_nothing(
-    installed: AnyCluster, jobs: Jobs, policy: str
-) -> None:
+def test_a_gang_works_behind_the_pages_policy_and_a_stranger_reaches_nothing(installed: AnyCluster, jobs: Jobs) -> None:
+    policy = page_policy()
     installed.load(python_image().archive)
     stack.create_namespace(installed, STRANGERS)
     jobs.kubectl("apply", "--filename", "-", stdin=policy)

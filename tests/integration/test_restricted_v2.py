@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.export_job import export_job
 from grpo_cli.manifest import load_documents
-from grpo_cli.prefetch_job import prefetch_job
-from grpo_operator.manifests import Attempt, engines_job, indexed_job
+from grpo_operator.manifests import Attempt
 from grpo_operator.names import ObjectKey
 from grpo_operator.pod_defaults import PodDefaults
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import until
 from tests.integration.test_chart import CHART, helm
+from tests.pods_of_jobs import pods_of_jobs
 from tests.samples import changed
 from tests.unit.operator_world import SERVED_GPU_PLAN
 
@@ -115,14 +114,7 @@ def refusal(cluster: AnyCluster, pod: Pod) -> str | None:
 def pods(defaults: PodDefaults) -> dict[str, Pod]:
     """The pod of every Job that is made for a GRPOJob."""
     key, spec = ObjectKey(NAMESPACE, "run"), parse_spec(changed(CACHED))
-    attempt = Attempt(key=key, uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1)
-    jobs = {
-        "gang": indexed_job(attempt, defaults),
-        "engines": engines_job(attempt, defaults),
-        "prefetch": prefetch_job(key, spec, defaults),
-        "export": export_job(attempt, defaults),
-    }
-    return {name: job["spec"]["template"]["spec"] for name, job in jobs.items() if job}
+    return pods_of_jobs(Attempt(key=key, uid="uid-of-run", spec=spec, plan=SERVED_GPU_PLAN, number=1), defaults)
 
 
 KINDS = sorted(pods(NOBODYS))

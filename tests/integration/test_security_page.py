@@ -11,8 +11,14 @@ from harness.fixtures import AnyCluster
 PAGE = Path("docs/security.md")
 
 
-def test_the_pages_network_policy_is_taken_and_selects_our_pods(api_cluster: AnyCluster) -> None:
+def page_policy() -> str:
+    """The NetworkPolicy for training pods, as the page has it."""
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return str(text)
+
+
+def test_the_pages_network_policy_is_taken_and_selects_our_pods(api_cluster: AnyCluster) -> None:
+    text = page_policy()
     ours = {names.LABEL_MANAGED_BY: names.MANAGER}
     policy = yaml.safe_load(text)["spec"]
     assert policy["podSelector"]["matchLabels"] == ours == policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]

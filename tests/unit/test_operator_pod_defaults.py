@@ -6,11 +6,10 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_cli.export import chosen
-from grpo_cli.export_job import export_job
-from grpo_cli.prefetch_job import prefetch_job
 from grpo_operator import settings
-from grpo_operator.manifests import Attempt, engines_job, indexed_job
+from grpo_operator.manifests import Attempt
 from grpo_operator.pod_defaults import PodDefaults
+from tests.pods_of_jobs import pods_of_jobs
 from tests.unit.operator_world import KEY, SERVED_GPU_PLAN, SPEC, UID
 
 OWN = {"runAsUser": 7, "runAsNonRoot": True}
@@ -22,14 +21,7 @@ IDS = ("runAsUser", "runAsGroup", "fsGroup")
 def pods(defaults: PodDefaults, **spec: Any) -> dict[str, Any]:
     """The pod of each Job that we make for a GRPOJob."""
     parsed = parse_spec({**SPEC, **CACHED, "podTemplate": {"spec": TEMPLATE}, **spec})
-    attempt = Attempt(key=KEY, uid=UID, spec=parsed, plan=SERVED_GPU_PLAN, number=1)
-    made = {
-        "gang": indexed_job(attempt, defaults),
-        "engines": engines_job(attempt, defaults),
-        "prefetch": prefetch_job(KEY, parsed, defaults),
-        "export": export_job(attempt, defaults),
-    }
-    return {name: job["spec"]["template"]["spec"] for name, job in made.items() if job}
+    return pods_of_jobs(Attempt(key=KEY, uid=UID, spec=parsed, plan=SERVED_GPU_PLAN, number=1), defaults)
 
 
 @pytest.mark.parametrize("user", [1000, 1000680000, None])
