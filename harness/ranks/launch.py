@@ -7,7 +7,7 @@ with its own arguments, environment and output, and differs from a true one in n
 vLLM, so do the processes that it starts, and the server has imported that too (fork_servers.py).
 
 Coverage's tracer takes a fifth of a rank's time, so a process runs without it unless it is asked for: one gang per
-reference strategy is `traced`, which shows the lines that the others run too.
+reference strategy is `traced`, which shows the lines that the others run too, and so is what runs vLLM.
 """
 
 import gc
@@ -122,14 +122,14 @@ def tracer() -> dict[str, str]:
 def trace() -> None:
     """Start coverage if the environment asks for it: Python does so at its start, which a forked process never sees.
 
-    `patch = _exit` in pyproject.toml saves what was traced when the module leaves. Its own children are not traced:
-    those of reward functions end by SIGKILL, in the middle of what coverage writes.
+    `patch = _exit` in pyproject.toml saves what was traced when the module leaves. Its own children are not traced,
+    unless it launches them so: those of reward functions end by SIGKILL, in the middle of what coverage writes.
     """
     if TRACER in os.environ:
         import coverage
 
         coverage.process_startup()
-        del os.environ[TRACER]
+        os.environ[SPARE_TRACER] = os.environ.pop(TRACER)
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:

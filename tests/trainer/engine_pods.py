@@ -63,7 +63,7 @@ class EnginePods:
             FOLDER: str(self.faults(index)),
         }
         self._starts[index] += 1
-        self._processes[index] = launch("tests.trainer.faulty_engine", [], environment, self._log(index))
+        self._processes[index] = launch("tests.trainer.faulty_engine", [], environment, self._log(index), traced=True)
 
     @contextmanager
     def kept_up(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ def engine_run(module: str, folder: Path, vllm: Mapping[str, str], *arguments: s
     """
     log = folder / "log"
     own = {"HOME": str(folder), **vllm, **environment}
-    process = launch(f"tests.trainer.{module}", [str(folder), *arguments], own, log)
+    process = launch(f"tests.trainer.{module}", [str(folder), *arguments], own, log, traced=True)
     try:
         code = process.wait()
     finally:
