@@ -257,8 +257,7 @@ class GRPOJobStatus(Model):
     active_seconds: Annotated[int, Field(ge=0)] = 0
     """Time of finished attempts, for activeDeadlineSeconds."""
     attempt_start_time: Time | None = None
-    """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active, or while Kueue
-    has not admitted it."""
+    """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active."""
     passed_over: Annotated[int, Field(ge=0)] | None = None
     """Younger jobs of its priority that have started while this one waited for GPUs; absent for none."""
     job_uid: Annotated[str, Field(max_length=64)] | None = None

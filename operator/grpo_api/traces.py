@@ -32,9 +32,7 @@ class Attribute:
 
 
 ATTEMPT = SpanName("attempt", "", "The whole attempt: from when the job began to wait for it until it ended.")
-QUEUED = SpanName(
-    "queued", "attempt", "Until it was admitted. Again, if Kueue took the gang back and admitted it anew."
-)
+QUEUED = SpanName("queued", "attempt", "Until it was admitted.")
 BOUND = SpanName("bound", "attempt", "From there until all of its pods had a node.")
 STARTED = SpanName("started", "attempt", "From there until all of its pods ran.")
 LOADED = SpanName("loaded", "attempt", "From rank 0's start until the ranks had met, and model and data were loaded.")

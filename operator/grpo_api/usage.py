@@ -92,7 +92,7 @@ class AttemptUsage(Model):
     """One attempt's GPUs, as long as it held them without a break."""
 
     attempt: Annotated[int, Field(ge=1)]
-    """Its number; an attempt that Kueue took back and admitted again has a record for each time."""
+    """Its number."""
     gpus: Annotated[int, Field(ge=1)]
     """GPUs of the whole gang."""
     nodes: Annotated[int, Field(ge=1)]

@@ -37,10 +37,12 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
     job = seen.job
     earlier = [(child.name, job.status.attempt - child.attempt) for child in seen.earlier_jobs]
     again = {child.name for child in seen.earlier_jobs if seen.child and child.created > seen.child.created}
-    jobs = [name for name, before in earlier if before > 1 or runs_engines(name) or name in again]
+    # what Kueue has taken back or not given yet holds nothing, not even for its logs
+    bare = bool(job.queue_name) and not job.active and not job.finished
+    jobs = [name for name, before in earlier if before > 1 or runs_engines(name) or name in again or bare]
     if seen.engines and (seen.sighting.over or not job.active):
         jobs.append(seen.engines.name)
-    if not job.active and not job.finished and seen.child and not seen.terminations and not seen.child.ended:
+    if not job.active and not job.finished and seen.child and (bare or not (seen.terminations or seen.child.ended)):
         jobs.append(seen.child.name)
     done = job.is_true(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
     pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]

@@ -86,10 +86,7 @@ def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
 
 def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, plan = seen.job.status.attempt + 1, decision.plan
-    if queue := seen.job.queue_name:
-        yield C.ADMITTED, False, Reason.WAITING_FOR_KUEUE, f"waits for Kueue's LocalQueue {queue}"
-    else:
-        yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
+    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
     yield C.PLANNED, True, Reason.PLANNED, (plan.reason if plan else "") or "the plan is ready"
     yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
     if decision.ended:
@@ -175,11 +172,6 @@ def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
     """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
     if not seen.job.active:
         yield from _unchanged(seen)
-        return
-    if seen.child and seen.child.suspended:
-        yield C.ADMITTED, False, Reason.WAITING_FOR_KUEUE, decision.message
-        yield C.SCHEDULED, False, Reason.WAITING_FOR_KUEUE, decision.message
-        yield C.RUNNING, False, Reason.WAITING_FOR_KUEUE, decision.message
         return
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
     yield _scheduled(seen, decision)

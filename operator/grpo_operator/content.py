@@ -6,14 +6,12 @@ They are unpacked for a look and dropped again.
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import ConditionType, GRPOJobStatus
-
-from .reasons import Reason
 
 Fields = dict[str, Any]
 UNPACKED = 64
@@ -27,6 +25,15 @@ class Content:
     spec: GRPOJobSpec | None
     problems: tuple[str, ...]
     status: GRPOJobStatus
+
+
+def queued_by(found: Content, queue: str) -> Content:
+    """The content with the LocalQueue that the label names where the spec names none: one place says it to all."""
+    spec = found.spec
+    if spec is None or not queue or spec.placement.queue_name:
+        return found
+    placement = spec.placement.model_copy(update={"queue_name": queue})
+    return replace(found, spec=spec.model_copy(update={"placement": placement}))
 
 
 def typed_status(status: Fields) -> GRPOJobStatus:
@@ -52,11 +59,8 @@ def ended(status: GRPOJobStatus) -> bool:
 
 
 def under_way(status: GRPOJobStatus) -> bool:
-    """Whether the attempt that the status counts was admitted and has not ended, or waits for Kueue."""
-    if not status.attempt or ended(status):
-        return False
-    found = status.condition(ConditionType.ADMITTED)
-    return found is not None and (found.status == "True" or found.reason == Reason.WAITING_FOR_KUEUE)
+    """Whether the attempt that the status counts was admitted and has not ended."""
+    return bool(status.attempt) and not ended(status) and status.is_true(ConditionType.ADMITTED)
 
 
 def pack(spec: Fields, status: Fields) -> bytes:

@@ -17,7 +17,9 @@ Mirrors = Mapping[str, Mirror[Any]]
 def not_served(mirrors: Mirrors) -> str:
     """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
     return "\n".join(
-        f"not served now: {name}: {mirror.not_served}" for name, mirror in mirrors.items() if mirror.not_served
+        f"not served now: {name}: {mirror.not_served}"
+        for name, mirror in mirrors.items()
+        if mirror.not_served and (mirror.forbidden or not mirror.optional)
     )
 
 

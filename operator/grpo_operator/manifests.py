@@ -28,7 +28,6 @@ from .names import (
     LABEL_INSTANCE,
     LABEL_JOB,
     LABEL_MANAGED_BY,
-    LABEL_QUEUE,
     LABEL_UID,
     MANAGER,
     ObjectKey,
@@ -189,12 +188,11 @@ def owner_reference(name: str, uid: str) -> Manifest:
 def indexed_job(attempt: Attempt, pods: PodDefaults) -> Manifest:
     """The gang of one attempt: one pod per node, all or none, no retries of its own.
 
-    No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success. With a
-    queue the Job is created suspended, and Kueue alone starts it.
+    No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success.
     """
     (role, *_), name = roles(attempt.spec, attempt.plan), child_job(attempt.key.name, attempt.number)
     body = _job(attempt, role, name, pods)
-    body["spec"] |= {"backoffLimit": 0, **({"suspend": True} if attempt.spec.placement.queue_name else {})}
+    body["spec"]["backoffLimit"] = 0
     return body
 
 
@@ -218,14 +216,13 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
     own = labels(key.name, attempt.uid, attempt.number, role.component)
     job_labels = {**attempt.labels, **own}
     pod_labels = {**attempt.labels, **spec.pod_template.metadata.labels, **own}
-    queue = spec.placement.queue_name
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": name,
             "namespace": key.namespace,
-            "labels": {**job_labels, LABEL_QUEUE: queue} if queue else job_labels,
+            "labels": job_labels,
             "annotations": dict(attempt.annotations),
             "ownerReferences": [owner_reference(key.name, attempt.uid)],
         },

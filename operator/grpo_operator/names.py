@@ -4,6 +4,7 @@ Names are how the operator finds its children again after a restart: they follow
 alone.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -40,13 +41,34 @@ LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
 """Set by the Job controller on pods of an Indexed Job: the node rank."""
 
 LABEL_HOSTNAME = "kubernetes.io/hostname"
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 
-NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", LABEL_QUEUE, "job-name", "controller-uid")
-NOT_INHERITED_PREFIXES = (f"{GROUP}/", "batch.kubernetes.io/", "container.apparmor.security.beta.kubernetes.io/")
-"""Labels and annotations that mean something else on a Job or pod: kubectl's record of what was applied, Kueue's queue
-(placement.queueName names it), those of the Job controller, which the API server refuses from others, AppArmor's, which
-could lift a pod above the `restricted` standard, and ours."""
+KUEUE = "kueue.x-k8s.io"
+LABEL_QUEUE = f"{KUEUE}/queue-name"
+LABEL_WORKLOAD_PRIORITY = f"{KUEUE}/priority-class"
+LABEL_PREBUILT = f"{KUEUE}/prebuilt-workload-name"
+"""On a GRPOJob: its LocalQueue, its WorkloadPriorityClass, and, as an annotation too, the Workload that MultiKueue made
+for it."""
+
+LABEL_POD_SET = f"{KUEUE}/podset"
+LABEL_BY_TOPOLOGY = f"{KUEUE}/tas"
+ANNOTATION_WORKLOAD = f"{KUEUE}/workload"
+TOPOLOGY_GATE = f"{KUEUE}/topology"
+"""On a pod: its role, and by what Kueue finds, places and lets start those that have a place in a topology."""
+
+ANNOTATION_PLANNED = f"{GROUP}/planned"
+ANNOTATION_PAUSED = f"{GROUP}/paused"
+"""On a Workload: the plan that it was made for, and that it is inactive because the GRPOJob is suspended."""
+
+NOT_INHERITED = ("kubectl.kubernetes.io/last-applied-configuration", "job-name", "controller-uid")
+NOT_INHERITED_PREFIXES = (
+    f"{GROUP}/",
+    f"{KUEUE}/",
+    "batch.kubernetes.io/",
+    "container.apparmor.security.beta.kubernetes.io/",
+)
+"""Labels and annotations that mean something else on a Job or pod: kubectl's record of what was applied, Kueue's, which
+are for the Workload, those of the Job controller, which the API server refuses from others, AppArmor's, which could
+lift a pod above the `restricted` standard, and ours."""
 
 RENDEZVOUS_SERVICE = "grpo-rendezvous"
 """The one headless Service of a namespace; pods of all jobs have their DNS names under it."""
@@ -83,6 +105,11 @@ def child_job(name: str, attempt: int) -> str:
 def engine_job(name: str, attempt: int) -> str:
     """Name of the Indexed Job of an attempt's engines; those of the attempts themselves end with a number."""
     return f"{child_job(name, attempt)}{ENGINE_SUFFIX}"
+
+
+def workload_name(name: str, uid: str) -> str:
+    """Name of a GRPOJob's Workload, of at most 63 characters: Kueue's GRPOJobs may be another kind's namesakes."""
+    return f"grpojob-{name[:49]}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
 
 
 def runs_engines(job: str) -> bool:

@@ -18,6 +18,7 @@ from .roles import replicas
 from .sightings import Sighting, Sightings
 from .terminations import PodTermination
 from .times import Observed, seconds
+from .workloads import WorkloadRecord
 
 NO_PODS: tuple[PodRecord, ...] = ()
 _BEGUN = ("Training", "Saving", "Exporting", "Finished")
@@ -79,6 +80,12 @@ class Observation:
     """That rank 0 does not answer."""
     source: GRPOJobRecord | None = None
     """The GRPOJob that spec.resumeFrom names, if it is there."""
+    gang_left: bool = False
+    """Whether a pod of any attempt has not ended, or a Job may still make one."""
+    workload: WorkloadRecord | None = None
+    """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
+    kueue_problem: str = ""
+    """Why it can't be told whether there is one; empty when it can, or Kueue doesn't admit the job."""
     words: str = ""
     """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
 
@@ -282,6 +289,7 @@ def observe(
         engine_pods=engine_pods,
         sighting=sighting,
         orphaned=orphaned,
+        gang_left=any(not c.ended for c in own_jobs) or any(p.phase not in ENDED_PHASES for p in labelled),
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
         earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or (pod in stray and not job.active)),
     )

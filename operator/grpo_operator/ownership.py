@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from .names import LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from .pod_volumes import Manifest
-from .records import ClaimRecord, GRPOJobRecord, ServiceRecord
+from .records import GRPOJobRecord
 from .services import wanted_service
+from .shared_records import ClaimRecord, ServiceRecord
 
 
 def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 
-from .content import content, ended, pack, typed_status
+from .content import content, ended, pack, queued_by, typed_status
 from .names import (
     COMPONENT_ENGINE,
     LABEL_ATTEMPT,
@@ -13,11 +13,13 @@ from .names import (
     ObjectKey,
     inherited,
 )
-from .records import ClaimRecord, GRPOJobRecord, JobRecord, PodRecord, ServiceRecord
+from .records import GRPOJobRecord, JobRecord, PodRecord
+from .shared_records import ClaimRecord, ServiceRecord
 from .terminations import pack as pack_end
 from .terminations import pod_termination, trainer_container
 from .texts import cut
 from .untyped import MAX_OBJECT, MAX_SENTENCE, Part, reported
+from .workloads import kueue_words
 
 
 def object_key(meta: Part) -> ObjectKey:
@@ -43,7 +45,7 @@ def grpojob_record(item: object) -> GRPOJobRecord:
     whole = Part(item)
     meta, spec, status = whole.part("metadata"), whole.raw("spec"), whole.raw("status")
     known = typed_status(status)
-    over = ended(known)
+    over, words = ended(known), kueue_words(meta)
     return GRPOJobRecord(
         key=object_key(meta),
         uid=meta.required("uid"),
@@ -54,11 +56,12 @@ def grpojob_record(item: object) -> GRPOJobRecord:
         labels=inherited(meta.texts("labels")),
         annotations=inherited(meta.texts("annotations")),
         managed_by=whole.part("spec").text("managedBy"),
+        kueue=words,
         phase=known.phase or "",
         observed_generation=known.observed_generation,
         ended=over,
         completed=whole.part("status").time("completionTime") or 0.0,
-        typed=None if over else content(spec, known),
+        typed=None if over else queued_by(content(spec, known), words.queue),
         packed=pack(spec, status),
     )
 
@@ -97,7 +100,6 @@ def job_record(item: object) -> JobRecord:
         grpojob_uid=_controller_uid(meta),
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
         created=meta.time("creationTimestamp") or 0.0,
-        suspended=whole.part("spec").flag("suspend"),
         deleting="deletionTimestamp" in meta,
         ended=(ended.text("reason") or ended.text("type")) if ended else "",
         ended_at=reported(ended, "lastTransitionTime") if ended else None,

@@ -12,6 +12,7 @@ from grpo_api.status import MAX_ROLLBACKS, ConditionType
 
 from .decisions import Action, Check, Decision, Due, Limits
 from .observe import Observation
+from .queueing import evicted
 from .reasons import Reason
 from .replanning import taught
 from .restarting import again, pausing, rollback_of, rule_for
@@ -99,22 +100,13 @@ def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
     return Decision(Action.ADMIT)
 
 
-def waiting_for_kueue(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """While Kueue keeps or takes back its admission, pods end without blame."""
-    if seen.child is None or not seen.child.suspended or not seen.job.queue_name:
-        return None
-    return Decision(Action.WAIT, Reason.WAITING_FOR_KUEUE, f"Kueue has not admitted Job {seen.child.name} yet")
-
-
 def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
     """A failed pod: wait a moment if it may be only the symptom, then answer its cause."""
     cause = seen.cause
     if cause is None:
         return None
-    # Kueue takes a job back by suspending its Job, whose pods' deletion may be seen first
-    settled = seen.settled and not (cause.disrupted and seen.job.queue_name)
     longest = limits.settle_hang if cause.outcome.result is Result.HANG else limits.settle
-    if not settled and seen.over_for < longest:
+    if not seen.settled and seen.over_for < longest:
         return Decision(Action.WAIT, look_again=longest - seen.over_for)
     outcome = _named(cause, seen)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
@@ -214,8 +206,8 @@ CHECKS: tuple[Check, ...] = (
     suspended,
     deadline_exceeded,
     source_unresolved,
+    evicted,
     not_admitted,
-    waiting_for_kueue,
     attempt_ended,
     job_gone,
     job_ended,

@@ -20,6 +20,7 @@ from .cluster.late import bring_pods
 from .cluster.shared import SharedObjects, Taken
 from .cluster.starts import Starts
 from .cluster.words import Words
+from .cluster.workloads import Workloads
 from .decisions import Action, Decision, Limits
 from .errors import Conflict, Denied, NotFound
 from .names import ObjectKey, attempt_selector, engine_selector
@@ -73,6 +74,7 @@ class Reconciler:
         pods: PodDefaults,
         status_interval: float = 5.0,
         rank0: Rank0,
+        workloads: Workloads,
         traces: AttemptTraces | None = None,
     ) -> None:
         """`pods` is what jobs' pods have by default; `rank0` says what was heard of it; `clock` gives unix seconds.
@@ -93,7 +95,8 @@ class Reconciler:
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
         shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
-        self._starts = Starts(cluster, caches, shared, self._sightings, pods)
+        self._workloads = workloads
+        self._starts = Starts(cluster, caches, shared, workloads, sightings=self._sightings, pods=pods)
         self._writes = StatusWrites(longest=PATIENCE * status_interval)
 
     async def __call__(self, key: ObjectKey) -> float | None:
@@ -134,6 +137,7 @@ class Reconciler:
                 return 0.0  # its Job is gone again; what follows begins with a look of its own
         if seen.job.active and (taken := await self._starts.services(seen)):
             decision = _told(decision, taken)
+        decision = await self._workloads.step(seen, decision)
         left = await self._publish(seen, decision)
         await self._clear_up(key)
         if decision.action in _LEADS_ON:
@@ -146,7 +150,7 @@ class Reconciler:
             return None
         children, pods, at = self._caches.jobs.of(key), self._caches.pods.of(key), self._monotonic()
         seen = observe(job, children, pods, now=self._clock(), at=at, sightings=self._sightings)
-        seen = replace(seen, departed=self._caches.departed.of(key, job.uid))
+        seen = replace(self._workloads.look(seen), departed=self._caches.departed.of(key, job.uid))
         if not job.active:
             source = self._caches.grpojobs.get(ObjectKey(key.namespace, job.resume_job)) if job.resume_job else None
             return replace(seen, source=source) if source else seen

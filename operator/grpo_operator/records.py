@@ -19,6 +19,7 @@ from .reasons import RELEASES, Reason
 from .terminations import PodTermination
 from .terminations import unpack as unpack_end
 from .times import Reported
+from .workloads import KueueWords
 
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of a pod that has ended."""
@@ -39,6 +40,8 @@ class GRPOJobRecord:
     annotations: Mapping[str, str]
     managed_by: str
     """spec.managedBy, also of a spec that can't be parsed; empty when unset."""
+    kueue: KueueWords
+    """What its labels and annotations say to Kueue."""
     phase: str
     """status.phase; empty before it was written."""
     observed_generation: int
@@ -99,8 +102,8 @@ class GRPOJobRecord:
 
     @property
     def queue_name(self) -> str | None:
-        """Kueue's LocalQueue, when Kueue admits this job and its Jobs are created suspended."""
-        return self.spec.placement.queue_name if self.spec else None
+        """Kueue's LocalQueue, when Kueue admits this job."""
+        return self.kueue.queue or (self.spec.placement.queue_name if self.spec else None)
 
     @property
     def competes(self) -> bool:
@@ -175,7 +178,7 @@ class GRPOJobRecord:
 
     @property
     def active(self) -> bool:
-        """Whether the attempt that status.attempt counts was admitted and has not ended, or waits for Kueue."""
+        """Whether the attempt that status.attempt counts was admitted and has not ended."""
         return not self.finished and self.ours and under_way(self.status)
 
     @property
@@ -211,7 +214,6 @@ class JobRecord:
     grpojob_uid: str
     attempt: int
     created: float  # unix seconds, by the API server's clock
-    suspended: bool
     deleting: bool
     ended: str
     """Reason of its Complete or Failed condition; empty while neither is True."""
@@ -271,29 +273,3 @@ class PodRecord:
     def live(self) -> bool:
         """Whether it runs or may still run, and nobody has told it to end."""
         return self.phase not in ENDED_PHASES and not self.deleting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceRecord:
-    """The rendezvous Service of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
-
-    key: ObjectKey
-    job_key: ObjectKey
-    uid: str
-    version: int
-    deleting: bool
-    labels: Mapping[str, str]
-    selector: Mapping[str, str]
-    cluster_ip: str
-    """`None` for a headless Service."""
-    publishes_not_ready: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRecord:
-    """A PersistentVolumeClaim. `grpojob_uid` is its controller's uid, empty for one that nobody owns."""
-
-    key: ObjectKey
-    grpojob_uid: str
-    deleting: bool
-    labels: Mapping[str, str]

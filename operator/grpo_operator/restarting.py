@@ -75,7 +75,7 @@ def restart_pause(seen: Observation, limits: Limits) -> float:
         return 0.0
 
     def soon(end: AttemptEnd) -> bool:
-        return end.reason not in RELEASES and end.running_seconds < limits.healthy
+        return end.reason not in (*RELEASES, Reason.EVICTED) and end.running_seconds < limits.healthy
 
     before = sum(1 for _ in takewhile(soon, reversed(seen.job.status.ends)))
     return min(limits.longest_restart_pause, limits.restart_pause * 2.0 ** (before - 1)) if before else 0.0

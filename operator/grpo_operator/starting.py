@@ -17,7 +17,7 @@ from .times import seconds
 
 def asks_about(seen: Observation, limits: Limits) -> str:
     """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it is too early."""
-    if seen.child is None or seen.sighting.child is None or seen.started or seen.child.suspended:
+    if seen.child is None or seen.sighting.child is None or seen.started:
         return ""
     waited = seen.at - seen.sighting.child
     if len(seen.pods) < seen.job.nodes:
@@ -34,7 +34,7 @@ def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
     """
-    if seen.child is None or seen.child.suspended or seen.ran:
+    if seen.child is None or seen.ran:
         return None
     created, wanted, what = len(seen.pods), seen.job.nodes, "pods"
     if created >= wanted and seen.engines:
@@ -153,6 +153,6 @@ def _stuck(waiting: str) -> bool:
 
 
 def admitted_for(job: GRPOJobRecord, now: float) -> float:
-    """Seconds since the attempt was admitted; 0 while Kueue has not."""
+    """Seconds since the attempt was admitted; 0 when nobody knows."""
     begun = seconds(job.status.attempt_start_time)
     return 0.0 if begun is None else now - begun

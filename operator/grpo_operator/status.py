@@ -39,6 +39,9 @@ _WAITING = RELEASES | {
     Reason.PRIORITY_CLASS_NOT_FOUND,
     Reason.SERVICE_ACCOUNT_NOT_FOUND,
     Reason.WAITING_FOR_KUEUE,
+    Reason.EVICTED,
+    Reason.WORKLOAD_REPLACED,
+    Reason.NO_KUEUE,
 }
 _RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
 
@@ -118,7 +121,7 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
             "plan": decision.plan,
             "job_uid": None,
             "start_time": old.start_time or timestamp(seen.now),
-            "attempt_start_time": None if seen.job.queue_name else timestamp(seen.now),
+            "attempt_start_time": timestamp(seen.now),
             "active_seconds": int(seen.elapsed),
             "pods": [],
         }
@@ -127,17 +130,7 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
         return {"active_seconds": int(seen.elapsed), "attempt_start_time": None} | waits
     if seen.child is None or not seen.job.active:
         return {}
-    return {"job_uid": seen.child.uid, **_clock(seen)}
-
-
-def _clock(seen: Observation) -> dict[str, Any]:
-    """The clock stands still while Kueue has the Job suspended."""
-    since, running = seen.job.status.attempt_start_time, seen.child is not None and not seen.child.suspended
-    if running and since is None:
-        return {"attempt_start_time": timestamp(seen.now)}
-    if not running and since is not None:
-        return {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
-    return {}
+    return {"job_uid": seen.child.uid}
 
 
 def _kept(outcome: Outcome, seen: Observation) -> Outcome:

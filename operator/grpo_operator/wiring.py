@@ -19,7 +19,7 @@ from grpo_api.status import GRPOJobStatus
 
 from . import handlers, health, settings
 from .admission.queue import AdmissionQueue
-from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, Resource, Selection
+from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, WORKLOADS, Resource, Selection
 from .cluster.backoff import Backoff
 from .cluster.cache import Cache, Caches
 from .cluster.client import HttpCluster
@@ -30,6 +30,7 @@ from .cluster.progress import ProgressPuller, http_fetch, targets
 from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller
 from .cluster.watcher import Mirror
+from .cluster.workloads import Workloads, unseen
 from .errors import ClusterError
 from .job_metrics import Sample, standing
 from .metrics_server import VERSION, Metrics
@@ -93,7 +94,7 @@ class Operator:
             queue.add_all,
             limits=chosen.limits,
             clock=time.time,
-            default_image=chosen.pods.image,
+            pods=chosen.pods,
         )
         self._reconcile = Reconciler(
             cluster,
@@ -105,6 +106,7 @@ class Operator:
             monotonic=lambda: Observed(time.monotonic()),
             pods=chosen.pods,
             rank0=self._puller,
+            workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=time.time),
             traces=self._traces,
             status_interval=chosen.status_interval,
         )
@@ -116,11 +118,17 @@ class Operator:
             (JOBS, ours, self._caches.jobs, self._add),
             (PODS, ours, self._caches.pods, self._add),
             (SERVICES, shared, self._caches.services, self._add_namespaces),
+            (WORKLOADS, ours, self._caches.workloads, self._add),
             (GRPOJOBS, "", self._caches.grpojobs, self._add),
         )
         return {
             f"{resource.plural}/{namespace or '*'}": Mirror(
-                cluster, Selection(resource, namespace, labels), cache, changed, resync=self.settings.resync
+                cluster,
+                Selection(resource, namespace, labels),
+                cache,
+                changed,
+                resync=self.settings.resync,
+                optional=resource is WORKLOADS,
             )
             for namespace in self.settings.namespaces or (None,)
             for resource, labels, cache, changed in kinds
@@ -152,6 +160,12 @@ class Operator:
         """A Service came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
         self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
+
+    def _kueue_problem(self, namespace: str) -> str:
+        """Why Workloads of a namespace can't be seen now; empty when they can."""
+        served = namespace if self.settings.namespaces else "*"
+        mirror = self.mirrors[f"{WORKLOADS.plural}/{served}"]
+        return unseen(mirror.not_served, forbidden=mirror.forbidden)
 
     async def run(self, filled: Callable[[], None]) -> None:
         """Fills the caches by full LISTs, says so, then works as soon as it leads, until cancelled."""

@@ -156,14 +156,3 @@ def test_a_higher_priority_goes_first(bench: GpuBench, operator: OperatorThread)
     bench.wait_running("urgent")
     assert bench.children("old") == []
     assert bench.condition("Admitted", "old")[0] == "False"
-
-
-def test_kueue_jobs_get_the_plans_requests_and_no_reservation(bench: GpuBench, operator: OperatorThread) -> None:
-    bench.want("queued", 8, nodes=2, placement={"queueName": "team"})
-    bench.wait("the Job", lambda: bench.children("queued") == ["queued-1"])
-    spec = bench.get(JOBS, "queued-1")["spec"]
-    assert spec["suspend"] is True
-    limits = spec["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits["nvidia.com/gpu"] == "4"
-    bench.want("other", 4)
-    bench.wait_running("other")

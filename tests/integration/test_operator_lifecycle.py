@@ -208,27 +208,6 @@ def test_a_claim_is_made_from_the_template_and_outlives_the_job(bench: Bench, op
     assert bench.exists(CLAIMS, "run-checkpoints")
 
 
-def test_kueue_gets_a_suspended_job_and_alone_starts_it(bench: Bench, operator: OperatorThread) -> None:
-    bench.submit(placement={"accelerator": "CPU", "nodes": 2, "queueName": "team"})
-    bench.wait("the Job", lambda: bench.children() == ["run-1"])
-    job = bench.get(JOBS, "run-1")
-    assert job["spec"]["suspend"] is True
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    bench.wait_phase("Queued")
-    assert bench.condition("Admitted")[:2] == ("False", "WaitingForKueue")
-    assert "attemptStartTime" not in bench.status()
-    bench.patch(JOBS, "run-1", {"spec": {"suspend": False}})
-    bench.wait_running()
-    bench.wait("the clock", lambda: "attemptStartTime" in bench.status())
-    bench.patch(JOBS, "run-1", {"spec": {"suspend": True}})
-    bench.wait_phase("Queued")
-    bench.wait("its pods to be gone", lambda: not bench.pods())
-    assert bench.status()["attempt"] == 1
-    bench.patch(JOBS, "run-1", {"spec": {"suspend": False}})
-    bench.end(bench.wait_running()[0], message=outcome("Succeeded"))
-    bench.wait_phase("Succeeded")
-
-
 def test_a_gang_that_can_not_be_bound_whole_is_released_and_queued_again(bench: Bench, grpo_cluster: Cluster) -> None:
     from grpo_operator.decisions import Limits
 

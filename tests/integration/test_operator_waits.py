@@ -107,13 +107,13 @@ def reconciles(operator: OperatorThread) -> float:
 
 def test_deadlines_that_are_over_are_not_waited_for_again(bench: Bench, grpo_cluster: Cluster) -> None:
     limits = Limits(scheduling=1, silence=1)
-    unschedulable = {"accelerator": "CPU", "queueName": "team", "nodeSelector": {"no": "such-node"}}
+    declared = {"gpuProduct": "NVIDIA-L4", "gpusPerNode": 1, "nodes": 1, "nodeSelector": {"no": "such-node"}}
+    unschedulable = {"provisioning": "CreatePods", **declared}
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits, status_interval=0.5) as operator:
         names = [f"run-{number}" for number in range(10)]
         for name in names:
             bench.submit(name, placement=unschedulable)
             bench.wait("the Job", lambda: bench.children(name))  # noqa: B023
-            bench.patch("/apis/batch/v1/namespaces/{}/jobs", f"{name}-1", {"spec": {"suspend": False}})
         for name in names:
             bench.wait("the scheduler", lambda: bench.condition("Scheduled", name)[1] == "Unschedulable")  # noqa: B023
         quiet_for(operator, 3.0)

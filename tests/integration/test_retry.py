@@ -61,17 +61,6 @@ def test_a_raise_while_it_runs_is_taken_note_of_and_does_not_fire_later(bench: B
         change(bench, retry=4)
 
 
-def test_a_job_that_kueue_admits_is_retried_through_kueue(bench: Bench, operator: OperatorThread) -> None:
-    bench.submit(placement={"accelerator": "CPU", "nodes": 2, "queueName": "team"})
-    bench.wait("the Job", lambda: bench.children() == ["run-1"])
-    bench.patch(JOBS, "run-1", {"spec": {"suspend": False}})
-    fail(bench)
-    change(bench, retry=1)
-    bench.wait("the next Job", lambda: "run-2" in bench.children())
-    assert bench.get(JOBS, "run-2")["spec"]["suspend"] is True
-    bench.wait_phase("Queued")
-
-
 def test_a_retry_survives_the_operators_end(bench: Bench, grpo_cluster: Cluster) -> None:
     with operating(grpo_cluster, namespaces=(bench.namespace,)):
         bench.submit()

@@ -131,7 +131,7 @@ def active_status(attempt: int = 1, plan: ExecutionPlan = PLAN, running: bool = 
 
 
 def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
-    """The Indexed Job of an attempt; keywords: created, suspend, deleting, ended, ended_at, spent, uid, name."""
+    """The Indexed Job of an attempt; keywords: created, deleting, ended, ended_at, spent, uid, name."""
     ended = more.get("ended")
     status: dict[str, Any] = {"startTime": at(-50)} | ({"failedIndexes": more["spent"]} if "spent" in more else {})
     if ended:
@@ -149,7 +149,7 @@ def make_child(attempt: int = 1, owner: str = UID, **more: Any) -> JobRecord:
     }
     if more.get("deleting"):
         meta["deletionTimestamp"] = at(0)
-    return job_record({"metadata": meta, "spec": {"suspend": more.get("suspend", False)}, "status": status})
+    return job_record({"metadata": meta, "spec": {}, "status": status})
 
 
 def terminated(code: int, message: str = "", reason: str = "", clock: float = 0) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from grpo_operator.admission.queue import AdmissionQueue
 from grpo_operator.admission.snapshot import Snapshot
 from grpo_operator.decisions import Action, Decision
 from grpo_operator.names import ObjectKey
+from grpo_operator.pod_defaults import PodDefaults
 from grpo_operator.records import GRPOJobRecord
 from tests.unit.operator_world import (
     GPU_ENGINE,
@@ -110,7 +111,9 @@ def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1
     def tell(keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
         """Nobody listens."""
 
-    found = AdmissionQueue(Jobs(jobs), Still(snapshot), tell, limits=LIMITS, default_image=image, clock=lambda: NOW)
+    found = AdmissionQueue(
+        Jobs(jobs), Still(snapshot), tell, limits=LIMITS, pods=PodDefaults(image=image), clock=lambda: NOW
+    )
     for one in jobs:
         found.noticed(one.key, one)
     return found

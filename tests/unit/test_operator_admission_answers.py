@@ -63,7 +63,7 @@ async def test_kueue_jobs_are_planned_on_the_whole_cluster() -> None:
     one = make_job({**spec, "model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}})
     answer = await queue([one], full).answer(make_seen(one), Decision(Action.ADMIT))
     assert answer is not None
-    assert answer.action is Action.COMMIT
+    assert (answer.action, answer.reason) == (Action.QUEUE, "WaitingForKueue")
     assert answer.plan is not None
     assert answer.plan.gpus >= 1
 

@@ -16,7 +16,7 @@ from grpo_operator.decisions import Action
 from grpo_operator.errors import Unavailable
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import GRPOJobRecord
-from tests.unit.operator_world import LIMITS, NOW, at, condition, make_job, make_seen
+from tests.unit.operator_world import LIMITS, NOW, PODS, at, condition, make_job, make_seen
 from tests.unit.queue_world import ASKED, Jobs, cluster, gang, gpu_pod, job, own_pod
 
 
@@ -27,9 +27,7 @@ class Bench:
         self.jobs, self.snapshot, self.now = Jobs(jobs), snapshot, NOW
         self.problem: Unavailable | None = None
         self.heard: list[tuple[str, bool]] = []
-        self.queue = AdmissionQueue(
-            self.jobs, self, self.tell, limits=LIMITS, default_image="trainer:1", clock=lambda: self.now
-        )
+        self.queue = AdmissionQueue(self.jobs, self, self.tell, limits=LIMITS, pods=PODS, clock=lambda: self.now)
         for one in jobs:
             self.queue.noticed(one.key, one)
 

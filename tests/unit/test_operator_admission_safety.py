@@ -26,7 +26,7 @@ from grpo_operator.records import GRPOJobRecord
 from grpo_operator.roles import Role
 from grpo_operator.status import build, to_json
 from tests.generated import cases
-from tests.unit.operator_world import LIMITS, NOW, make_job, make_seen
+from tests.unit.operator_world import LIMITS, NOW, PODS, make_job, make_seen
 from tests.unit.queue_world import ASKED, gang, job, packs
 from tests.unit.test_operator_inventory import GFD, node
 
@@ -63,7 +63,7 @@ class World:
         """Whether others take and move things only while no verdict waits for its commit."""
         self.disturbed = False
         """Whether they have done so since a verdict that is not committed yet."""
-        self.queue = AdmissionQueue(self, self, self.tell, limits=LIMITS, clock=lambda: NOW, default_image="trainer:1")
+        self.queue = AdmissionQueue(self, self, self.tell, limits=LIMITS, clock=lambda: NOW, pods=PODS)
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         return iter(self.jobs.values())

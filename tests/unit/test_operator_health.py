@@ -8,7 +8,8 @@ from grpo_operator import health
 
 def mirrors(**heard_at: float) -> Any:
     named = {"pods_a": "pods/a", "pods_b": "pods/b", "jobs": "jobs/*"}
-    return {named[name]: SimpleNamespace(heard_at=at, not_served="") for name, at in heard_at.items()}
+    served = {"not_served": "", "forbidden": False, "optional": False}
+    return {named[name]: SimpleNamespace(heard_at=at, **served) for name, at in heard_at.items()}
 
 
 def test_a_kind_was_heard_of_when_the_namespace_was_where_that_is_longest_ago() -> None:
@@ -27,3 +28,7 @@ def test_what_is_not_served_is_named() -> None:
     watched = mirrors(jobs=0.0)
     watched["jobs/*"].not_served = "forbidden"
     assert health.not_served(watched) == "not served now: jobs/*: forbidden"
+    watched["jobs/*"].optional = True
+    assert health.not_served(watched) == "", "a cluster may well not know the kind"
+    watched["jobs/*"].forbidden = True
+    assert health.not_served(watched)

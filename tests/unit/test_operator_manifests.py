@@ -78,8 +78,9 @@ def test_metadata_of_the_grpojob_reaches_its_job_and_pods() -> None:
 
 
 def test_metadata_that_means_something_else_on_a_child_stays_on_the_grpojob() -> None:
-    kept = {"example.com/a": "1", "mygrpo.dev/b": "2", "kueue.x-k8s.io/priority-class": "high"}
+    kept = {"example.com/a": "1", "mygrpo.dev/b": "2", "x-k8s.io/priority-class": "high"}
     dropped = ("kubectl.kubernetes.io/last-applied-configuration", "grpo.dev/attempt", "kueue.x-k8s.io/queue-name",
+               "kueue.x-k8s.io/priority-class", "kueue.x-k8s.io/prebuilt-workload-name",
                "container.apparmor.security.beta.kubernetes.io/trainer", "batch.kubernetes.io/job-name", "job-name",
                "controller-uid")  # fmt: skip
     assert inherited(kept | dict.fromkeys(dropped, "x")) == kept
@@ -273,12 +274,6 @@ def test_settings_of_the_pod() -> None:
     assert (spec["terminationGracePeriodSeconds"], spec["priorityClassName"]) == (7, "high")
     assert spec["dnsConfig"] == {"options": [{"name": "ndots", "value": "2"}]}
     assert training_plan(attempt(podTemplate={"spec": settings})).grace_period_seconds == 7
-
-
-def test_kueue_gets_a_suspended_job() -> None:
-    body = job(placement={"accelerator": "CPU", "nodes": 2, "queueName": "team"})
-    assert body["spec"]["suspend"] is True
-    assert body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
 
 
 @pytest.mark.parametrize("retain", [True, False])

@@ -173,21 +173,6 @@ def test_a_rank_0_whose_answers_have_stopped_does_not_hang_and_is_told_after_min
     assert "TimeoutError()" in decision.message
 
 
-def test_what_kueue_holds_or_takes_back_is_no_failure() -> None:
-    job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
-    held = make_seen(job, make_child(suspend=True), make_pod(0, deleted=True), make_pod(1, deleted=True))
-    decision = judged(held)
-    assert (decision.action, decision.reason) == (Action.WAIT, "WaitingForKueue")
-
-
-def test_deletions_of_a_kueue_job_wait_for_the_word_that_it_was_suspended() -> None:
-    job = make_job({"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}, active_status())
-    fresh = make_seen(job, make_child(), make_pod(0, deleted=True), make_pod(1, deleted=True), ago=1)
-    assert judged(fresh).action is Action.WAIT
-    settled = make_seen(job, make_child(), make_pod(0, deleted=True), make_pod(1, deleted=True))
-    assert judged(settled).action is Action.ADMIT
-
-
 def active_but_done() -> dict[str, Any]:
     """Of a job that succeeded ten seconds ago."""
     return {"jobUid": "job-1", "conditions": [condition("Succeeded", since=-10)]}

@@ -14,6 +14,7 @@ from grpo_operator.policies import decide
 from grpo_operator.starting import asks_about
 from grpo_operator.status import build
 from tests.generated import cases
+from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (
     LIMITS,
     NOW,
@@ -150,7 +151,7 @@ def observations(draw: st.DrawFn) -> Observation:
     )
     extra = draw(st.sampled_from(["Succeeded", "Failed", "Scheduled", "Readable"]))
     status["conditions"].append(condition(extra, since=draw(offset)))
-    child = () if draw(st.booleans()) else (make_child(suspend=draw(st.booleans())),)
+    child = () if draw(st.booleans()) else (make_child(),)
     ago = draw(st.floats(0, 10_000))
     pull = draw(st.none() | st.just(make_pull(still=draw(st.floats(0, 9000)))))
     seen = make_seen(make_job(spec, status), *child, *pods, pull=pull, ago=ago, now=NOW + draw(offset))
@@ -175,7 +176,7 @@ def test_the_least_of_all_deadlines_is_waited_for() -> None:
 def test_a_gang_of_kueue_waits_for_its_nodes_without_a_timer() -> None:
     pods = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
     seen = starting(*pods, ago=9000, spec={"placement": {"queueName": "team"}})
-    decision = judged(seen)
+    decision = judged(replace(seen, workload=make_workload(admitted())))
     assert (decision.action, decision.look_again) == (Action.WAIT, None)
 
 

@@ -55,7 +55,7 @@ class World:
 
     async def start(self, seen: Observation) -> Decision | None:
         found: Any = self
-        return await Starts(found, Caches(), found, Sightings(), PODS).start(seen)
+        return await Starts(found, Caches(), found, found, sightings=Sightings(), pods=PODS).start(seen)
 
 
 def seen_of(*things: Any, ran: bool = False) -> Observation:

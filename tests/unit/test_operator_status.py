@@ -204,21 +204,6 @@ def test_a_release_is_no_restart() -> None:
     assert of_type(status, "Admitted")[2] == "1 of 2 pods were bound; the gang is queued again"
 
 
-def test_kueue_starts_and_stops_the_clock() -> None:
-    spec = {"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}
-    committed = after(make_seen(make_job(spec)), COMMIT)
-    assert (committed.phase, committed.attempt_start_time) == ("Queued", None)
-    job = make_job(spec, to_json(committed))
-    assert job.active
-    held = make_seen(job, make_child(suspend=True))
-    assert after(held, judged(held)).attempt_start_time is None
-    started = going_on(make_seen(job, make_child(), make_pod(0), make_pod(1)))
-    assert (started.attempt_start_time, started.phase) == (at(0), "Running")
-    again = make_seen(make_job(spec, active_status()), make_child(suspend=True))
-    taken_back = after(again, judged(again))
-    assert (taken_back.attempt_start_time, taken_back.active_seconds, taken_back.phase) == (None, 60, "Queued")
-
-
 ADAPTER = PLAN.model_copy(update={"method": "LoRA", "changes": ["trains a LoRA adapter of rank 16"]})
 
 

@@ -163,24 +163,6 @@ def test_an_attempt_begins_to_be_waited_for_when_the_one_before_ends_or_the_job_
     assert queued(active_status(), {**ended, "attempt": 2}) == [("queued", -10, -10)]
 
 
-def test_what_kueue_takes_back_and_admits_again_is_queued_and_bound_anew_in_the_same_trace() -> None:
-    story, kueue = Story(), condition("Admitted", "False", "WaitingForKueue")
-    waits, admitted = job(conditions=[kueue]), job(conditions=[condition("Admitted", since=-40)])
-    again = job(conditions=[condition("Admitted", since=-5)])
-    story.wrote(make_job(creationTimestamp=at(-100)), waits, -60)
-    assert story.take() == []
-    story.wrote(waits, admitted, -40)
-    story.looked(admitted, *PODS, now=-30)
-    story.wrote(admitted, waits, -20)
-    story.wrote(waits, again, -5)
-    story.looked(again, *PODS, now=-1)
-    assert len({one.id for one in story.spans}) == len(story.spans)
-    assert len({one.trace.id for one in story.spans}) == 1
-    assert [one for one in story.take() if one[0] != "started"] == [
-        ("queued", -100, -40), ("bound", -40, -30), ("queued", -20, -5), ("bound", -5, -1),
-    ]  # fmt: skip
-
-
 def test_a_new_operator_goes_on_where_the_status_says_that_the_old_one_was() -> None:
     story, conditions = Story(), [condition(kind) for kind in ("Admitted", "Scheduled", "Running")]
     known = job(conditions=conditions, progress={"attempt": 1, "step": 10})

@@ -99,21 +99,6 @@ def test_only_the_last_pods_that_told_of_their_end_are_remembered() -> None:
     assert not departed.of(KEY, UID)
 
 
-def test_an_attempt_that_kueue_takes_back_and_admits_again_is_counted_twice_and_waits_between() -> None:
-    placement = {"queueName": "team"}
-    first = running(placement=placement)
-    gone = after(seen(to_json(first), make_child(suspend=True), later=100.0, placement=placement), WAIT)
-    assert told(gone).waiting_since == at(100)
-    fresh = [replace(make_pod(index), key=replace_name(make_pod(index), "fghij")) for index in (0, 1)]
-    again = told(after(seen(to_json(gone), make_child(), *fresh, later=400.0, placement=placement), WAIT))
-    assert [(one.attempt, one.ended) for one in again.attempts] == [(1, "Preempted"), (1, "")]
-    assert (again.held_gpu_seconds, again.queued_seconds, again.waiting_since) == (800.0, 300.0, None)
-
-
-def replace_name(pod: PodRecord, suffix: str) -> Any:
-    return pod.key._replace(name=f"{pod.key.name[:-5]}{suffix}")
-
-
 def test_pods_that_only_say_that_they_are_the_jobs_are_not_counted() -> None:
     stranger = make_pod(0, attempt=1, by="somebody")
     status = {**to_json(running()), "attempt": 2, "jobUid": "job-2"}

@@ -12,6 +12,12 @@
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [create, get, list, watch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads] # of jobs with a queue name; patch: their queue, priority, and that a job is suspended
+  verbs: [create, get, list, watch, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status] # PodsReady, Finished, and what an eviction gives back
+  verbs: [patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, deletecollection] # deletecollection: a gang that hangs is ended whole

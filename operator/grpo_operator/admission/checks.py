@@ -3,16 +3,20 @@
 A schema can't know the operator's settings or how big a plan becomes. Spec in, problems out, each a (reason, sentence).
 """
 
+import re
+
 from grpo_api.generation import MAX_SERVER_JOB_NAME
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
 from ..manifests import attempt_of, pod_annotations
+from ..names import LABEL_QUEUE
 from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..roles import replicas
 
 Problem = tuple[Reason, str]
+_QUEUE_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 MAX_PLAN_BYTES = 200 * 1024
 """All annotations of an object may hold 256 KiB."""
 
@@ -21,6 +25,29 @@ def spec_problem(spec: GRPOJobSpec, default_image: str) -> Problem | None:
     """Why this operator can't run the spec."""
     if not (spec.image or default_image):
         return Reason.NO_IMAGE, "spec.image: unset, and the operator was installed without a training image; set either"
+    return None
+
+
+def queue_problem(job: GRPOJobRecord) -> Problem | None:
+    """Why nobody can tell by which queue of Kueue the job is to be admitted."""
+    label, path, spec = job.kueue.queue, f"metadata.labels[{LABEL_QUEUE}]", job.spec
+    if not label or spec is None:
+        return None
+    if spec.placement.queue_name != label:
+        return Reason.INVALID_SPEC, (
+            f"{path}: {label!r} is another queue than spec.placement.queueName {spec.placement.queue_name!r}; allowed "
+            "is one LocalQueue: remove one of the two, or make them equal"
+        )
+    if not re.fullmatch(_QUEUE_NAME, label):
+        return Reason.INVALID_SPEC, (
+            f"{path}: {label!r} is no name of a LocalQueue; allowed are lower-case letters, digits, - and .: give the "
+            "label the name of one"
+        )
+    if spec.placement.provisioning == "CreatePods":
+        return Reason.INVALID_SPEC, (
+            f"{path}: {label!r} can't go with spec.placement.provisioning CreatePods, by which the operator admits the "
+            "job without Kueue; allowed is one of the two: remove the label, or set provisioning to WhenFree"
+        )
     return None
 
 
@@ -50,10 +77,5 @@ def _engines_problem(job: GRPOJobRecord) -> str:
         return (
             f"metadata.name: the plan has engines in pods of their own, whose names hold {MAX_SERVER_JOB_NAME} "
             f"characters of it, and it has {len(job.name)}; shorten it"
-        )
-    if job.queue_name:
-        return (
-            "spec.placement.queueName: Kueue would admit the engines of the plan apart from those whom they serve, so "
-            "that half of them could wait for the other; leave it out"
         )
     return ""

@@ -31,14 +31,17 @@ from grpo_planner import Inventory, PlanResult, plan_job
 
 from ..decisions import Action, Decision, Limits
 from ..errors import ClusterError
+from ..kueue.answers import by_kueue
+from ..kueue.planned import planned_for
 from ..names import ObjectKey
 from ..observe import Observation
+from ..pod_defaults import PodDefaults
 from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..restarting import pausing
 from .assumptions import Assumptions, JobSource
 from .capacity import Capacity
-from .checks import plan_problem, spec_problem
+from .checks import plan_problem, queue_problem, spec_problem
 from .judge import Pass, Question, Verdict, judge, refusal, restart, verdict_of
 from .kept import WANT_OF_MEMORY, learning, next_plan
 from .node_fit import reports_disk
@@ -77,13 +80,13 @@ class AdmissionQueue:
         *,
         limits: Limits,
         clock: Callable[[], float],
-        default_image: str = "",
+        pods: PodDefaults,
     ) -> None:
-        """`jobs` are all GRPOJobs; `default_image` is for those without spec.image; `clock` gives unix seconds."""
+        """`jobs` are all GRPOJobs; `pods` is what their pods have by default; `clock` gives unix seconds."""
         self._jobs = jobs
         self._facts = facts
         self._limits = limits
-        self._default_image = default_image
+        self._pods = pods
         self._clock = clock
         self._plans = Plans()
         self._assumptions = Assumptions(jobs)
@@ -169,7 +172,7 @@ class AdmissionQueue:
             assumed=self._assumptions.claims(),
             passed_over=dict(self._passed_over),
             resting=frozenset(self._assumptions.resting(now)),
-            default_image=self._default_image,
+            default_image=self._pods.image,
         )
 
     def _accept(self, asked: Question, found: Pass) -> None:
@@ -200,10 +203,12 @@ class AdmissionQueue:
         if job.spec is None:
             # a gang that was started under an older definition may ask for its next attempt
             return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(job.problems))
-        if problem := spec_problem(job.spec, self._default_image):
+        if problem := spec_problem(job.spec, self._pods.image) or queue_problem(job):
             return _decision(asked, refusal(job, problem))
+        if job.queue_name:
+            return await self._queued(seen, asked, job)
         if not job.competes:
-            return _decision(asked, await self._alone(job))
+            return _decision(asked, self._on_cpus(job, job.spec))
         if job.active:
             avoided = asked.avoided_nodes
             return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
@@ -217,23 +222,28 @@ class AdmissionQueue:
             return None
         return _decision(asked, told)
 
-    async def _alone(self, job: GRPOJobRecord) -> Verdict:
-        """A job that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue, on an empty cluster."""
-        if job.spec is None:
-            raise ValueError(f"{job.key} has no valid spec to plan")
-        there = Capacity(self._facts.take(), ()).inventory(job).emptied if job.queue_name else self._cpus()
-
-        def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
-            return plan_job(spec, there, learned=learned)
-
-        if job.queue_name:
-            # planning for many nodes may take a while; watches and probes must not wait for it
-            found = await asyncio.to_thread(next_plan, job, job.spec, there, plan)
+    async def _queued(self, seen: Observation, asked: Decision, job: GRPOJobRecord) -> Decision:
+        """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it can run by it."""
+        plan = None if asked.learned else planned_for(job, seen.workload)
+        if plan and not plan_problem(job, plan):
+            verdict = Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
         else:
-            found = next_plan(job, job.spec, there, plan)
-        verdict = verdict_of(job, found.result, admitted=True)
-        problem = plan_problem(job, verdict.plan) if verdict.plan else None
-        return refusal(job, problem) if problem else verdict
+            verdict = await self._anywhere(job)
+        return by_kueue(seen, _decision(asked, verdict), self._pods)
+
+    async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
+        """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to say."""
+        spec = job.spec
+        if spec is None:
+            raise ValueError(f"{job.key} has no valid spec to plan")
+        on_cpus = spec.placement.accelerator == "CPU"
+        there = self._cpus() if on_cpus else Capacity(self._facts.take(), ()).inventory(job).emptied
+        # planning for many nodes may take a while; watches and probes must not wait for it
+        return await asyncio.to_thread(_planned_on, there, job, spec)
+
+    def _on_cpus(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
+        """A job that nobody else's GPUs stand in the way of."""
+        return _planned_on(self._cpus(), job, spec)
 
     def _cpus(self) -> Inventory:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far as that is known."""
@@ -249,6 +259,17 @@ class AdmissionQueue:
             self._assumptions.add(verdict.placed(job), verdict.plan)
             self._epoch += 1
         return verdict
+
+
+def _planned_on(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
+    """The verdict on a job that may have all of these nodes."""
+
+    def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
+        return plan_job(spec, there, learned=learned)
+
+    verdict = verdict_of(job, next_plan(job, spec, there, plan).result, admitted=True)
+    problem = plan_problem(job, verdict.plan) if verdict.plan else None
+    return refusal(job, problem) if problem else verdict
 
 
 def _decision(asked: Decision, verdict: Verdict) -> Decision:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from grpo_api.contract import GROUP, LEADER_PLURAL, PLURAL, VERSION
 
 from ..errors import Expired
+from ..names import KUEUE
 from ..slices import Slices
 
 Object = dict[str, Any]
@@ -43,6 +44,9 @@ QUOTAS = Resource("/api/v1", "resourcequotas")
 SERVICE_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 LEADERS = Resource(f"/apis/{GROUP}/{VERSION}", LEADER_PLURAL)
+WORKLOADS = Resource(f"/apis/{KUEUE}/v1beta2", "workloads")
+RESOURCE_FLAVORS = Resource(WORKLOADS.base, "resourceflavors")
+WORKLOAD_PRIORITIES = Resource(WORKLOADS.base, "workloadpriorityclasses")
 PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
@@ -98,8 +102,10 @@ class Cluster(Protocol):
         """POST; returns the object as the server keeps it."""
         ...
 
-    async def patch(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
-        """Merge-patches an object."""
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
+    ) -> Object:
+        """Merge-patches an object, or a subresource of it."""
         ...
 
     async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:

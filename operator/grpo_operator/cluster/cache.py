@@ -13,7 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from ..names import ObjectKey
 from ..parsing import grpojob_record, job_record, pod_record, reserving_record, service_record
 from ..untyped import Part, Unreadable
-from .api import GRPOJOBS, JOBS, PODS, SERVICES, Resource
+from ..workloads import reserving_workload, workload_record
+from .api import GRPOJOBS, JOBS, PODS, SERVICES, WORKLOADS, Resource
 from .departed import Departed
 from .unreadable import Unreadables, identity
 
@@ -267,6 +268,7 @@ class Caches:
         self.pods = Cache(PODS, pod_record, self.unreadables)
         self.pods.deleted = self.departed.keep
         self.services = Cache(SERVICES, service_record, self.unreadables)
+        self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload)
 
     def quiet(self, key: ObjectKey) -> bool:
         """Whether nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""

@@ -118,9 +118,11 @@ class HttpCluster:
         """PUT of a whole object, with the resourceVersion of what was read."""
         return await self._call("PUT", resource, resource.path(namespace, name), body=body)
 
-    async def patch(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, patch: Object, subresource: str = ""
+    ) -> Object:
         """See Cluster."""
-        return await self._call("PATCH", resource, resource.path(namespace, name), body=patch)
+        return await self._call("PATCH", resource, resource.path(namespace, name, subresource), body=patch)
 
     async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
         """See Cluster."""

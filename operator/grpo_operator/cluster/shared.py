@@ -14,8 +14,9 @@ from ..manifests import checkpoint_volume_claim
 from ..names import RENDEZVOUS_SERVICE, ObjectKey
 from ..ownership import claim_problem, foreign_service, is_ours, service_repair
 from ..parsing import claim_record, service_record
-from ..records import GRPOJobRecord, ServiceRecord
+from ..records import GRPOJobRecord
 from ..services import wanted_service
+from ..shared_records import ServiceRecord
 from .api import CLAIMS, SERVICES, Cluster, Object, Resource
 from .cache import Cache
 

@@ -7,6 +7,7 @@ import logging
 
 from ..decisions import Action, Decision
 from ..errors import AlreadyExists, Denied, NotFound
+from ..kueue.assignment import Contradiction
 from ..manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
 from ..names import ENGINE_SERVICE
 from ..observe import Observation
@@ -17,23 +18,30 @@ from ..sightings import Sightings
 from .api import JOBS, Cluster, Object
 from .cache import Caches, version_of
 from .shared import GOES_PAUSE, SharedObjects, Taken
+from .workloads import DENIED_PAUSE, Workloads
 
 log = logging.getLogger(__name__)
-
-DENIED_PAUSE = 15.0
-"""Seconds until what the API server did not take is tried again: somebody must change a quota or a policy."""
 
 
 class Starts:
     """Creates the Jobs of attempts."""
 
     def __init__(
-        self, cluster: Cluster, caches: Caches, shared: SharedObjects, sightings: Sightings, pods: PodDefaults
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        shared: SharedObjects,
+        workloads: Workloads,
+        *,
+        sightings: Sightings,
+        pods: PodDefaults,
     ) -> None:
-        """`pods` is what jobs' pods have by default; `sightings` hears of each gang's Job that was created."""
+        """`pods` is what jobs' pods have by default; `sightings` hears of each gang's Job that was created;
+        `workloads` says where Kueue wants pods."""
         self._cluster = cluster
         self._caches = caches
         self._shared = shared
+        self._workloads = workloads
         self._sightings = sightings
         self._pods = pods
 
@@ -54,13 +62,17 @@ class Starts:
             ClusterError: the API server did not answer.
         """
         job, status = seen.job, seen.job.status
-        if job.spec is None or status.plan is None:
+        if job.spec is None or status.plan is None or not _leave(seen):
             return Decision(Action.WAIT)
         body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt), seen)
         try:
             if taken := await self.services(seen) or await self._shared.claim(job):
                 return _waits_for_name(*taken)
+            if job.queue_name:
+                body = await self._workloads.placed(seen, body)
             answer = await self._create(seen, body)
+        except Contradiction as error:
+            return Decision(Action.WAIT, Reason.FAILED_CREATE, str(error), look_again=DENIED_PAUSE)
         except (Denied, NotFound) as error:
             log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
             message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
@@ -93,6 +105,11 @@ class Starts:
         known = self._caches.jobs.read(answer)
         ours = known is not None and (known.grpojob_uid, known.attempt) == (job.uid, job.status.attempt)
         return answer if known and ours and not known.deleting else None
+
+
+def _leave(seen: Observation) -> bool:
+    """Whether Kueue, where it has a say, lets pods start now."""
+    return not seen.job.queue_name or (seen.workload is not None and seen.workload.starts)
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:

@@ -38,13 +38,15 @@ class Mirror(Generic[R]):
         *,
         resync: float,
         backoff: Backoff | None = None,
+        optional: bool = False,
     ) -> None:
         """`changed` hears the GRPOJobs that a change concerns; of none, when the objects are not served.
 
         `resync` is the time between two LISTs, in seconds.
 
-        `backoff` paces what keeps failing; unset: the usual one.
+        `backoff` paces what keeps failing; unset: the usual one. `optional`: a cluster may well not know the kind.
         """
+        self.optional = optional
         self._cluster = cluster
         self._selection = selection
         self._cache = cache
@@ -149,7 +151,8 @@ class Mirror(Generic[R]):
         """Says so and waits. A refusal may last: it settles the mirror, so that nobody else waits for it."""
         if isinstance(error, Denied | NotFound):
             if not self.not_served:
-                log.warning("%s are not served now; trying again: %s", self._selection, error)
+                level = logging.INFO if self.optional and isinstance(error, NotFound) else logging.WARNING
+                log.log(level, "%s are not served now; trying again: %s", self._selection, error)
             self.not_served, self.heard_at = str(error), 0.0
             self.forbidden = isinstance(error, Forbidden)
             self.settled.set()

@@ -60,7 +60,7 @@ class AttemptTraces:
     def looked(self, seen: Observation) -> None:
         """What a look shows of an attempt."""
         job = seen.job
-        if not job.active or not job.is_true(C.ADMITTED):
+        if not job.active:
             return
         attempt = self._of(job)
         number = attempt.admission
@@ -87,10 +87,7 @@ class AttemptTraces:
         goes_on = before and new.attempt == job.status.attempt
         attempt = self._of(job) if goes_on else self._begun(job, new, now)
         admitted = new.condition(C.ADMITTED)
-        if admitted and admitted.status == "True":
-            self._admit(attempt, int(seconds(admitted.last_transition_time) or 0.0), now)
-        elif attempt.waits_since is None:  # Kueue has taken its gang back
-            attempt.waits_since, attempt.bound, attempt.started = max(now, attempt.begin), None, None
+        self._admit(attempt, int(_since(admitted)), now)
 
     def gone(self, key: ObjectKey, now: float) -> None:
         """The job was deleted, or is another controller's."""
@@ -127,9 +124,6 @@ class AttemptTraces:
         at = started or since or job.created
         begin = min(at, since or at, _waiting_since(job.created, status))
         found = self._fresh(job, status.attempt, begin)
-        if not job.is_true(C.ADMITTED):
-            found.waits_since = since or at
-            return found
         found.admitted, found.admission = at, int(since or 0.0)
         if job.is_true(C.SCHEDULED):
             found.bound = max(at, _since(job.condition(C.SCHEDULED)))

@@ -12,7 +12,7 @@ from grpo_api.usage import MAX_RECORDS, AttemptUsage, EngineUsage, PodTime, Usag
 from ..decisions import Action, Decision
 from ..observe import Observation
 from ..times import seconds, timestamp
-from .attempts import begun, holds, looked_at, pull_time
+from .attempts import holds, looked_at, pull_time
 from .division import merged, summed
 
 _ENDS_ATTEMPT = (Action.COMMIT, Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
@@ -28,7 +28,7 @@ def account(seen: Observation, decision: Decision, new: GRPOJobStatus) -> Usage 
     if job.finished and decision.action is not Action.RETRY and (old is None or not any(map(holds, old.attempts))):
         return old
     before = old or Usage(as_of=timestamp(seen.now))
-    records = _ended(looked_at(seen, begun(seen, before.attempts), before.as_of), seen, decision)
+    records = _ended(looked_at(seen, before.attempts, before.as_of), seen, decision)
     fields: dict[str, Any] = {"as_of": _as_of(seen, before), "attempts": records}
     fields |= _waiting(before, records, seen, decision)
     fields["attempts"] = _committed(records, seen, decision, new)

@@ -21,26 +21,6 @@ LATE_SECONDS = 10.0
 """How long after a container's end its kubelet may tell of it; until then the pod is thought to hold its GPUs."""
 
 
-def begun(seen: Observation, records: Sequence[AttemptUsage]) -> list[AttemptUsage]:
-    """The records, with a new one if Kueue, having taken the current attempt's GPUs, has given it some again."""
-    last = records[-1] if records else None
-    known = {pod.name for record in records for pod in record.pods}
-    if last is None or not seen.job.queue_name or last.attempt != seen.job.status.attempt or last.ended:
-        return list(records)
-    fresh = any(pod.node and pod.name not in known for pod in seen.pods)
-    if not fresh or not (last.pods or last.gone_seconds) or holds(last):
-        return list(records)
-    again = AttemptUsage(
-        attempt=last.attempt,
-        gpus=last.gpus,
-        nodes=last.nodes,
-        gpu_product=last.gpu_product,
-        gpu_hour_price=last.gpu_hour_price,
-        start_time=timestamp(seen.now),
-    )
-    return [*records[:-1], last.model_copy(update={"ended": "Preempted"}), again]
-
-
 def looked_at(seen: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
     """The records after a look; `as_of` is the moment until which they were counted."""
     mine = _sorted(seen, records)

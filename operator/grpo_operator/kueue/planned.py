@@ -1,0 +1,56 @@
+"""The plan that a Workload was made for, which it carries as an annotation.
+
+A job may wait for long, and a plan made anew on another day's nodes could have another shape, which would cost the job
+its place. So the plan stays with the Workload, until the spec changes or the job learns that it can't run by it.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from grpo_api.plan import ExecutionPlan
+
+from ..records import GRPOJobRecord
+from ..workloads import WorkloadRecord
+
+
+class Planned(BaseModel):
+    """What stands in the annotation."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    attempt: int
+    """Attempts that the job had had."""
+    generation: int
+    """The spec that was planned."""
+    shape: str
+    """See pod_sets.shape."""
+    plan: ExecutionPlan
+
+
+def planned(workload: WorkloadRecord | None) -> Planned | None:
+    """For which plan a Workload was made; None where it doesn't say so, or nobody can read it."""
+    if workload is None or not workload.planned:
+        return None
+    try:
+        return Planned.model_validate_json(workload.planned)
+    except ValidationError:
+        return None
+
+
+def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
+    """The annotation of a Workload that is made now."""
+    fields: dict[str, Any] = {"attempt": job.status.attempt, "generation": job.generation, "shape": shape, "plan": plan}
+    return Planned.model_validate(fields).model_dump_json(by_alias=True, exclude_none=True)
+
+
+def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
+    """The plan by which the job waits or runs already, if it needs no other one."""
+    found, learned = planned(workload), job.status.learned
+    if found is None:
+        return None
+    short = learned is not None and learned.last_of(job.status.attempt) is not None
+    if short and found.attempt < job.status.attempt:
+        return None
+    # what MultiKueue made is of the other cluster's object, whose generation is another
+    return found.plan if job.kueue.prebuilt or found.generation == job.generation else None

@@ -1,0 +1,112 @@
+"""What the operator does to a GRPOJob's Workload next: a table of the Workload's state and the job's.
+
+It follows from what is there alone, and each step is one write: an operator that ends between two of them, or one that
+takes its place, goes on from what the first has left.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from grpo_api.plan import ExecutionPlan
+
+from ..decisions import Action, Decision
+from ..observe import Observation
+from ..pod_defaults import PodDefaults
+from ..records import GRPOJobRecord
+from ..workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
+from .answers import wants
+
+WORKLOAD_PRIORITY = "WorkloadPriorityClass"
+
+
+class Write(StrEnum):
+    """One write to a Workload."""
+
+    CREATE = "Create"
+    ADOPT = "Adopt"
+    """Takes the one that MultiKueue has made on this cluster."""
+    DELETE = "Delete"
+    AMEND = "Amend"
+    """Its queue or its priority."""
+    PAUSE = "Pause"
+    RESUME = "Resume"
+    CLEAR = "Clear"
+    """Gives back what an eviction has taken, and asks for it anew."""
+    READY = "Ready"
+    FINISH = "Finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A write, and for CREATE the plan that the Workload is made for."""
+
+    write: Write
+    plan: ExecutionPlan | None = None
+
+
+def step(seen: Observation, decision: Decision, pods: PodDefaults) -> Step | None:
+    """The next write; None where there is nothing to do, or only to wait."""
+    workload = seen.workload
+    if seen.kueue_problem or seen.job.deleting:
+        return None
+    if workload is None:
+        return _without(seen, decision)
+    if workload.deleting:
+        return None
+    if seen.job.finished:
+        return None if workload.is_true(FINISHED) or seen.gang_left else Step(Write.FINISH)
+    return _of_the_living(seen, decision, workload, pods)
+
+
+def _without(seen: Observation, decision: Decision) -> Step | None:
+    """No Workload: one is made for a job that waits with a plan."""
+    waits = decision.action is Action.QUEUE and decision.plan is not None and not seen.job.active
+    if not waits or not seen.job.queue_name:
+        return None
+    return Step(Write.ADOPT) if seen.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
+
+
+def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> Step | None:
+    """A job that goes on, or is to go on."""
+    job, idle = seen.job, not seen.job.active and not seen.gang_left
+    if not job.queue_name or (workload.is_true(FINISHED) and not job.kueue.prebuilt):
+        return Step(Write.DELETE) if idle or not job.queue_name else None
+    if workload.is_true(EVICTED) and workload.holds:
+        return Step(Write.CLEAR) if idle else None
+    if job.suspended:
+        return Step(Write.PAUSE) if workload.active and not job.kueue.prebuilt else None
+    if workload.paused:
+        return Step(Write.RESUME)
+    if job.active:
+        ready = seen.started and workload.keeps and not workload.is_true(PODS_READY)
+        return Step(Write.READY) if ready else None
+    if job.kueue.prebuilt:
+        return None
+    if _outdated(seen, decision, workload, pods):
+        return Step(Write.DELETE) if idle else None
+    return Step(Write.AMEND) if _amends(job, workload) else None
+
+
+def _outdated(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> bool:
+    """Whether nobody will run what it stands for: the job has another plan by now, or none."""
+    if decision.action not in (Action.QUEUE, Action.REJECT):
+        return False
+    return decision.plan is None or not wants(seen, workload, decision.plan, pods)
+
+
+def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
+    """Whether it waits in another queue, or with another priority, than its job says by now."""
+    if workload.is_true(QUOTA_RESERVED):
+        return False
+    return workload.queue != job.queue_name or workload.priority_class != wanted_class(job, workload)
+
+
+def wanted_class(job: GRPOJobRecord, workload: WorkloadRecord | None = None) -> tuple[str, str]:
+    """Kind and name of the class that says the Workload's priority; that of a Workload's pods may be the cluster's
+    default, which only the Workload tells."""
+    if job.kueue.priority_class:
+        return WORKLOAD_PRIORITY, job.kueue.priority_class
+    if job.spec and (name := job.spec.placement.priority_class_name):
+        return "PriorityClass", name
+    known = workload.priority_class if workload else ("", "")
+    return ("", "") if known[0] == WORKLOAD_PRIORITY else known

@@ -1,0 +1,274 @@
+"""A job that Kueue admits: what the state of its Workload means for it, and what is written to the Workload then."""
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.cleanup import clean_up
+from grpo_operator.decisions import Action, Decision
+from grpo_operator.kueue.answers import by_kueue
+from grpo_operator.kueue.planned import planned_for
+from grpo_operator.kueue.statuses import cleared
+from grpo_operator.kueue.steps import Write, step
+from grpo_operator.observe import Observation
+from grpo_operator.untyped import Unreadable
+from grpo_operator.workloads import MAX_UPDATES, workload_record
+from tests.generated import cases
+from tests.unit.kueue_world import (
+    ASSIGNED,
+    QUEUED,
+    admitted,
+    evicted,
+    make_item,
+    make_queued,
+    make_workload,
+    told,
+)
+from tests.unit.operator_world import (
+    LIMITS,
+    NOW,
+    PLAN,
+    PODS,
+    SERVED_PLAN,
+    TRAINERS,
+    active_status,
+    condition,
+    judged,
+    make_child,
+    make_job,
+    make_pod,
+    terminated,
+)
+
+QUEUES = Decision(Action.QUEUE, "WaitingForKueue", plan=PLAN)
+DONE = {"attempt": 1, "conditions": [condition("Succeeded")]}
+OTHER_PLAN = PLAN.model_copy(update={"nodes": 3})
+
+
+def written(seen: Observation, decision: Decision | None = None) -> Write | None:
+    """The write that is due."""
+    due = step(seen, decision or judged(seen), PODS)
+    return due.write if due else None
+
+
+def running(workload: dict[str, Any] | None, *more: Any, **spec: Any) -> Observation:
+    found = None if workload is None else make_workload(workload)
+    return make_queued(found, *TRAINERS, *more, status=active_status(), **spec)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (evicted(), "Evicted: Preempted: somebody else needs it"),
+        (admitted(told("Finished")), "Finished: Because"),
+        (admitted(told("Admitted", False)), "Admitted condition is not True"),
+        (admitted(told("Admitted", "Unknown")), "Admitted condition is not True"),
+        ({}, "Admitted condition is not True"),
+        (None, "is gone"),
+    ],
+)
+def test_a_gang_ends_with_its_admission_and_no_restart_is_counted(status: dict[str, Any] | None, words: str) -> None:
+    decision = judged(running(status))
+    assert (decision.action, decision.reason, decision.counted) == (Action.RELEASE, "Evicted", False)
+    assert words in decision.message
+
+
+@pytest.mark.parametrize("status", [admitted(), admitted(told("Evicted", False)), admitted(told("Preempted"))])
+def test_a_gang_runs_on_while_it_is_admitted(status: dict[str, Any]) -> None:
+    assert judged(running(status)).action is Action.WAIT
+
+
+def test_a_gang_of_which_nobody_knows_whether_it_is_admitted_runs_on_and_none_is_started() -> None:
+    away = replace(running(None), kueue_problem="the operator may not see")
+    assert judged(away).action is Action.WAIT
+    assert written(away) is None
+    unstarted = replace(make_queued(None, status=active_status(jobUid=None)), kueue_problem="may not see")
+    assert (judged(unstarted).action, judged(unstarted).reason) == (Action.WAIT, "FailedCreate")
+
+
+def test_an_eviction_in_mid_restart_is_answered_before_the_failure() -> None:
+    failed = (make_child(), make_pod(0, state=terminated(1)), make_pod(1))
+    seen = make_queued(make_workload(evicted()), *failed, status=active_status())
+    assert (judged(seen).action, judged(seen).counted) == (Action.RELEASE, False)
+    waits = make_queued(make_workload(evicted()), *failed, status={"attempt": 1, "conditions": []})
+    assert clean_up(waits, LIMITS).delete_jobs == ("run-1",), "also what ended by itself"
+    assert written(waits, QUEUES) is None
+    gone = make_queued(make_workload(evicted()), status={"attempt": 1, "conditions": []})
+    assert written(gone, QUEUES) is Write.CLEAR
+
+
+WAITS: dict[str, Any] = {"attempt": 1, "conditions": [condition("Admitted", "False")]}
+NO_QUEUE: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "queueName": None}}
+
+
+@pytest.mark.parametrize(
+    ("workload", "job", "things", "due"),
+    [
+        # a job that waits
+        (None, WAITS, (), Write.CREATE),
+        (None, WAITS, TRAINERS, Write.CREATE),
+        ({}, WAITS, (), None),
+        (admitted(), WAITS, (), None),
+        (evicted(), WAITS, (), Write.CLEAR),
+        (evicted(), WAITS, (make_child(),), None),
+        (evicted(), WAITS, (make_pod(0),), None),
+        (evicted(), WAITS, (make_pod(0, deleted=True),), None),
+        (evicted(), WAITS, (make_pod(0, state=terminated(1)),), Write.CLEAR),
+        ({"conditions": [told("Evicted")]}, WAITS, (), None),
+        (admitted(told("Finished")), WAITS, (), Write.DELETE),
+        (admitted(told("Finished")), WAITS, (make_pod(0),), None),
+        # one that runs
+        (admitted(), active_status(), TRAINERS, Write.READY),
+        (admitted(told("PodsReady")), active_status(), TRAINERS, None),
+        (admitted(), active_status(), (make_child(),), None),
+        (evicted(), active_status(), TRAINERS, None),
+        (admitted(told("PodsReady")), active_status(), (make_child(), make_pod(0, state=terminated(1))), None),
+        # one that has ended
+        (admitted(), DONE, (), Write.FINISH),
+        ({}, DONE, (), Write.FINISH),
+        (admitted(), DONE, TRAINERS, None),
+        (admitted(told("Finished")), DONE, (), None),
+    ],
+)
+def test_each_state_has_one_write_or_none(
+    workload: dict[str, Any] | None, job: dict[str, Any], things: tuple[Any, ...], due: Write | None
+) -> None:
+    found = None if workload is None else make_workload(workload)
+    assert written(make_queued(found, *things, status=job), QUEUES) is due
+
+
+def test_a_suspended_job_is_taken_out_of_its_queue_and_comes_back() -> None:
+    paused = {"annotations": {"grpo.dev/paused": "true"}}
+    suspended = make_queued(make_workload(admitted()), status=WAITS, suspend=True)
+    assert written(suspended, Decision(Action.SUSPEND)) is Write.PAUSE
+    inactive = make_workload(admitted(), spec={"active": False}, **paused)
+    assert written(replace(suspended, workload=inactive), Decision(Action.SUSPEND)) is None
+    assert written(make_queued(inactive, status=WAITS), QUEUES) is Write.RESUME
+    by_others = make_workload({}, spec={"active": False})
+    assert written(make_queued(by_others, status=WAITS), QUEUES) is None, "somebody else's pause is theirs to end"
+    waits = by_kueue(make_queued(by_others, status=WAITS), Decision(Action.COMMIT, plan=PLAN), PODS)
+    assert "spec.active is false" in waits.message
+
+
+def test_a_job_without_its_queue_name_gives_its_workload_up() -> None:
+    for status in (WAITS, active_status()):
+        assert written(make_queued(make_workload(admitted()), status=status, **NO_QUEUE), QUEUES) is Write.DELETE
+
+
+@pytest.mark.parametrize("decision", [Decision(Action.REJECT, "InvalidSpec"), Decision(Action.QUEUE, "NoGPUs")])
+def test_a_job_that_can_not_run_any_more_holds_no_quota(decision: Decision) -> None:
+    assert written(make_queued(make_workload(admitted()), status=WAITS), decision) is Write.DELETE
+    assert written(make_queued(make_workload(admitted()), make_pod(0), status=WAITS), decision) is None
+
+
+def test_queue_and_priority_follow_the_job_until_quota_is_reserved() -> None:
+    renamed = {"placement": {"queueName": "other"}}
+    assert written(make_queued(make_workload({}), status=WAITS, **renamed), QUEUES) is Write.AMEND
+    assert written(make_queued(make_workload(admitted()), status=WAITS, **renamed), QUEUES) is None
+    job = make_job(QUEUED, WAITS, labels={"kueue.x-k8s.io/priority-class": "high"})
+    seen = replace(make_queued(make_workload({})), job=job)
+    assert written(seen, QUEUES) is Write.AMEND
+
+
+def commits(workload: dict[str, Any] | None, plan: Any = PLAN, **more: Any) -> Decision:
+    found = None if workload is None else make_workload(workload, **more)
+    return by_kueue(make_queued(found, status=WAITS), Decision(Action.COMMIT, plan=plan), PODS)
+
+
+def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None:
+    assert commits(admitted()).action is Action.COMMIT
+    reserved = {"admission": ASSIGNED, "conditions": [told("QuotaReserved")]}
+    checks = [{"name": "nodes", "state": "Pending", "message": "asked for"}]
+    for status, words in (
+        (None, "waits for Kueue's LocalQueue team"),
+        ({"conditions": [told("QuotaReserved", False, message="too many")]}, "LocalQueue team: too many"),
+        (reserved | {"admissionChecks": checks}, "its quota is reserved, nodes is Pending: asked for"),
+        (evicted(), "it was evicted: Preempted: somebody else needs it"),
+        ({"conditions": [told("Admitted")]}, "waits for"),
+    ):
+        found = commits(status)
+        assert (found.action, found.reason, found.plan) == (Action.QUEUE, "WaitingForKueue", PLAN)
+        assert words in found.message
+
+
+@pytest.mark.parametrize("plan", [OTHER_PLAN, SERVED_PLAN])
+def test_a_plan_of_another_shape_needs_another_workload(plan: Any) -> None:
+    found = commits(admitted(), plan)
+    assert (found.action, found.reason) == (Action.QUEUE, "WorkloadReplaced")
+    seen = make_queued(make_workload(admitted()), status=WAITS)
+    assert written(seen, found) is Write.DELETE
+    assert written(replace(seen, workload=None), found) is Write.CREATE
+
+
+def test_a_job_keeps_its_plan_until_its_spec_changes_or_it_runs_out_of_memory() -> None:
+    job, workload = make_job(QUEUED), make_workload(admitted())
+    assert planned_for(job, workload) == PLAN
+    assert planned_for(make_job(QUEUED, generation=2), workload) is None
+    assert planned_for(job, replace(workload, planned="{")) is None
+    assert planned_for(job, None) is None
+
+
+def test_what_an_eviction_gives_back() -> None:
+    for reason, comes_back in (("Preempted", "True"), ("NodeFailures", "True"), ("Deactivated", "False")):
+        item = make_item(evicted(reason) | {"requeueState": {"count": 1}})
+        before = {one["type"]: one for one in item["status"]["conditions"]}
+        found = cleared(item, NOW)
+        assert found["admission"] is None
+        after = {one["type"]: one for one in found["conditions"]}
+        assert {kind: one["status"] for kind, one in after.items()} == {
+            "QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Requeued": comes_back,
+            "Evicted": "True",
+        }  # fmt: skip
+        assert after["Evicted"] == before["Evicted"], "Kueue's own stays as it is"
+        assert after["Requeued"]["reason"] == reason
+
+
+ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+WORDS = st.sampled_from(["True", "False", "Unknown", ""])
+KINDS = st.sampled_from(["QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Else"])
+CONDITIONS = st.lists(st.builds(told, KINDS, WORDS, st.text(max_size=9)), max_size=8)
+STATUSES = st.fixed_dictionaries(
+    {"conditions": CONDITIONS}, optional={"admission": st.just(ASSIGNED), "admissionChecks": st.just([])}
+)
+JOBS = st.sampled_from([WAITS, active_status(), DONE, {}])
+THINGS = st.lists(st.sampled_from([make_child(), make_pod(0), make_pod(1), make_pod(0, deleted=True)]), unique=True)
+
+
+@settings(max_examples=cases(200))
+@given(st.none() | STATUSES, JOBS, THINGS, st.booleans(), st.booleans())
+def test_whatever_kueue_says_pods_run_only_while_it_admits_them(
+    status: dict[str, Any] | None, job: dict[str, Any], things: list[Any], suspend: bool, active: bool
+) -> None:
+    found = None if status is None else make_workload(status, spec={"active": active})
+    seen = make_queued(found, *things, status=job, suspend=suspend)
+    decision = judged(seen)
+    if decision.action is Action.START:
+        assert found
+        assert found.keeps
+    if decision.action is Action.ADMIT:
+        decision = by_kueue(seen, replace(decision, action=Action.COMMIT, plan=PLAN), PODS)
+        assert decision.action is not Action.COMMIT or (found is not None and found.starts)
+    write = written(seen, decision)
+    if write in (Write.CLEAR, Write.DELETE, Write.FINISH):
+        assert not seen.gang_left, "quota goes back when no pod is left"
+    if write in (Write.CREATE, Write.AMEND):
+        assert not seen.job.active
+
+
+@settings(max_examples=cases(200))
+@given(st.recursive(ANY, lambda below: st.lists(below, max_size=3) | st.dictionaries(
+    st.sampled_from(["conditions", "admission", "podSetAssignments", "admissionChecks", "podSetUpdates", "name",
+                     "flavors", "state", "type", "status"]), below, max_size=4)))  # fmt: skip
+def test_a_status_of_any_content_is_read_or_costs_its_workload_alone(status: Any) -> None:
+    with contextlib.suppress(Unreadable):
+        make_workload(status)
+
+
+def test_wishes_of_admission_checks_are_bounded() -> None:
+    update = {"name": "trainer", "labels": {"a": "x" * MAX_UPDATES}}
+    with pytest.raises(ValueError, match="podSetUpdates"):
+        workload_record(make_item(admitted(admissionChecks=[{"name": "x", "podSetUpdates": [update]}])))
