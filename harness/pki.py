@@ -6,11 +6,13 @@ certificate. Made with openssl to need no Python package.
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from .programs.processes import run
 
 DAYS = 365
+CURVE = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
 
 
 class Authority:
@@ -43,9 +45,19 @@ class Authority:
             extensions.append(f"subjectAltName={names}")
         self._make(name, subject, extensions, signed=True)
 
-    def _make(self, name: str, subject: str, extensions: list[str], signed: bool) -> None:
+    def make_alone(self, name: str, subject: str, names: str) -> None:
+        """Make `name`.key and `name`.crt that vouch for themselves, as authority and as server for the names.
+
+        The key is RSA's in its oldest spelling (PKCS 1): the library by which many a manager rotates its certificates
+        reads no other.
+        """
+        extensions = ["basicConstraints=critical,CA:true", f"subjectAltName={names}"]
+        self._make(name, subject, extensions, signed=False, key=["rsa:2048"])
+        self.key(name).write_text(run("openssl", "pkey", "-traditional", "-in", self.key(name)))
+
+    def _make(self, name: str, subject: str, extensions: list[str], signed: bool, key: Sequence[str] = CURVE) -> None:
         command: list[object] = ["openssl", "req", "-config", self._config, "-x509", "-days", DAYS, "-nodes"]
-        command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-subj", subject]
+        command += ["-newkey", *key, "-subj", subject]
         command += ["-keyout", self.key(name), "-out", self.crt(name)]
         if signed:
             command += ["-CA", self.crt("ca"), "-CAkey", self.key("ca")]

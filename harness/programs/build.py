@@ -57,6 +57,7 @@ PROGRAMS = {
         "storage", ("github.com/rancher/local-path-provisioner",), ("local-path-provisioner",)
     ),
     "kwok": Program("kwok", ("sigs.k8s.io/kwok/cmd/kwok",), ("kwok",)),
+    "kueue": Program("kueue", ("sigs.k8s.io/kueue/cmd/kueue",), ("kueue",)),
     "versitygw": Program("versitygw", ("github.com/versity/versitygw/cmd/versitygw",), ("versitygw",)),
     "helm": Program("tools", ("helm.sh/helm/v4/cmd/helm",), ("helm",)),
     "krew": Program(
