@@ -6,9 +6,11 @@ import pytest
 
 from harness.cluster import Cluster
 from harness.fixtures import AnyCluster, api_level, serve_grpojobs
+from harness.kueue import serve_kueue_kinds
 from harness.programs.processes import ClusterError
 from tests.integration import test_alerts
 from tests.integration.gpu_bench import NODES, GpuBench
+from tests.integration.kueue_bench import KueueBench
 from tests.integration.operator_bench import Bench, OperatorThread, operating
 
 
@@ -65,3 +67,23 @@ def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
     """The operator, for that namespace only."""
     with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def kueue_cluster() -> Iterator[Cluster]:
+    """A cluster of its own that knows Kueue's kinds too: beside it all others show that none of them is needed."""
+    with api_level("kueue") as cluster:
+        if not isinstance(cluster, Cluster):
+            raise ClusterError("Kueue's tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG")
+        serve_grpojobs(cluster)
+        serve_kueue_kinds(cluster)
+        cluster.add_kwok_nodes(0, 8)
+        yield cluster
+
+
+@pytest.fixture
+def kueue_bench(kueue_cluster: Cluster) -> Iterator[KueueBench]:
+    """A namespace whose jobs a stand-in for Kueue's manager admits."""
+    one = KueueBench(kueue_cluster, kueue_cluster.control_plane.client())
+    yield one
+    one.end_all()

@@ -1,0 +1,72 @@
+"""Queues of Kueue's real manager: what an administrator makes for one namespace, with a quota of GPUs."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from harness.client import ApiClient, ApiStatusError
+from harness.programs.processes import until
+from tests.integration.kueue_stand_in import MERGE, KueueStandIn
+from tests.integration.kueue_writes import GPU
+
+T = TypeVar("T")
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+QUEUE = "team"
+SECONDS = 60
+PLENTY = {"cpu": "1000", "memory": "100Ti", "ephemeral-storage": "100Ti"}
+
+
+class RealQueues(KueueStandIn):
+    """The stand-in's questions put to the real manager, which writes by itself."""
+
+    def __init__(self, client: ApiClient, namespace: str, quota: int = 4) -> None:
+        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and the LocalQueue."""
+        super().__init__(client, namespace, quota, namespace)
+        self.namespace = namespace
+        self._made: list[str] = []
+        self._make("resourceflavors", "ResourceFlavor", {})
+        self._make("clusterqueues", "ClusterQueue", self._cluster_queue())
+        local = {"metadata": {"name": QUEUE}, "spec": {"clusterQueue": namespace}}
+        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", **local}
+        client.request("POST", f"{KUEUE}/namespaces/{namespace}/localqueues", body)
+
+    def _make(self, plural: str, kind: str, spec: dict[str, Any], name: str = "", **more: Any) -> None:
+        """Makes an object outside namespaces, by the namespace's name."""
+        metadata = {"name": name or self.namespace}
+        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, "spec": spec, **more}
+        self.client.request("POST", f"{KUEUE}/{plural}", body)
+        self._made.append(f"{KUEUE}/{plural}/{metadata['name']}")
+
+    def _cluster_queue(self) -> dict[str, Any]:
+        quotas = [{"name": name, "nominalQuota": amount} for name, amount in {GPU: self.quota, **PLENTY}.items()]
+        flavors = [{"name": self.flavor, "resources": quotas}]
+        return {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}},
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+            "resourceGroups": [{"coveredResources": [one["name"] for one in quotas], "flavors": flavors}],
+        }
+
+    def require_check(self) -> None:
+        """Holds admissions back until a check of the namespace's name, whose controller the test is, says yes."""
+        self._make("admissionchecks", "AdmissionCheck", {"controllerName": f"example.com/{self.namespace}"})
+        path = f"{KUEUE}/admissionchecks/{self.namespace}"
+        active = {"type": "Active", "status": "True", "reason": "Active", "message": "the test answers"}
+        active["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+        self.client.request("PATCH", f"{path}/status", {"status": {"conditions": [active]}}, MERGE)
+        strategy = {"admissionChecks": [{"name": self.namespace}]}
+        queue = f"{KUEUE}/clusterqueues/{self.namespace}"
+        self.client.request("PATCH", queue, {"spec": {"admissionChecksStrategy": strategy}}, MERGE)
+        self.check = self.namespace
+
+    def until(self, what: str, probe: Callable[[], T]) -> T:
+        """Waits until the manager has written it."""
+        found: T = until(f"{what} in {self.namespace}", probe, SECONDS)
+        return found
+
+    def end(self) -> None:
+        """Deletes what is outside the namespace; the manager's finalizers let go once the queue is empty."""
+        for path in reversed(self._made):
+            try:
+                self.client.request("DELETE", path)
+            except ApiStatusError as error:
+                if error.status != 404:
+                    raise
