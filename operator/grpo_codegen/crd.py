@@ -133,9 +133,19 @@ def _leader() -> dict[str, Any]:
 def job_schema() -> Schema:
     """The schema of a whole GRPOJob; only the spec is defaulted by the API server."""
     schema = structural(GRPOJob, defaults=True)
-    schema["properties"]["status"] = structural(GRPOJob, defaults=False)["properties"]["status"]
+    schema["properties"]["status"] = _in_whole_parts(structural(GRPOJob, defaults=False)["properties"]["status"])
     schema["properties"] = _TYPE_META | schema["properties"]
     return schema
+
+
+def _in_whole_parts(status: Schema) -> Schema:
+    """The status, of which each part, a condition too, is owned as a whole: the operator alone writes it, and who owns
+    which of their fields is a seventh of the object."""
+    parts = (part.get("items", part) for part in status["properties"].values())
+    for part in parts:
+        if part.get("type") == "object":
+            part["x-kubernetes-map-type"] = "atomic"
+    return status
 
 
 def _version(name: str, *, storage: bool) -> dict[str, Any]:

@@ -168,7 +168,11 @@ def test_all_wrong_fields_are_named_at_once(api: ApiClient, state: str) -> None:
     assert (f"{wanted}: spec.image spec.guard; set spec.suspend to true first" in answer) == bool(wanted), answer
 
 
-@pytest.mark.parametrize("status", [None, {"attempt": 0}, {"conditions": []}], ids=["null", "zero", "no-conditions"])
+@pytest.mark.parametrize(
+    "status",
+    [None, {"attempt": 0}, {"conditions": []}, {"attempt": 9, "restarts": 9}],
+    ids=["null", "zero", "no-conditions", "other"],
+)
 def test_a_status_in_the_request_gets_nobody_round_it(api: ApiClient, state: str, status: object) -> None:
     answer = change(api, state, ("training.beta", 0.5), status=status)
     assert ("since it is what is trained: spec.training" in answer) == (state not in ("new", "queued"))
@@ -222,6 +226,16 @@ def test_the_attempt_never_goes_back(started: AnyCluster, status: object) -> Non
     assert "status.attempt" in caught.value.stderr
     assert "may only grow" in caught.value.stderr
     patch(started, {"status": {"attempt": 3}}, "--subresource=status")
+
+
+def test_a_write_of_the_status_changes_no_spec(api: ApiClient, state: str) -> None:
+    """The rule does not look at the spec then."""
+    path = f"{GRPOJOBS.format('default')}/{state}"
+    before = api.get(path)["spec"]
+    sent = {"spec": {"training": {"beta": 0.5}, "image": "trainer:2"}, "status": {"restarts": 5}}
+    found = api.request("PATCH", f"{path}/status?dryRun=All", sent, MERGE)
+    assert found["status"]["restarts"] == 5
+    assert found["spec"] == before
 
 
 def test_a_retry_counter_never_goes_back(api: ApiClient, state: str) -> None:

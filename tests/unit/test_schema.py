@@ -107,6 +107,13 @@ def test_the_status_has_no_defaults_so_that_an_object_without_one_stays_without(
     assert [path for path, schema in fields(status) if "default" in schema] == []
 
 
+def test_who_owns_which_field_of_a_part_of_the_status_is_not_kept() -> None:
+    parts = [part.get("items", part) for part in job_schema()["properties"]["status"]["properties"].values()]
+    objects = [part for part in parts if part.get("type") == "object"]
+    assert len(objects) > 10
+    assert all(part["x-kubernetes-map-type"] == "atomic" for part in objects)
+
+
 def test_columns_show_what_the_design_promises() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     always = [column["name"].upper() for column in columns if column["priority"] == 0]
