@@ -16,6 +16,9 @@ from grpo_api.status import ConditionType, GRPOJobStatus
 Fields = dict[str, Any]
 UNPACKED = 64
 """How many ended jobs stay unpacked: a reconcile reads the same one many times."""
+TYPED, SHORT = 256, 8192
+"""How many specs stay typed, and the longest that do, in characters of JSON: a job comes again with each write of its
+status, and its spec is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,23 @@ def typed_status(status: Fields) -> GRPOJobStatus:
 
 def content(spec: Fields, status: GRPOJobStatus) -> Content:
     """The content of an object with this spec and status."""
+    text = json.dumps(spec)
+    typed, problems = _typed_spec(text) if len(text) <= SHORT else _judged(spec)
+    return Content(typed, problems, status)
+
+
+@lru_cache(TYPED)
+def _typed_spec(text: str) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
+    """What the types make of a spec of that JSON; by its text, for what is said by `1` and `1.0` is not the same."""
+    return _judged(json.loads(text))
+
+
+def _judged(spec: Fields) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
+    """The typed spec, or why its types reject it."""
     try:
-        return Content(parse_spec(spec), (), status)
+        return parse_spec(spec), ()
     except SpecInvalid as error:
-        return Content(None, tuple(error.problems), status)
+        return None, tuple(error.problems)
 
 
 def ended(status: GRPOJobStatus) -> bool:

@@ -203,14 +203,27 @@ def test_an_object_that_was_deleted_after_the_list_began_does_not_come_back() ->
     assert (world.kept(), world.cache.ghosts) == ({}, 0)
 
 
+class Counted(dict[str, Any]):
+    """An object that counts how often its status is read."""
+
+    asked = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        Counted.asked += key == "status"
+        return super().get(key, default)
+
+
+def test_the_event_of_a_write_of_ours_is_not_read_after_its_answer() -> None:
+    caches = Caches()
+    answer = caches.pods.put(pod("a", "uid", 5))
+    Counted.asked = 0
+    assert caches.pods.put(Counted(pod("a", "uid", 5))) is answer
+    assert Counted.asked == 0
+    assert caches.pods.put(Counted(pod("a", "uid", 6))) is not answer
+    assert Counted.asked > 0
+
+
 def test_what_is_known_already_is_not_read_again() -> None:
-    class Counted(dict[str, Any]):
-        asked = 0
-
-        def get(self, key: str, default: Any = None) -> Any:
-            Counted.asked += key == "status"
-            return super().get(key, default)
-
     caches = Caches()
     items = [Counted(pod(name, f"uid-{name}", 5)) for name in NAMES]
     for expected in (len(NAMES), 0):

@@ -1,5 +1,6 @@
 """Records of GRPOJobs: an ended one is small and still says everything, to the last field."""
 
+import copy
 import sys
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import GRPOJobStatus
+from grpo_operator.content import SHORT
 from grpo_operator.names import LABEL_ATTEMPT
 from grpo_operator.parsing import grpojob_record, pod_record
 from grpo_operator.records import GRPOJobRecord
@@ -54,6 +56,35 @@ def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, 
     assert repr(record.raw_status) == repr(item["status"])
     assert (record.phase, record.observed_generation) == (record.status.phase or "", record.status.observed_generation)
     assert (record.spec, record.problems) == judged_spec(item.get("spec") or {})
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every place below a JSON value, as the container and its key."""
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    return [(value, key) for key, _ in pairs] + [place for _, part in pairs for place in places(part)]
+
+
+@settings(max_examples=cases(300))
+@given(data=st.data())
+def test_a_spec_that_was_typed_before_is_never_taken_for_another(data: st.DataObject) -> None:
+    """Neighbours in writing, read one after the other: each says what its types say of it alone."""
+    for _ in range(3):
+        spec = copy.deepcopy(GRPOJOB["spec"])
+        holder, key = data.draw(st.sampled_from(places(spec)))
+        holder[key] = data.draw(st.sampled_from([0, 0.0, -0.0, 1, 1.0, True, False, "1", "", None, [], {}]))
+        spec["command"] = ["x" * data.draw(st.sampled_from([0, SHORT]))] if data.draw(st.booleans()) else []
+        for _ in range(2):
+            record = read({**GRPOJOB, "spec": copy.deepcopy(spec)})
+            assume(record is not None)
+            assert record is not None
+            assert repr((record.spec, record.problems)) == repr(judged_spec(spec))
+
+
+def test_the_spec_of_a_job_that_comes_again_is_typed_once() -> None:
+    status = {**GRPOJOB["status"], "attempt": 7}
+    first, second = grpojob_record(GRPOJOB), grpojob_record({**GRPOJOB, "status": status})
+    assert second.spec is first.spec
+    assert second.status.attempt == 7
 
 
 def test_an_ended_job_of_fifty_pods_is_kept_in_two_kilobytes() -> None:

@@ -104,8 +104,8 @@ class Cache(Generic[R]):
         if self._left.get(uid, -1) > version:
             return None
         known = self._items.get(identity(item))
-        # an event can arrive after the answer to a later write of ours
-        if known and known.uid == uid and known.version > version:
+        # an event can arrive after the answer to that write of ours, or to a later one
+        if known and known.uid == uid and known.version >= version > 0:
             return known
         record = self.read(item)
         if record is None:
