@@ -185,7 +185,7 @@ EVENTS = Metric(
     "grpo_operator_events_total",
     "counter",
     "1",
-    "Events on GRPOJobs by what became of them (sent, refused, dropped).",
+    "Events on GRPOJobs by what became of them (sent, folded into one that waited, refused, dropped).",
     ("result",),
 )
 SPANS = Metric(

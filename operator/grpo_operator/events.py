@@ -1,4 +1,4 @@
-"""What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions."""
+"""What events on GRPOJobs say, for `kubectl describe`: one per change of the conditions, fewer under load."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +60,16 @@ def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobS
         words = cut("".join(f"; {one}" for one in sums), MAX_MESSAGE - MIN_REASON)
         message = cut(message, MAX_MESSAGE - len(words)) + words
     return _event(about, "Warning" if warns else "Normal", condition.reason, message, now)
+
+
+def folded(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any] | None:
+    """One event that tells what these two tell: that a job was admitted, and that it runs. None for others, and where
+    something would have to be cut."""
+    message = f"{later['message']}; before: {earlier['message']}"
+    reasons = earlier["reason"], later["reason"]
+    if reasons != (Reason.ADMITTED, Reason.ALL_PODS_RUNNING) or len(message) > MAX_MESSAGE:
+        return None
+    return {**later, "message": message, "firstTimestamp": earlier["firstTimestamp"]}
 
 
 def unreadable_event(about: Mapping[str, str], problem: str, now: float) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = EventRecorder(cluster, lambda: len(queue) > 0, metrics.told)
+        self._recorder = EventRecorder(cluster, lambda: len(queue) + queue.active > 0, metrics.told)
         self._teller = Teller(cluster, caches.unreadables)
         self.mirrors = self._mirrors(cluster)
         self._leading = leading

@@ -13,7 +13,7 @@ from grpo_api.status import Condition, GRPOJobStatus
 from grpo_api.usage import GPUSeconds, Usage
 from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_operator.errors import Denied, Unavailable
-from grpo_operator.events import event, telling_change
+from grpo_operator.events import MAX_MESSAGE, event, folded, telling_change
 from tests.generated import cases
 from tests.unit.operator_world import NOW, at, make_job
 from tests.virtual_time import virtually
@@ -104,6 +104,58 @@ def test_each_jobs_events_keep_their_order_whatever_the_server_refuses(
     assert server.got == expected
     assert server.most <= SENDERS
     assert counts.total() == len(jobs)
+
+
+class Kept:
+    """Takes events at once."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+
+    async def create(self, _resource: Any, _namespace: str, body: Any) -> Any:
+        self.bodies.append(body)
+        return body
+
+
+async def started(*, busy: bool, gap: float) -> tuple[list[Any], Counter[str]]:
+    """What arrives of a job that is admitted, runs so many seconds later, and then fails."""
+    server, counts = Kept(), Counter[str]()
+    recorder = EventRecorder(server, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    running, old = asyncio.create_task(recorder.run()), list[Condition]()
+    for number, (kind, reason) in enumerate(
+        [("Admitted", "Admitted"), ("Running", "AllPodsRunning"), ("Failed", "BadInput")]
+    ):
+        new = stated(**{kind: ("True", reason)})
+        recorder.record(make_job(), old, new, NOW + number)
+        await asyncio.sleep(gap)
+    await asyncio.sleep(60)
+    running.cancel()
+    return server.bodies, counts
+
+
+def test_an_admission_that_waits_is_told_with_the_start() -> None:
+    bodies, counts = virtually(started(busy=True, gap=1.0))
+    assert [body["reason"] for body in bodies] == ["AllPodsRunning", "BadInput"]
+    assert bodies[0]["message"] == "Running=True: said; before: Admitted=True: said"
+    assert bodies[0]["firstTimestamp"] < bodies[0]["lastTimestamp"]
+    assert bodies[1]["message"] == "Failed=True: said"
+    assert counts == {"folded": 1, "sent": 2}
+
+
+@pytest.mark.parametrize(("busy", "gap"), [(False, 1.0), (True, PATIENCE + 1)])
+def test_an_admission_that_was_told_is_not_told_again(busy: bool, gap: float) -> None:
+    bodies, counts = virtually(started(busy=busy, gap=gap))
+    assert [body["reason"] for body in bodies] == ["Admitted", "AllPodsRunning", "BadInput"]
+    assert counts == {"sent": 3}
+
+
+def test_no_words_are_lost_by_folding() -> None:
+    one = event(make_job(), stated(Admitted=("True", "Admitted"))[0], NOW)
+    runs = {**one, "reason": "AllPodsRunning"}
+    for length in (MAX_MESSAGE, MAX_MESSAGE - len(one["message"])):
+        assert folded(one, {**runs, "message": "x" * length}) is None
+    assert folded(one, {**runs, "message": "x" * 500}) is not None
+    assert folded(one, one) is folded(runs, one) is folded(one, {**runs, "reason": "BadInput"}) is None
 
 
 def stated(**types: tuple[str, str]) -> list[Condition]:

@@ -1,8 +1,8 @@
 """Sends events in the background, so that they cost nobody a wait.
 
 Events are dropped when the API server can't keep up, and never retried for long. Those of one job are sent in their
-order, those of different jobs at the same time. While jobs wait for a look an event waits too, but only for so long:
-under lasting load it comes late, and never stops coming.
+order, those of different jobs at the same time. While jobs are looked at an event waits, but only for so long: under
+lasting load it comes late, and never stops coming. An admission that waits is told with the start.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 from grpo_api.status import Condition, GRPOJobStatus
 
 from ..errors import ClusterError
-from ..events import event, telling_change
+from ..events import event, folded, telling_change
 from ..names import ObjectKey
 from ..records import GRPOJobRecord
 from .api import EVENTS, Cluster
@@ -47,15 +47,16 @@ class EventRecorder:
         busy: Callable[[], bool] = lambda: False,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`busy` says whether jobs wait for a look: they go before what only has to be told.
+        """`busy` says whether jobs are looked at: they go before what only has to be told.
 
-        `count` hears of every event whether it was `sent`, `refused` by the API server or `dropped`.
+        `count` hears of every event whether it was `sent`, `refused` by the API server, `folded` into one that waited,
+        or `dropped`.
         """
         self._cluster = cluster
         self._busy = busy
         self._count = count
         self._waiting: dict[ObjectKey, deque[_Waiting]] = {}
-        """Events of each job, oldest first; the first of them may be on its way."""
+        """Events of each job, oldest first; of a job with one on its way, those after that."""
         self._ready: asyncio.Queue[ObjectKey] = asyncio.Queue()
         """Jobs with events of which none is on its way."""
         self._left = BACKLOG
@@ -73,15 +74,22 @@ class EventRecorder:
         condition = telling_change(old, new)
         if condition is None:
             return
-        if not self._left:
+        body, waiting = event(job, condition, now, status), self._waiting.get(job.key)
+        if waiting and (both := folded(waiting[-1].body, body)):
+            waiting[-1] = _Waiting(both, waiting[-1].since)
+            self._count("folded")
+        elif not self._left:
             self._count("dropped")
             log.warning("%s: event %s dropped, %d are waiting", job.key, condition.reason, BACKLOG)
-            return
-        self._left -= 1
-        if job.key not in self._waiting:
-            self._waiting[job.key] = deque()
-            self._ready.put_nowait(job.key)
-        self._waiting[job.key].append(_Waiting(event(job, condition, now, status), asyncio.get_running_loop().time()))
+        else:
+            self._left -= 1
+            self._put(job.key, _Waiting(body, asyncio.get_running_loop().time()))
+
+    def _put(self, key: ObjectKey, one: _Waiting) -> None:
+        if key not in self._waiting:
+            self._waiting[key] = deque()
+            self._ready.put_nowait(key)
+        self._waiting[key].append(one)
 
     async def run(self) -> None:
         """Sends until cancelled."""
@@ -94,8 +102,7 @@ class EventRecorder:
             key = await self._ready.get()
             waiting = self._waiting[key]
             await self._let_work_go_first(waiting[0].since)
-            await self._send(waiting[0].body)
-            waiting.popleft()
+            await self._send(waiting.popleft().body)
             self._left += 1
             if waiting:
                 self._ready.put_nowait(key)
