@@ -17,6 +17,9 @@ LEADER_PLURAL = "operatorleaders"
 MANAGED_BY = f"{GROUP}/operator"
 """Value of spec.managedBy that names this operator, as does none; a job with another value is left alone."""
 
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+"""Value of spec.managedBy of a job that Kueue sends to another cluster, and whose status it copies from there."""
+
 NODE_GBPS_LABEL = f"{GROUP}/node-gbps"
 """On a node, by its administrator: its network, GB/s per direction, all cards together."""
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from .base import ATOMIC_LIST, CREATING, Model, Rule, map_list, unique
 from .changes import STARTED, immutability
 from .checkpoint import CheckpointSpec
-from .contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME
+from .contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, MAX_JOB_NAME, MULTIKUEUE
 from .dataset import DatasetSpec
 from .exporting import ExportSpec
 from .generation import MAX_SERVER_JOB_NAME, GenerationSpec
@@ -250,7 +250,7 @@ class GRPOJob(Model):
         *immutability(GRPOJobSpec),
         Rule("self.spec.retry >= oldSelf.spec.retry", "can't be lowered: each raise is one retry", None, ".spec.retry"),
         Rule(
-            f"!({STARTED}) || "
+            f"!({STARTED}) || (has(self.spec.managedBy) && self.spec.managedBy == '{MULTIKUEUE}') || "
             "(has(self.status) && has(self.status.attempt) && self.status.attempt >= oldSelf.status.attempt)",
             "may only grow: it names the attempts' Jobs and fences their checkpoints",
             field_path=".status.attempt",

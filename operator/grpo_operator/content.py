@@ -30,6 +30,11 @@ class Content:
     status: GRPOJobStatus
 
 
+def unstarted(spec: GRPOJobSpec | None) -> Content:
+    """The content of a job that has no status here."""
+    return Content(spec, (), GRPOJobStatus())
+
+
 def queued_by(found: Content, queue: str) -> Content:
     """The content with the LocalQueue that the label names where the spec names none: one place says it to all."""
     spec = found.spec

@@ -82,6 +82,8 @@ class Observation:
     """The GRPOJob that spec.resumeFrom names, if it is there."""
     gang_left: bool = False
     """Whether a pod of any attempt has not ended, or a Job may still make one."""
+    pods_left: bool = False
+    """Whether a pod of any attempt has not ended."""
     workload: WorkloadRecord | None = None
     """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
     kueue_problem: str = ""
@@ -268,6 +270,7 @@ def observe(
     engines = next((c for c in of_roles if not c.deleting and runs_engines(c.name)), None)
     expected = job.status.job_uid
     controllers = {child.uid for child in current} | {expected}
+    pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
     of_attempt = [pod for pod in labelled if pod.attempt == attempt]
     child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
     own_pods = tuple(pod for pod in of_attempt if pod.controller_uid in controllers)
@@ -289,7 +292,8 @@ def observe(
         engine_pods=engine_pods,
         sighting=sighting,
         orphaned=orphaned,
-        gang_left=any(not c.ended for c in own_jobs) or any(p.phase not in ENDED_PHASES for p in labelled),
+        gang_left=pods_left or any(not c.ended for c in own_jobs),
+        pods_left=pods_left,
         earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
         earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or (pod in stray and not job.active)),
     )

@@ -22,6 +22,7 @@ from .cluster.starts import Starts
 from .cluster.words import Words
 from .cluster.workloads import Workloads
 from .decisions import Action, Decision, Limits
+from .dispatching import Dispatcher
 from .errors import Conflict, Denied, NotFound
 from .names import ObjectKey, attempt_selector, engine_selector
 from .observe import Observation, Pull, Silence, observe
@@ -96,6 +97,7 @@ class Reconciler:
         self._words = Words(cluster, monotonic)
         shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
         self._workloads = workloads
+        self._dispatch = Dispatcher(queue, workloads, clock, monotonic)
         self._starts = Starts(cluster, caches, shared, workloads, sightings=self._sightings, pods=pods)
         self._writes = StatusWrites(longest=PATIENCE * status_interval)
 
@@ -112,8 +114,11 @@ class Reconciler:
             self._queue.noticed(key, self._caches.grpojobs.get(key))
 
     async def _step(self, key: ObjectKey) -> float | None:
+        job = self._caches.grpojobs.get(key)
+        if job and job.dispatched:
+            return await self._dispatch(job)
         seen = self._look(key)
-        self._queue.noticed(key, self._caches.grpojobs.get(key))
+        self._queue.noticed(key, job)
         if seen is None or seen.job.deleting:
             self._forget(key)
             return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_api.contract import MANAGED_BY
+from grpo_api.contract import MANAGED_BY, MULTIKUEUE
 from grpo_api.job import GRPOJobSpec
 from grpo_api.patience import patience
 from grpo_api.running import RestartsSpec
@@ -99,6 +99,11 @@ class GRPOJobRecord:
     def ours(self) -> bool:
         """Whether this operator, and no other controller, brings the job about."""
         return self.managed_by in ("", MANAGED_BY)
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether Kueue sends the job to another cluster, whose operator brings it about."""
+        return self.managed_by == MULTIKUEUE
 
     @property
     def queue_name(self) -> str | None:

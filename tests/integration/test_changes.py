@@ -238,6 +238,16 @@ def test_a_write_of_the_status_changes_no_spec(api: ApiClient, state: str) -> No
     assert found["spec"] == before
 
 
+def test_a_status_that_kueue_copies_from_another_cluster_may_begin_anew(crd_cluster: AnyCluster) -> None:
+    copied = job("started", {**SPEC, "managedBy": "kueue.x-k8s.io/multikueue"})
+    crd_cluster.kubectl("create", "-f", "-", input=json.dumps(copied))
+    try:
+        for attempt in (2, 1, None):
+            patch(crd_cluster, {"status": {"attempt": attempt}}, "--subresource=status")
+    finally:
+        crd_cluster.kubectl("delete", "grpojob", "started")
+
+
 def test_a_retry_counter_never_goes_back(api: ApiClient, state: str) -> None:
     path = f"{GRPOJOBS.format('default')}/{state}"
     api.request("PATCH", path, {"spec": {"retry": 3}}, MERGE)

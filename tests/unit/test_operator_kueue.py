@@ -254,7 +254,8 @@ def test_whatever_kueue_says_pods_run_only_while_it_admits_them(
         assert decision.action is not Action.COMMIT or (found is not None and found.starts)
     write = written(seen, decision)
     if write in (Write.CLEAR, Write.DELETE, Write.FINISH):
-        assert not seen.gang_left, "quota goes back when no pod is left"
+        assert not seen.pods_left, "quota goes back when no pod is left"
+        assert write is Write.FINISH or not seen.gang_left
     if write in (Write.CREATE, Write.AMEND):
         assert not seen.job.active
 

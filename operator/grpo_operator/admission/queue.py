@@ -24,10 +24,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
 from grpo_api.report import Result
-from grpo_planner import Inventory, PlanResult, plan_job
+from grpo_planner import Inventory
 
 from ..decisions import Action, Decision, Limits
 from ..errors import ClusterError
@@ -40,14 +38,14 @@ from ..reasons import Reason
 from ..records import GRPOJobRecord
 from ..restarting import pausing
 from .assumptions import Assumptions, JobSource
-from .capacity import Capacity
 from .checks import plan_problem, queue_problem, spec_problem
-from .judge import Pass, Question, Verdict, judge, refusal, restart, verdict_of
-from .kept import WANT_OF_MEMORY, learning, next_plan
+from .judge import Pass, Question, Verdict, judge, refusal, restart
+from .kept import WANT_OF_MEMORY, learning
 from .node_fit import reports_disk
 from .notices import Notices, Tell
 from .plans import Plans
 from .snapshot import Snapshot, SnapshotSource
+from .unqueued import empty_nodes, planned_on
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +206,7 @@ class AdmissionQueue:
         if job.queue_name:
             return await self._queued(seen, asked, job)
         if not job.competes:
-            return _decision(asked, self._on_cpus(job, job.spec))
+            return _decision(asked, planned_on(self._cpus(), job, job.spec))
         if job.active:
             avoided = asked.avoided_nodes
             return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
@@ -233,17 +231,12 @@ class AdmissionQueue:
 
     async def _anywhere(self, job: GRPOJobRecord) -> Verdict:
         """A plan on the whole cluster as if it were empty: who gets what of it is Kueue's to say."""
-        spec = job.spec
-        if spec is None:
+        if job.spec is None:
             raise ValueError(f"{job.key} has no valid spec to plan")
-        on_cpus = spec.placement.accelerator == "CPU"
-        there = self._cpus() if on_cpus else Capacity(self._facts.take(), ()).inventory(job).emptied
+        on_cpus = job.spec.placement.accelerator == "CPU"
+        there = self._cpus() if on_cpus else empty_nodes(job, job.spec, self._facts.take)
         # planning for many nodes may take a while; watches and probes must not wait for it
-        return await asyncio.to_thread(_planned_on, there, job, spec)
-
-    def _on_cpus(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
-        """A job that nobody else's GPUs stand in the way of."""
-        return _planned_on(self._cpus(), job, spec)
+        return await asyncio.to_thread(planned_on, there, job, job.spec)
 
     def _cpus(self) -> Inventory:
         """What a job on CPUs is planned on: no nodes, only whether they report their disks, as far as that is known."""
@@ -259,17 +252,6 @@ class AdmissionQueue:
             self._assumptions.add(verdict.placed(job), verdict.plan)
             self._epoch += 1
         return verdict
-
-
-def _planned_on(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
-    """The verdict on a job that may have all of these nodes."""
-
-    def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
-        return plan_job(spec, there, learned=learned)
-
-    verdict = verdict_of(job, next_plan(job, spec, there, plan).result, admitted=True)
-    problem = plan_problem(job, verdict.plan) if verdict.plan else None
-    return refusal(job, problem) if problem else verdict
 
 
 def _decision(asked: Decision, verdict: Verdict) -> Decision:

@@ -54,7 +54,7 @@ def step(seen: Observation, decision: Decision, pods: PodDefaults) -> Step | Non
     if workload.deleting:
         return None
     if seen.job.finished:
-        return None if workload.is_true(FINISHED) or seen.gang_left else Step(Write.FINISH)
+        return None if workload.is_true(FINISHED) or seen.pods_left else Step(Write.FINISH)
     return _of_the_living(seen, decision, workload, pods)
 
 
