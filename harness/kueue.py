@@ -10,29 +10,34 @@ import shutil
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .access import Access
 from .cluster import Cluster
 from .controlplane import free_port
 from .programs.build import module_folder, toolchain
 from .programs.processes import until
 
 NAME = "kueue"
+API = "/apis/kueue.x-k8s.io/v1beta2"
 NAMESPACE = "kueue-system"
 WEBHOOKS = "kueue-webhook-service"
 KEPT = ("CustomResourceDefinition", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "Secret")
 READY_SECONDS = 120
 
 
-def serve_kueue_kinds(cluster: Access) -> None:
-    """Makes the API server know Kueue's kinds, and returns when it does; nobody admits anything."""
+def serve_kueue_kinds(cluster: Cluster) -> None:
+    """Makes the API server know Kueue's kinds, and returns when it serves them; nobody admits anything."""
     folder = module_folder(NAME) / "config" / "components" / "crd" / "bases"
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(folder))
+    client = cluster.control_plane.client()
+    for kind in ("workloads", "resourceflavors", "workloadpriorityclasses"):
+        # their storage may be a moment behind: 429 until then
+        until(f"{kind} to be listed", partial(client.get, f"{API}/{kind}"), READY_SECONDS)
 
 
 @contextmanager

@@ -6,26 +6,30 @@ from grpo_api.contract import API_VERSION, KIND
 from harness.client import ApiClient, ApiStatusError
 from harness.fixtures import AnyCluster
 from tests.integration.gpu_bench import GpuBench
+from tests.integration.kueue_queues import QUEUE, RealQueues
 from tests.integration.kueue_stand_in import KueueStandIn
 from tests.integration.kueue_writes import Workload
-from tests.integration.operator_bench import GRPOJOBS, SPEC, Object
+from tests.integration.operator_bench import GRPOJOBS, SPEC, Object, outcome
 
 FLAVORS = "/apis/kueue.x-k8s.io/v1beta2/resourceflavors"
 PRIORITIES = "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-QUEUE = "team"
 
 
 class KueueBench(GpuBench):
     """A namespace whose GRPOJobs wait for Kueue; its flavor and its priority classes carry the namespace's name."""
 
-    def __init__(self, cluster: AnyCluster, client: ApiClient) -> None:
-        """Makes the namespace and its flavor, which has no labels and no tolerations."""
+    def __init__(self, cluster: AnyCluster, client: ApiClient, *, real: bool = False) -> None:
+        """Makes the namespace and its flavor, which has no labels and no tolerations; `real`: and the real queues."""
         super().__init__(cluster, client)
-        self.kueue = KueueStandIn(cluster_client(cluster), self.namespace, flavor=self.namespace)
+        own: ApiClient = cluster.control_plane.client()  # type: ignore[union-attr]
         self._made: list[str] = []
-        self.make(FLAVORS, "ResourceFlavor", self.namespace, spec={})
+        if real:
+            self.kueue: KueueStandIn = RealQueues(own, self.namespace)
+        else:
+            self.kueue = KueueStandIn(own, self.namespace, flavor=self.namespace)
+            self.make(FLAVORS, "ResourceFlavor", self.namespace, spec={})
 
     def make(self, path: str, kind: str, name: str, **body: Any) -> None:
         """Makes an object outside namespaces, which ends with the bench."""
@@ -45,6 +49,8 @@ class KueueBench(GpuBench):
 
     def end_all(self) -> None:
         """Takes away what is outside the namespace."""
+        if isinstance(self.kueue, RealQueues):
+            self.kueue.end()
         for path in self._made:
             try:
                 self.client.request("DELETE", path)
@@ -64,6 +70,17 @@ class KueueBench(GpuBench):
         self.wait(f"the Workload of {name}", lambda: self.kueue.owned(name))
         return self.kueue.of(name)
 
+    def given_back(self, name: str = "run") -> Workload:
+        """Waits until the GRPOJob's Workload has no admission any more."""
+        self.wait(f"the quota of {name} to be given back", lambda: not admission(self.kueue.of(name)))
+        return self.kueue.of(name)
+
+    def succeed(self, name: str = "run", attempt: int = 1) -> None:
+        """Lets the GRPOJob's attempt run, and all its pods succeed."""
+        for pod in self.wait_running(name, attempt):
+            self.end(pod, message=outcome("Succeeded"))
+        self.wait_phase("Succeeded", name)
+
     def admit(self, name: str = "run", attempt: int = 1) -> list[Object]:
         """Admits the GRPOJob's Workload, waits until the attempt runs, and returns its pods."""
         self.workload(name)
@@ -71,7 +88,6 @@ class KueueBench(GpuBench):
         return self.wait_running(name, attempt)
 
 
-def cluster_client(cluster: AnyCluster) -> ApiClient:
-    """A client of the manager's own: a thread may use it."""
-    found: ApiClient = cluster.control_plane.client()  # type: ignore[union-attr]
-    return found
+def admission(workload: Workload) -> Any:
+    """What Kueue has given to it, if anything."""
+    return workload.get("status", {}).get("admission")

@@ -10,7 +10,7 @@ from tests.integration.kueue_writes import GPU
 
 T = TypeVar("T")
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
-QUEUE = "team"
+QUEUE, OTHER_QUEUE = "team", "other-team"
 SECONDS = 60
 PLENTY = {"cpu": "1000", "memory": "100Ti", "ephemeral-storage": "100Ti"}
 
@@ -19,15 +19,16 @@ class RealQueues(KueueStandIn):
     """The stand-in's questions put to the real manager, which writes by itself."""
 
     def __init__(self, client: ApiClient, namespace: str, quota: int = 4) -> None:
-        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and the LocalQueue."""
+        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and its LocalQueues."""
         super().__init__(client, namespace, quota, namespace)
         self.namespace = namespace
         self._made: list[str] = []
         self._make("resourceflavors", "ResourceFlavor", {})
         self._make("clusterqueues", "ClusterQueue", self._cluster_queue())
-        local = {"metadata": {"name": QUEUE}, "spec": {"clusterQueue": namespace}}
-        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", **local}
-        client.request("POST", f"{KUEUE}/namespaces/{namespace}/localqueues", body)
+        for name in (QUEUE, OTHER_QUEUE):
+            local = {"metadata": {"name": name}, "spec": {"clusterQueue": namespace}}
+            body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", **local}
+            client.request("POST", f"{KUEUE}/namespaces/{namespace}/localqueues", body)
 
     def _make(self, plural: str, kind: str, spec: dict[str, Any], name: str = "", **more: Any) -> None:
         """Makes an object outside namespaces, by the namespace's name."""

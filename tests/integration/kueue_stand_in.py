@@ -162,7 +162,7 @@ class KueueStandIn:
             try:
                 wrote = self.answer()
             except ApiStatusError as error:
-                wrote = error.status == 404  # gone since it was listed
+                wrote = error.status == 404  # deleted since it was listed
                 if not wrote:
                     self._error = error
                     return

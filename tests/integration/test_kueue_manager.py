@@ -1,5 +1,6 @@
-"""Kueue's manager on hand-made Workloads: the same stories by the stand-in, step for step, and by the real one."""
+"""Kueue's manager on hand-made Workloads and on GRPOJobs: the same stories by the stand-in and by the real one."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +10,9 @@ from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from harness.fixtures import api_level, serve_grpojobs
 from harness.kueue import kueue_managing
-from tests.integration.kueue_bench import KueueBench
-from tests.integration.kueue_queues import QUEUE, RealQueues
+from tests.integration.gpu_bench import NODES
+from tests.integration.kueue_bench import PRIORITY_LABEL, QUEUE_LABEL, KueueBench, admission
+from tests.integration.kueue_queues import OTHER_QUEUE, QUEUE, RealQueues
 from tests.integration.kueue_stand_in import MERGE, WORKLOADS, KueueStandIn
 from tests.integration.kueue_writes import (
     GPU,
@@ -24,7 +26,7 @@ from tests.integration.kueue_writes import (
     said,
     time_out,
 )
-from tests.integration.operator_bench import Bench
+from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, operating, outcome
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,7 @@ def managed_cluster() -> Iterator[Cluster]:
     with api_level("kueue-managed") as cluster:
         assert isinstance(cluster, Cluster)
         serve_grpojobs(cluster)
+        cluster.add_kwok_nodes(0, 1)
         with kueue_managing(cluster):
             yield cluster
 
@@ -193,3 +196,91 @@ def test_the_stand_in_at_work_keeps_the_quota_whatever_comes(kueue_bench: KueueB
         for _ in range(6):
             kueue.change(kueue_bench.wait("an admitted one", running)[0], finish)
     assert kueue.most_used == 4
+
+
+@pytest.fixture(params=["stand-in", "manager"])
+def team(request: pytest.FixtureRequest) -> Iterator[KueueBench]:
+    """GRPOJobs in a namespace with a quota of four GPUs on as many nodes' eight, the operator and Kueue's manager."""
+    real = request.param == "manager"
+    cluster: Cluster = request.getfixturevalue("managed_cluster" if real else "kueue_cluster")
+    bench = KueueBench(cluster, cluster.control_plane.client(), real=real)
+    nodes = [bench.add_node(number) for number in range(2)]
+    at_work = contextlib.nullcontext() if real else bench.kueue.managing()
+    with at_work, operating(cluster, namespaces=(bench.namespace,)):
+        yield bench
+    bench.end_all()
+    for name in nodes:
+        bench.client.request("DELETE", f"{NODES}/{name}")
+
+
+def test_a_job_keeps_its_quota_over_a_restart_until_a_higher_class_takes_it_and_comes_back(team: KueueBench) -> None:
+    team.want("low", 4)
+    pods = team.wait_running("low")
+    team.wait("PodsReady", lambda: is_true(team.workload("low"), "PodsReady"))
+    before = team.workload("low")
+    team.end(pods[0], 1, outcome("Error", message="connection closed by peer"))
+    team.wait_running("low", attempt=2)
+    assert admission(team.workload("low")) == admission(before)
+    assert team.workload("low")["metadata"]["uid"] == before["metadata"]["uid"]
+    team.want("high", 4, labels={QUEUE_LABEL: QUEUE, PRIORITY_LABEL: team.priority("high", 1000)})
+    team.wait_running("high")
+    assert said(team.workload("low"), "Requeued") == ("True", "Preempted")
+    assert (team.pods("low", 2), team.status("low")["phase"]) == ([], "Queued")
+    team.succeed("high")
+    team.succeed("low", attempt=3)
+    assert team.status("low")["restarts"] == 1
+    assert said(team.workload("low"), "Finished") == ("True", "Succeeded")
+
+
+@pytest.mark.parametrize("target", ["Workload", "GRPOJob"])
+def test_a_job_that_is_switched_off_gives_its_quota_to_the_next_and_comes_back(team: KueueBench, target: str) -> None:
+    def switch(on: bool) -> None:
+        if target == "Workload":
+            team.kueue.set_active(team.workload("one"), on)
+        else:
+            team.patch(GRPOJOBS, "one", {"spec": {"suspend": not on}})
+
+    team.want("one", 4)
+    team.wait_running("one")
+    team.want("two", 2)
+    switch(False)
+    team.wait_running("two")
+    assert admission(team.workload("one")) is None
+    switch(True)
+    team.succeed("two")
+    team.wait_running("one", attempt=2)
+    assert team.status("one")["restarts"] == 0
+
+
+def test_a_plan_of_another_shape_waits_as_a_new_workload(team: KueueBench) -> None:
+    team.want("first", 4)
+    team.wait_running("first")
+    team.want("one", 2)
+    before = team.workload("one")["metadata"]["uid"]
+    team.patch(GRPOJOBS, "one", {"spec": {"placement": {"gpus": {"min": 4, "max": 4}, "nodes": 2}}})
+    team.wait("the new one", lambda: [one["metadata"]["uid"] for one in team.kueue.owned("one")] not in ([], [before]))
+    assert team.workload("one")["spec"]["podSets"][0]["count"] == 2
+    team.succeed("first")
+    assert len(team.wait_running("one")) == 2
+
+
+def test_six_jobs_of_two_teams_never_hold_more_than_the_quota(team: KueueBench) -> None:
+    sizes = {f"j{number}": gpus for number, gpus in enumerate((4, 1, 2, 2, 1, 4))}
+    for number, (name, gpus) in enumerate(sizes.items()):
+        team.want(name, gpus, labels={QUEUE_LABEL: (QUEUE, OTHER_QUEUE)[number % 2]})
+    left = set(sizes)
+
+    def running() -> list[str]:
+        return sorted(name for name in left if team.status(name).get("phase") == "Running")
+
+    while left:
+        name = team.wait("one to run", running)[0]
+        assert live_gpus(team) <= team.kueue.quota
+        team.succeed(name)
+        left.remove(name)
+
+
+def live_gpus(bench: KueueBench) -> int:
+    live = [one for one in bench.get(PODS)["items"] if one["status"].get("phase") not in ("Succeeded", "Failed")]
+    containers = [container for pod in live for container in pod["spec"]["containers"]]
+    return sum(int(one["resources"].get("limits", {}).get(GPU, 0)) for one in containers)
