@@ -165,6 +165,8 @@ class Operator:
         """Why Workloads of a namespace can't be seen now; empty when they can."""
         served = namespace if self.settings.namespaces else "*"
         mirror = self.mirrors[f"{WORKLOADS.plural}/{served}"]
+        if mirror.not_served:
+            mirror.want_list()
         return unseen(mirror.not_served, forbidden=mirror.forbidden)
 
     async def run(self, filled: Callable[[], None]) -> None:
@@ -209,7 +211,9 @@ class Operator:
         """Lets the parts run once this process leads, on what the leader before has written to the last."""
         if not self._leading.is_set():
             await self._leading.wait()
-            await asyncio.gather(*(mirror.list_if_served() for mirror in self.mirrors.values()))
+            # a kind that is not there is no reason to wait
+            known = [mirror for mirror in self.mirrors.values() if not (mirror.optional and mirror.not_served)]
+            await asyncio.gather(*(mirror.list_if_served() for mirror in known))
         self._works_since = time.monotonic()
         self.working.set()
         self._add(job.key for job in self._caches.grpojobs)

@@ -267,6 +267,16 @@ def test_several_operators_lead_by_a_lease_behind_a_fence_and_share_no_host() ->
     assert [(b["namespace"], b["name"]) for b in bindings] == [(NAMESPACE, f"{RELEASE}-grpo-operator")] * 2
 
 
+def test_the_fence_stands_before_all_that_the_operator_may_write() -> None:
+    documents = rendered()
+    rules = only(documents, "ClusterRole", f"{RELEASE}-grpo-operator")["rules"]
+    writing = [rule for rule in rules if not {*rule["verbs"]} <= {"get", "list", "watch"}]
+    written = {resource for rule in writing for resource in rule["resources"]} - {"events", "grpojobs/finalizers"}
+    policies = [d["spec"] for d in documents if d["kind"] == "ValidatingAdmissionPolicy"]
+    fenced = [rule for policy in policies for rule in policy["matchConstraints"]["resourceRules"]]
+    assert {resource for rule in fenced for resource in rule["resources"]} == written
+
+
 def test_without_a_lease_one_operator_leads_and_an_update_ends_it_first() -> None:
     documents = rendered("replicaCount=1", "leaderElection.enabled=false")
     assert only(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}

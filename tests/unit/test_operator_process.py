@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from grpo_operator.cluster.backoff import Backoff
 from grpo_operator.cluster.cache import Cache
 from grpo_operator.cluster.progress import http_fetch
 from grpo_operator.cluster.watcher import Mirror
-from grpo_operator.errors import Expired, Unavailable
+from grpo_operator.errors import Expired, NotFound, Unavailable
 from grpo_operator.job_metrics import JobMetrics
 from grpo_operator.leadership import Election, Terms
 from grpo_operator.metrics_server import Metrics, application, served
@@ -227,6 +227,23 @@ async def test_a_mirror_follows_from_where_the_list_ended() -> None:
     assert [record.name for record in cache] == ["b"]
     assert script.versions == [7, 21]
     assert changed == [ObjectKey("n", "run")] * 3
+
+
+async def test_a_kind_that_a_cluster_may_not_know_is_asked_for_again_when_it_is_wanted() -> None:
+    script, heard = Script([NotFound("404"), ([pod("a", 5)], 7)], []), asyncio.Event()
+
+    def changed(keys: Iterable[ObjectKey]) -> None:
+        if list(keys):
+            heard.set()
+
+    mirror = Mirror(script, Selection(PODS), pods(), changed, resync=60, optional=True)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await mirror.settled.wait()
+    assert mirror.not_served
+    await asyncio.sleep(0)
+    mirror.want_list()
+    await asyncio.wait_for(heard.wait(), 20)
+    task.cancel()
 
 
 async def test_a_deletion_of_something_unknown_concerns_nobody() -> None:

@@ -44,7 +44,8 @@ class Mirror(Generic[R]):
 
         `resync` is the time between two LISTs, in seconds.
 
-        `backoff` paces what keeps failing; unset: the usual one. `optional`: a cluster may well not know the kind.
+        `backoff` paces what keeps failing; unset: the usual one. `optional`: a cluster may well not know the kind,
+        which is asked for as rarely as everything is listed anew, and whenever it is wanted.
         """
         self.optional = optional
         self._cluster = cluster
@@ -84,12 +85,16 @@ class Mirror(Generic[R]):
         while True:
             self._wanted.clear()
             await self.list_until_served()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._resync * random.uniform(0.9, 1.1)):
-                    await self._wanted.wait()
+            await self._until_wanted()
+
+    async def _until_wanted(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._resync * random.uniform(0.9, 1.1)):
+                await self._wanted.wait()
 
     def want_list(self) -> None:
-        """Whoever delivers the events begins anew, and may have missed some: `relist_forever` lists again now."""
+        """Lists again now: whoever delivers the events begins anew, and may have missed some; or a kind that was not
+        there is needed."""
         self._wanted.set()
 
     async def follow(self) -> None:
@@ -159,4 +164,8 @@ class Mirror(Generic[R]):
             self._changed(())
         else:
             log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
-        await self._backoff.wait()
+        if self.optional and self.not_served:
+            self._wanted.clear()
+            await self._until_wanted()
+        else:
+            await self._backoff.wait()
