@@ -89,10 +89,11 @@ def count_bound(seen: Observation) -> str:
 
 def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
     """Engines without a Job: they follow as soon as the training pods have their nodes, so that the scheduler gives
-    these to whom admission gave them. While the gang trains, a Job of engines that is gone is made again."""
+    these to whom admission gave them; where Kueue gives both roles their places, at once. While the gang trains, a Job
+    of engines that is gone is made again."""
     if seen.child is None or seen.engines or not seen.replicas or seen.sighting.over or seen.job.spec is None:
         return None
-    if seen.ran or seen.job.creates_pods:
+    if seen.ran or seen.job.creates_pods or seen.job.queue_name:
         return Decision(Action.START)
     in_time = admitted_for(seen.job, seen.now) < limits.scheduling
     return Decision(Action.START) if seen.pods_bound and in_time else None

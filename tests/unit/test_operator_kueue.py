@@ -36,6 +36,7 @@ from tests.unit.operator_world import (
     SERVED_PLAN,
     TRAINERS,
     active_status,
+    at,
     condition,
     judged,
     make_child,
@@ -88,6 +89,13 @@ def test_a_gang_of_which_nobody_knows_whether_it_is_admitted_runs_on_and_none_is
     assert written(away) is None
     unstarted = replace(make_queued(None, status=active_status(jobUid=None)), kueue_problem="may not see")
     assert (judged(unstarted).action, judged(unstarted).reason) == (Action.WAIT, "FailedCreate")
+
+
+def test_the_engines_of_a_gang_are_started_with_it_however_long_its_nodes_take() -> None:
+    unbound = [make_pod(index, state={}, phase="Pending", node="") for index in range(2)]
+    job = active_status(plan=SERVED_PLAN, running=False, attemptStartTime=at(-9000))
+    seen = make_queued(make_workload(admitted(), plan=SERVED_PLAN), make_child(), *unbound, status=job)
+    assert judged(seen).action is Action.START
 
 
 def test_an_eviction_in_mid_restart_is_answered_before_the_failure() -> None:
