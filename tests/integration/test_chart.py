@@ -116,6 +116,8 @@ def test_roles_name_every_right(values: tuple[str, ...]) -> None:
         ("trainerPods.user=0", "minimum"),
         ("trainerPods.user=2147483648", "maximum"),
         ("trainerPods=null", "missing property 'trainerPods'"),
+        ("image.pullSecrets[0].name=A", "does not match pattern"),
+        ("image.pullSecrets[0].names=a", "missing property 'name'"),
         ("trainerImage.pullSecrets[0].name=A", "does not match pattern"),
         ("networkPolicy.from[0].labels.team=ml", "additional properties 'labels' not allowed"),
         ("monitoring=null", "missing property 'monitoring'"),
