@@ -255,7 +255,7 @@ def test_several_operators_lead_by_a_lease_behind_a_fence_and_share_no_host() ->
     documents = rendered()
     deployment = only(documents, "Deployment")["spec"]
     pod = deployment["template"]["spec"]
-    assert (deployment["replicas"], deployment["strategy"]) == (2, {"type": "RollingUpdate"})
+    assert (deployment["replicas"], deployment["strategy"]["type"]) == (2, "RollingUpdate")
     assert f"--leader-elect={NAMESPACE}/{RELEASE}-grpo-operator" in pod["containers"][0]["args"]
     assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in pod["containers"][0][
         "env"
