@@ -213,7 +213,7 @@ def _being_created(job: str, number: int) -> str:
 def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
     taken = decision.reason == Reason.NAME_TAKEN and seen.child is not None
-    troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN)
+    troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
     if seen.started:
         engines = f" and {len(seen.engines_up)} of {seen.replicas} engines" if seen.replicas else ""
         yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods{engines}"

@@ -67,10 +67,20 @@ def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # no
 
 
 def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """A spec that the types reject starts nothing; an attempt that runs already is left alone."""
-    if seen.job.spec is not None or (seen.job.active and seen.child):
+    """A spec that the types reject starts nothing, and an attempt that runs already is left alone.
+
+    So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is about to lead.
+    """
+    if seen.job.spec is not None:
         return None
-    return Decision(Action.REJECT, Reason.INVALID_SPEC, "; ".join(seen.job.problems))
+    problems = "; ".join(seen.job.problems)
+    if not (seen.job.active and seen.child):
+        return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
+    if seen.cause is None and not seen.child.ended:
+        return Decision(Action.WAIT)
+    number = seen.job.status.attempt
+    message = f"attempt {number} has ended; how it goes on stands in the spec, which can't be read: {problems}"
+    return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
 
 
 def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -201,8 +211,8 @@ CHECKS: tuple[Check, ...] = (
     retried,
     finished,
     succeeded,
-    failed_for_good,
     invalid_spec,
+    failed_for_good,
     suspended,
     deadline_exceeded,
     source_unresolved,

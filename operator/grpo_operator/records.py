@@ -15,7 +15,7 @@ from grpo_api.status import Condition, ConditionType, GRPOJobStatus
 
 from .content import Content, raw, under_way, unpack
 from .names import ObjectKey
-from .reasons import RELEASES, Reason
+from .reasons import RELEASES
 from .terminations import PodTermination
 from .terminations import unpack as unpack_end
 from .times import Reported
@@ -193,19 +193,12 @@ class GRPOJobRecord:
         return found is not None and found.status == "False" and found.reason in RELEASES
 
     @property
-    def rejected(self) -> bool:
-        """Whether the current spec was found unusable; it is looked at again when it changes."""
-        found = self.condition(ConditionType.ADMITTED)
-        if found is None or found.status == "True" or found.observed_generation != self.generation:
-            return False
-        return found.reason in (Reason.INVALID_SPEC, Reason.NOT_SUPPORTED, Reason.NO_IMAGE)
-
-    @property
     def wants_admission(self) -> bool:
-        """Whether the job waits for GPUs that the operator hands out."""
+        """Whether the job waits for GPUs that the operator hands out. One that was refused does: it may have been by an
+        older operator, or by one that had no default image."""
         if self.finished or self.deleting or not self.ours or (self.resume_job and not self.status.resume_from):
             return False
-        return self.competes and not self.active and not self.suspended and not self.rejected
+        return self.competes and not self.active and not self.suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,11 +114,16 @@ def test_who_is_not_in_the_line() -> None:
     suspended = make_job({**GPUS, "suspend": True})
     queued = make_job({"placement": {"accelerator": "GPU", "queueName": "team"}})
     deleted = make_job(GPUS, deletionTimestamp=at(0))
-    refused = make_job(
-        GPUS, {"conditions": [{**condition("Admitted", "False", "NotSupported"), "observedGeneration": 1}]}
-    )
-    for one in (released, suspended, queued, deleted, refused, make_job()):
+    for one in (released, suspended, queued, deleted, make_job()):
         assert judged([one], cluster(8)) == {}
+
+
+@pytest.mark.parametrize("reason", ["InvalidSpec", "NoImage", "NotSupported"])
+def test_who_was_refused_by_an_operator_before_is_judged_again(reason: str) -> None:
+    status = {"conditions": [{**condition("Admitted", "False", reason), "observedGeneration": 1}]}
+    model = {"name": "Qwen/Qwen2.5-0.5B-Instruct", "parameters": "494M"}
+    one = make_job({"model": model, "placement": {"accelerator": "GPU", "nodes": 1}}, status, name="a")
+    assert passed([one], cluster(8)) == {"a": (True, "Admitted")}
 
 
 def test_where_foreign_pods_can_not_be_seen_the_fit_is_the_schedulers() -> None:

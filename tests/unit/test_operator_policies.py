@@ -15,6 +15,7 @@ from tests.unit.operator_world import (
     LIMITS,
     NOW,
     active_status,
+    after,
     at,
     condition,
     judged,
@@ -23,6 +24,7 @@ from tests.unit.operator_world import (
     make_pod,
     make_pull,
     make_seen,
+    of_type,
     running,
     said,
     terminated,
@@ -98,6 +100,20 @@ def test_an_invalid_spec_is_refused_with_every_problem() -> None:
 def test_a_spec_that_became_invalid_leaves_a_running_attempt_alone() -> None:
     job = make_job({"rewards": []}, active_status())
     assert judged(make_seen(job, make_child(), make_pod(0), make_pod(1))).action is Action.WAIT
+
+
+@pytest.mark.parametrize("end", [terminated(1), terminated(41, said("BadInput", attempt=1)), terminated(137)])
+def test_how_an_attempt_of_an_unreadable_spec_goes_on_is_left_to_who_can_read_it(end: dict[str, Any]) -> None:
+    """Between the new definition's coming and the new operator's, the old one sees fields that it doesn't know."""
+    job = make_job({"later": {"engine": "Newer"}}, active_status(restarts=2))
+    seen = make_seen(job, make_child(), make_pod(0, state=end), make_pod(1), now=NOW + 3600)
+    decision = judged(seen)
+    assert (decision.action, decision.reason) == (Action.WAIT, "InvalidSpec")
+    assert "spec.later: unknown field" in decision.message
+    status = after(seen, decision)
+    assert (status.attempt, status.restarts, of_type(status, "Degraded")[:2]) == (1, 2, ("True", "InvalidSpec"))
+    done = make_seen(job, make_child(), make_pod(0, state=terminated(0, SUCCESS)), make_pod(1))
+    assert judged(done).action is Action.SUCCEED
 
 
 def test_a_gang_that_is_not_bound_in_time_is_released() -> None:
