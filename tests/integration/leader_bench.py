@@ -98,25 +98,20 @@ class Seat:
 
     def start(self, module: str = "grpo_operator") -> None:
         """Starts an operator, or another program with its flags."""
+        account = f"{self._bench.namespace}/{self._name}"
+        flags = [f"--namespace={self._bench.namespace}", f"--leader-elect={account}"]
+        flags += [f"--lease-seconds={LEASE_SECONDS}", "--fence", "--trainer-image=example/trainer:1"]
+        self.run(module, (ROOT / "operator", ROOT), *flags, "--log-format=text")
+
+    def run(self, module: str, code: tuple[Path, ...], *flags: str) -> None:
+        """Starts what is there, folders or archives, with these flags and those that let it run here."""
         self._port = free_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-        environment |= {"PYTHONPATH": os.pathsep.join((str(ROOT / "operator"), str(ROOT))), "POD_NAME": self.name}
-        command = [
-            sys.executable,
-            "-m",
-            module,
-            f"--kubeconfig={self._kubeconfig}",
-            f"--namespace={self._bench.namespace}",
-        ]
-        command += [
-            f"--leader-elect={self._bench.namespace}/{self._name}",
-            f"--lease-seconds={LEASE_SECONDS}",
-            "--fence",
-        ]
-        command += ["--trainer-image=example/trainer:1", "--metrics-address=127.0.0.1", "--log-format=text"]
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, code)), "POD_NAME": self.name}
+        here = [f"--kubeconfig={self._kubeconfig}", "--metrics-address=127.0.0.1", f"--metrics-port={self._port}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, f"--metrics-port={self._port}"], env=environment, stdout=log, stderr=log
+                [sys.executable, "-m", module, *flags, *here], env=environment, stdout=log, stderr=log
             )
 
     def signal(self, number: signal.Signals) -> None:

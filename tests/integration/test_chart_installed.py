@@ -1,11 +1,10 @@
-"""The Helm chart on a real API server: pod security, rights, upgrade, rollback and uninstall with live jobs.
+"""The Helm chart on a real API server: pod security, rights and uninstall; upgrades are in test_chart_upgrade.py.
 
-Platform teams own upgrades and RBAC. The operator itself runs here under the release's own service
-account, so that a missing verb fails a test.
+Platform teams own RBAC. The operator itself runs here under the release's own service account, so that a missing verb
+fails a test.
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from harness.access import Access, CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until
 from harness.release import chart, source
+from tests.integration.upgrade_bench import forget_definitions
 from tests.samples import changed, job
 
-CHART = Path("charts/grpo-operator")
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-grpo-operator"
 
@@ -34,14 +33,14 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def release(grpo_cluster: AnyCluster, packaged: Path) -> Iterator[AnyCluster]:
     """The chart's package, installed by Helm into a namespace that enforces the restricted pod security standard."""
-    grpo_cluster.kubectl("delete", "crd", "grpojobs.grpo.dev", "--ignore-not-found")
+    forget_definitions(grpo_cluster)
     grpo_cluster.kubectl("create", "namespace", NAMESPACE)
     restricted = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
     grpo_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
     grpo_cluster.helm("install", RELEASE, str(packaged), "--namespace", NAMESPACE, "--wait=false")
     yield grpo_cluster
     grpo_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
-    grpo_cluster.kubectl("delete", "namespace", NAMESPACE)
+    grpo_cluster.kubectl("delete", "--wait=false", "namespace", NAMESPACE)
 
 
 def test_the_operators_pod_meets_the_restricted_standard(release: AnyCluster) -> None:
@@ -133,36 +132,10 @@ def patch(cluster: Access, name: str, change: dict[str, object]) -> None:
     cluster.kubectl("patch", "grpojob", name, "--namespace", NAMESPACE, "--type=merge", "-p", json.dumps(change))
 
 
-def old_chart(folder: Path) -> Path:
-    """The chart of an earlier version, whose GRPOJob has one column."""
-    chart = Path(shutil.copytree(CHART, folder / "grpo-operator"))
-    crd = yaml.safe_load((chart / "files/grpojob.yaml").read_text())
-    del crd["spec"]["versions"][0]["additionalPrinterColumns"][1:]
-    (chart / "files/grpojob.yaml").write_text(yaml.safe_dump(crd))
-    (chart / "Chart.yaml").write_text((chart / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.0.9"))
-    return chart
-
-
-def columns(cluster: Access) -> int:
-    path = "jsonpath={.spec.versions[0].additionalPrinterColumns[*].name}"
-    return len(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", path).split())
-
-
-def test_upgrade_brings_the_new_crd_and_uninstall_keeps_the_jobs(
-    release: AnyCluster, packaged: Path, tmp_path: Path
-) -> None:
+def test_uninstall_keeps_the_definition_and_the_jobs(release: AnyCluster, packaged: Path) -> None:
     namespace = ("--namespace", NAMESPACE)
     release.kubectl("create", *namespace, "-f", "-", input=json.dumps(job("survivor", changed({}))))
-    new = columns(release)
-    release.helm("upgrade", RELEASE, str(old_chart(tmp_path)), *namespace)
-    assert columns(release) == 1
-    release.helm("upgrade", RELEASE, str(packaged), *namespace)
-    assert columns(release) == new
-    release.helm("rollback", RELEASE, "2", *namespace)
-    assert columns(release) == 1
-    release.helm("upgrade", RELEASE, str(packaged), *namespace)
     release.helm("uninstall", RELEASE, *namespace)
-    assert columns(release) == new
     assert "survivor" in release.kubectl("get", "grpojobs", *namespace, "-o", "name")
     assert "deployment" not in release.kubectl("get", "deployments", *namespace, "-o", "name")
     release.helm("install", RELEASE, str(packaged), *namespace, "--wait=false")
