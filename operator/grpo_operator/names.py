@@ -50,10 +50,11 @@ LABEL_PREBUILT = f"{KUEUE}/prebuilt-workload-name"
 for it."""
 
 LABEL_POD_SET = f"{KUEUE}/podset"
-LABEL_BY_TOPOLOGY = f"{KUEUE}/tas"
 ANNOTATION_WORKLOAD = f"{KUEUE}/workload"
 TOPOLOGY_GATE = f"{KUEUE}/topology"
-"""On a pod: its role, and by what Kueue finds, places and lets start those that have a place in a topology."""
+ANNOTATIONS_TOPOLOGY = tuple(f"{KUEUE}/podset-{kind}-topology" for kind in ("required", "preferred", "unconstrained"))
+"""On a pod: its role, and by what Kueue finds, places and lets start those that have a place in a topology; the
+annotations are those by which users ask for one."""
 
 ANNOTATION_PLANNED = f"{GROUP}/planned"
 ANNOTATION_PAUSED = f"{GROUP}/paused"

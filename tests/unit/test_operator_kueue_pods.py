@@ -88,7 +88,9 @@ def test_a_place_in_a_topology_is_asked_for_by_annotations_of_the_pods() -> None
     }  # fmt: skip
     (found,) = sets(podTemplate={"metadata": {"annotations": {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}}})
     assert found["topologyRequest"]["unconstrained"] is True
-    assert "topologyRequest" not in sets()[0]
+    assert sets()[0]["topologyRequest"] == {"podIndexLabel": "batch.kubernetes.io/job-completion-index"}
+    (found,) = sets(podTemplate={"metadata": {"annotations": {"kueue.x-k8s.io/podset-group-name": "all"}}})
+    assert "podSetGroupName" not in found["topologyRequest"], "Kueue takes it with another alone"
 
 
 FLAVOR = Flavor("spot", {"cloud/pool": "spot"}, ({"key": "spot", "operator": "Exists"},))
@@ -136,7 +138,7 @@ def test_pods_with_a_place_in_a_topology_wait_for_the_ungater() -> None:
     assignment = {"name": "trainer", "flavors": {}, "topologyAssignment": {"levels": ["host"]}}
     found = template(admitted() | {"admission": {"podSetAssignments": [assignment]}})
     assert found["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
-    assert found["metadata"]["labels"]["kueue.x-k8s.io/tas"] == "true"
+    assert found["metadata"]["annotations"]["kueue.x-k8s.io/podset-unconstrained-topology"] == "true"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..names import ANNOTATION_WORKLOAD, LABEL_BY_TOPOLOGY, LABEL_COMPONENT, LABEL_POD_SET, TOPOLOGY_GATE
+from ..names import ANNOTATION_WORKLOAD, ANNOTATIONS_TOPOLOGY, LABEL_COMPONENT, LABEL_POD_SET, TOPOLOGY_GATE
 from ..pod_volumes import Manifest
 from ..workloads import Assignment, WorkloadRecord
 
@@ -49,7 +49,9 @@ def placed(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]) -
     labels = {**labels, LABEL_POD_SET: role}
     annotations = {**annotations, ANNOTATION_WORKLOAD: workload.name}
     if assignment.by_topology:
-        labels[LABEL_BY_TOPOLOGY] = "true"
+        if annotations.keys().isdisjoint(ANNOTATIONS_TOPOLOGY):
+            # the ungater looks for pods with one of these
+            annotations[ANNOTATIONS_TOPOLOGY[-1]] = "true"
         pod["schedulingGates"] = [{"name": TOPOLOGY_GATE}]
     metadata |= {"labels": labels, "annotations": annotations}
     pod |= {"tolerations": tolerations} | ({"nodeSelector": selector} if selector else {})

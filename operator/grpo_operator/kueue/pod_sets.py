@@ -10,21 +10,17 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
-from ..names import KUEUE, LABEL_INDEX, ObjectKey
+from ..names import ANNOTATIONS_TOPOLOGY, KUEUE, LABEL_INDEX, ObjectKey
 from ..pod_defaults import PodDefaults
 from ..pod_volumes import Manifest
 from ..podspec import pod_spec
 from ..roles import Role, roles
 from ..workloads import WorkloadRecord
 
-_REQUESTS = {
-    "podset-required-topology": "required",
-    "podset-preferred-topology": "preferred",
-    "podset-slice-required-topology": "podSetSliceRequiredTopology",
-    "podset-group-name": "podSetGroupName",
-}
-"""Annotations of a pod template by which users ask for a place in a topology, and the field of each."""
-_UNCONSTRAINED, _SLICE_SIZE = f"{KUEUE}/podset-unconstrained-topology", f"{KUEUE}/podset-slice-size"
+_REQUIRED, _PREFERRED, _UNCONSTRAINED = ANNOTATIONS_TOPOLOGY
+_SLICE, _SLICE_SIZE = f"{KUEUE}/podset-slice-required-topology", f"{KUEUE}/podset-slice-size"
+_GROUP = f"{KUEUE}/podset-group-name"
+"""Annotations of a pod template by which users ask for a place in a topology, or for slices of one."""
 _COUNTED = ("nodeSelector", "affinity", "tolerations", "runtimeClassName")
 
 
@@ -36,27 +32,30 @@ def pod_sets(key: ObjectKey, spec: GRPOJobSpec, plan: ExecutionPlan, pods: PodDe
 def _pod_set(key: ObjectKey, role: Role, pods: PodDefaults) -> Manifest:
     """One role. What differs between attempts, its labels and nodes to keep away from, is left out."""
     metadata = role.spec.pod_template.metadata
-    found: Manifest = {
+    return {
         "name": role.component,
         "count": role.plan.nodes,
         "template": {
             "metadata": {"labels": dict(metadata.labels), "annotations": dict(metadata.annotations)},
             "spec": pod_spec(key.name, role, {}, pods),
         },
+        "topologyRequest": _topology_request(metadata.annotations) | {"podIndexLabel": LABEL_INDEX},
     }
-    if request := _topology_request(metadata.annotations):
-        found["topologyRequest"] = request | {"podIndexLabel": LABEL_INDEX}
-    return found
 
 
-def _topology_request(annotations: dict[str, str]) -> Manifest:
-    found: Manifest = {
-        field: annotations[f"{KUEUE}/{name}"] for name, field in _REQUESTS.items() if annotations.get(f"{KUEUE}/{name}")
-    }
-    if annotations.get(_UNCONSTRAINED) == "true":
-        found["unconstrained"] = True
-    if (size := annotations.get(_SLICE_SIZE, "")).isdecimal():
-        found["podSetSliceSize"] = int(size)
+def _topology_request(asked: dict[str, str]) -> Manifest:
+    """What the annotations ask for, as Kueue reads them of Jobs: the first that is there, and slices beside it."""
+    found: Manifest = {}
+    if _REQUIRED in asked:
+        found["required"] = asked[_REQUIRED]
+    elif _PREFERRED in asked:
+        found["preferred"] = asked[_PREFERRED]
+    elif _UNCONSTRAINED in asked:
+        found["unconstrained"] = asked[_UNCONSTRAINED] == "true"
+    if _SLICE in asked and asked.get(_SLICE_SIZE, "").isdecimal():
+        found |= {"podSetSliceRequiredTopology": asked[_SLICE], "podSetSliceSize": int(asked[_SLICE_SIZE])}
+    if _GROUP in asked and {"required", "preferred"} & found.keys():
+        found["podSetGroupName"] = asked[_GROUP]
     return found
 
 
@@ -70,7 +69,7 @@ def _counted(one: Manifest) -> list[Any]:
     pod: Manifest = one["template"]["spec"]
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
     requests = [(container.get("resources"), container.get("restartPolicy")) for container in containers]
-    return [one["name"], one["count"], one.get("topologyRequest"), requests, *(pod.get(field) for field in _COUNTED)]
+    return [one["name"], one["count"], one["topologyRequest"], requests, *(pod.get(field) for field in _COUNTED)]
 
 
 def stands_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
