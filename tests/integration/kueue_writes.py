@@ -201,13 +201,18 @@ def owner(workload: Workload) -> str:
     return next((one["name"] for one in references if one.get("controller")), "")
 
 
+def requeued(reason: str) -> tuple[str, str]:
+    """Status and reason of Requeued after an eviction; by other reasons than these the manager requeues nobody."""
+    at_once = "True" if reason in ("Preempted", "NodeFailures") else "False"
+    return at_once, "Deactivated" if reason.startswith("Deactivated") else reason
+
+
 def give_back(workload: Workload) -> None:
-    """What the owner writes once no pod is left of an evicted Workload, as Kueue's own integrations do."""
-    evicted = next(one for one in workload["status"]["conditions"] if one["type"] == "Evicted")
-    at_once = "True" if evicted["reason"] in ("Preempted", "NodeFailures") else "False"
+    """What the owner writes once no pod is left of an evicted Workload."""
+    reason, why = said(workload, "Evicted")[1], message(workload, "Evicted")
     workload["status"].pop("admission", None)
-    say(workload, "Requeued", at_once, evicted["reason"], evicted["message"])
-    say(workload, "QuotaReserved", "False", "Pending", evicted["message"])
+    say(workload, "Requeued", *requeued(reason), why)
+    say(workload, "QuotaReserved", "False", "Pending", why)
     say(workload, "Admitted", "False", "NoReservation", "The workload has no reservation")
 
 

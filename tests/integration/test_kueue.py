@@ -19,6 +19,7 @@ from tests.integration.kueue_writes import (
     keep_waiting,
     message,
     preempt,
+    requeued,
     said,
     time_out,
 )
@@ -123,7 +124,6 @@ def test_a_restart_keeps_quota_and_place(bench: KueueBench, operator: OperatorTh
     assert bench.status()["restarts"] == 2
 
 
-AT_ONCE = {"Preempted": "True", "NodeFailures": "True"}
 REASONS = (
     "Preempted",
     "NodeFailures",
@@ -152,7 +152,7 @@ def test_an_evicted_gang_ends_before_its_quota_is_given_back_in_one_write(
     assert writes(operator) == before
     bench.patch(PODS, held, {"metadata": {"finalizers": None}})
     now = bench.given_back()
-    assert said(now, "Requeued") == (AT_ONCE.get(reason, "False"), reason)
+    assert said(now, "Requeued") == requeued(reason)
     for kind in ("QuotaReserved", "Admitted", "PodsReady"):
         assert said(now, kind)[0] == "False", kind
     assert bench.pods() == []

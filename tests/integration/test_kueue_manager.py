@@ -154,13 +154,16 @@ def test_an_admission_check_holds_admission_back_and_is_tried_again(kueue: Kueue
     wait(kueue, "one", Requeued=("True", "BackoffFinished"), QuotaReserved=("True", "QuotaReserved"))
 
 
-def test_a_rejected_admission_check_deactivates(kueue: KueueStandIn) -> None:
+def test_a_rejected_admission_check_deactivates_until_it_is_active_again(kueue: KueueStandIn) -> None:
     says, made = passing_check(kueue), make(kueue, "one")
     kueue.until("the check", lambda: checks(named(kueue, "one")) == {"Pending"})
     wait(kueue, "one", QuotaReserved=("True", "QuotaReserved"))
     kueue.change(made, says("Rejected"))
     one = wait(kueue, "one", Evicted=("True", "DeactivatedDueToAdmissionCheck"), DeactivationTarget=("", ""))
     assert one["spec"]["active"] is False
+    kueue.change(made, give_back)
+    kueue.set_active(made, active=True)
+    wait(kueue, "one", Requeued=("True", "Reactivated"), QuotaReserved=("True", "QuotaReserved"))
 
 
 def test_the_definition_refuses_another_queue_while_quota_is_reserved(kueue: KueueStandIn) -> None:

@@ -233,6 +233,17 @@ def test_what_an_eviction_gives_back() -> None:
         }  # fmt: skip
         assert after["Evicted"] == before["Evicted"], "Kueue's own stays as it is"
         assert after["Requeued"]["reason"] == reason
+    found = cleared(make_item(evicted("DeactivatedDueToAdmissionCheck")), NOW)
+    assert "Deactivated" in [one["reason"] for one in found["conditions"] if one["type"] == "Requeued"]
+
+
+def test_what_others_say_gives_way_where_there_is_no_room() -> None:
+    others = [told(f"example.com/Says{number}") for number in range(13)]
+    item = make_item(evicted())
+    item["status"]["conditions"] = [*others, *item["status"]["conditions"]]
+    found = [one["type"] for one in cleared(item, NOW)["conditions"]]
+    assert len(found) == 16
+    assert {"QuotaReserved", "Admitted", "Evicted", "PodsReady", "Requeued"} <= set(found)
 
 
 ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5)

@@ -12,7 +12,13 @@ from ..workloads import ADMITTED, EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED,
 Fields = dict[str, Any]
 COMES_BACK = ("Preempted", "NodeFailures")
 """Reasons of an eviction after which the Workload waits again at once; after others Kueue says when."""
+DEACTIVATED = "Deactivated"
+"""Kueue requeues by this reason alone, and not by `DeactivatedDueToAdmissionCheck` and its like, once a Workload is set
+active again."""
+_OURS = (QUOTA_RESERVED, ADMITTED, EVICTED, PODS_READY, FINISHED, REQUEUED, "Preempted")
 WAIT_FOR_START = "WaitForStart"
+MOST_CONDITIONS = 16
+"""The definition takes no more."""
 
 
 def cleared(workload: Fields, now: float) -> Fields:
@@ -23,7 +29,7 @@ def cleared(workload: Fields, now: float) -> Fields:
         (QUOTA_RESERVED, False, "Pending", message),
         (ADMITTED, False, "NoReservation", "The workload has no reservation"),
         (PODS_READY, False, WAIT_FOR_START, "Not all pods are ready or succeeded"),
-        (REQUEUED, why in COMES_BACK, why, message),
+        (REQUEUED, why in COMES_BACK, DEACTIVATED if why.startswith(DEACTIVATED) else why, message),
     ]
     return {"admission": None, "conditions": _with(workload, states, now)}
 
@@ -50,7 +56,10 @@ def _conditions(workload: Fields) -> list[Fields]:
 
 
 def _with(workload: Fields, states: list[tuple[str, bool, str, str]], now: float) -> list[Fields]:
-    """The conditions with these among them; lastTransitionTime moves only with the status."""
+    """The conditions with these among them; lastTransitionTime moves only with the status.
+
+    Where they would be too many, those give way that others have put beside Kueue's.
+    """
     found = {str(one.get("type")): one for one in _conditions(workload)}
     for kind, true, reason, message in states:
         status, known = str(true), found.get(kind, {})
@@ -63,4 +72,5 @@ def _with(workload: Fields, states: list[tuple[str, bool, str, str]], now: float
             "lastTransitionTime": since or timestamp(now),
             "observedGeneration": workload["metadata"].get("generation", 0),
         }
-    return list(found.values())
+    kept = sorted(found, key=lambda kind: kind not in _OURS)[:MOST_CONDITIONS]
+    return [one for kind, one in found.items() if kind in kept]

@@ -1,0 +1,257 @@
+"""Workloads as nobody meant them, no Kueue at all, both sides of MultiKueue, operators that die between two writes."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.cluster import api, client
+from harness.client import ApiStatusError
+from harness.cluster import Cluster
+from tests.integration.kueue_bench import QUEUE_LABEL, KueueBench, admission
+from tests.integration.kueue_stand_in import MERGE, WORKLOADS
+from tests.integration.kueue_writes import Workload, admit, evict, is_true, now, preempt, said, say
+from tests.integration.operator_bench import (
+    GRPOJOBS,
+    JOBS,
+    PODS,
+    SPEC,
+    Bench,
+    OperatorThread,
+    operating,
+    outcome,
+    quiet_for,
+)
+
+
+@pytest.fixture
+def bench(kueue_bench: KueueBench) -> KueueBench:
+    return kueue_bench
+
+
+@pytest.fixture
+def operator(kueue_cluster: Cluster, bench: KueueBench) -> Iterator[OperatorThread]:
+    with operating(kueue_cluster, namespaces=(bench.namespace,)) as one:
+        yield one
+
+
+def test_without_kueue_a_job_with_a_queue_says_so_and_others_run(grpo_cluster: Cluster) -> None:
+    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
+    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        bench.submit("queued", placement={**SPEC["placement"], "queueName": "team"})
+        bench.submit("other")
+        bench.wait_running("other")
+        bench.wait("the reason", lambda: bench.condition("Admitted", "queued")[1] == "NoKueue")
+        assert "install it" in bench.condition("Admitted", "queued")[2]
+        assert bench.children("queued") == []
+
+
+def test_a_strangers_workload_of_the_name_is_never_touched(bench: KueueBench, kueue_cluster: Cluster) -> None:
+    with operating(kueue_cluster, namespaces=(bench.namespace,)):
+        bench.submit()
+        name = bench.workload()["metadata"]["name"]
+        spec = bench.workload()["spec"]
+    path = WORKLOADS.format(bench.namespace)
+    bench.client.request("DELETE", f"{path}/{name}")
+    bench.wait("it to be gone", lambda: not bench.kueue.all())
+    stranger = bench.kueue.create(name, **spec)
+    with operating(kueue_cluster, namespaces=(bench.namespace,)) as operator:
+        bench.wait("the reason", lambda: bench.condition("Admitted")[1] == "NameTaken")
+        bench.kueue.change(stranger, bench.kueue.reserve, lambda one: say(one, "Admitted", "True", "Admitted", ""))
+        quiet_for(operator, 0.5)
+        (found,) = bench.kueue.all()
+        assert (found["metadata"]["uid"], found["spec"]) == (stranger["metadata"]["uid"], stranger["spec"])
+        assert bench.children() == []
+
+
+WORDS = st.text(max_size=40)
+KINDS = st.sampled_from(["Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Preempted"]) | st.from_regex(
+    r"[A-Za-z0-9][A-Za-z0-9_.]{0,30}[A-Za-z0-9]", fullmatch=True
+)
+CONDITIONS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": KINDS,
+            "status": st.sampled_from(["True", "False", "Unknown"]),
+            "reason": st.from_regex(r"[A-Za-z][A-Za-z0-9_,:]{0,40}[A-Za-z0-9]", fullmatch=True),
+            "message": WORDS | st.just("x" * 32000),
+            "lastTransitionTime": st.sampled_from(["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]),
+        }
+    ),
+    max_size=16,
+    unique_by=lambda one: one["type"],
+)
+LABELS = st.dictionaries(WORDS, WORDS, max_size=3)
+TOLERATIONS = st.lists(st.fixed_dictionaries({"key": WORDS, "operator": st.just("Exists")}), max_size=3)
+UPDATES = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["trainer", "other"])},
+        optional={"labels": LABELS, "annotations": LABELS, "nodeSelector": LABELS, "tolerations": TOLERATIONS},
+    ),
+    max_size=3,
+)
+STATUSES = st.fixed_dictionaries(
+    {"conditions": CONDITIONS},
+    optional={
+        "admission": st.fixed_dictionaries(
+            {
+                "clusterQueue": st.just("team"),
+                "podSetAssignments": st.just([{"name": "trainer", "flavors": {"cpu": "no-such-flavor"}}]),
+            }
+        ),
+        "admissionChecks": st.builds(
+            lambda updates: [
+                {"name": "c", "state": "Ready", "message": "", "lastTransitionTime": now(), "podSetUpdates": updates}
+            ],
+            UPDATES,
+        ),
+        "requeueState": st.fixed_dictionaries({"count": st.integers(-(2**31), 2**31 - 1)}),
+    },
+)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(STATUSES, min_size=1, max_size=4))
+def test_whatever_a_workload_says_its_job_runs_once_it_says_that_it_is_admitted(
+    bench: KueueBench, operator: OperatorThread, statuses: list[dict[str, Any]]
+) -> None:
+    name = f"j-{uuid.uuid4().hex[:8]}"
+    bench.submit(name)
+    for status in statuses:
+        bench.wait("a Workload", lambda: bench.kueue.owned(name))
+        spoil(bench, name, status)
+
+    def runs() -> bool:
+        for one in bench.kueue.owned(name):
+            clean: Workload = {"metadata": one["metadata"], "spec": one["spec"]}
+            bench.kueue.reserve(clean)
+            admit(clean)
+            if not (is_true(one, "Admitted") and admission(one) == clean["status"]["admission"]):
+                spoil(bench, name, clean["status"])
+        return bool(bench.status(name).get("phase") == "Running")
+
+    bench.wait(f"{name} to run", runs)
+    bench.delete(GRPOJOBS, name)
+
+
+def spoil(bench: KueueBench, name: str, status: dict[str, Any]) -> None:
+    """Puts a status in place of all that there is, if the definition takes it."""
+    for one in bench.kueue.owned(name):
+        path = f"{WORKLOADS.format(bench.namespace)}/{one['metadata']['name']}/status"
+        whole = {**dict.fromkeys(one.get("status", {})), **status}
+        try:
+            bench.client.request("PATCH", path, {"status": whole}, MERGE)
+        except ApiStatusError as error:
+            if error.status not in (404, 409, 422):
+                raise
+
+
+def test_an_eviction_among_as_many_conditions_as_fit_is_answered(bench: KueueBench, operator: OperatorThread) -> None:
+    bench.submit()
+    bench.admit()
+    bench.wait("PodsReady", lambda: is_true(bench.workload(), "PodsReady"))
+
+    def crowd(one: Workload) -> None:
+        while len(one["status"]["conditions"]) < 15:
+            say(one, f"example.com/Says{len(one['status']['conditions'])}", "True", "Because", "")
+        evict(one, "Preempted", "why")
+
+    bench.kueue.tell("run", crowd)
+    bench.given_back()
+    assert said(bench.workload(), "Requeued") == ("True", "Preempted")
+
+
+class Mortal:
+    """Operators that die as soon as a write has been answered, and never hear of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.died = threading.Event()
+        self.deaths = 0
+        self.immortal = False
+        for verb in ("create", "patch", "delete"):
+            monkeypatch.setattr(client.HttpCluster, verb, self._mortal(getattr(client.HttpCluster, verb)))
+
+    def _mortal(self, write: Any) -> Any:
+        async def once(cluster: client.HttpCluster, resource: api.Resource, *args: Any, **chosen: Any) -> Any:
+            answer = await write(cluster, resource, *args, **chosen)
+            if resource in (api.JOBS, api.GRPOJOBS, api.WORKLOADS) and not self.immortal:
+                self.died.set()
+                await asyncio.Event().wait()
+            return answer
+
+        return once
+
+
+def test_an_operator_that_dies_after_each_of_its_writes_ends_where_one_would(
+    bench: KueueBench, kueue_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mortal = Mortal(monkeypatch)
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.is_set():
+            mortal.died.clear()
+            with operating(kueue_cluster, namespaces=(bench.namespace,)):
+                while not stop.is_set() and not mortal.died.wait(0.05):
+                    pass
+            mortal.deaths += mortal.died.is_set()
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    try:
+        bench.submit()
+        uid = bench.workload()["metadata"]["uid"]
+        pods = bench.admit()
+        bench.end(pods[1], 1, outcome("Error", message="connection closed by peer"))
+        bench.wait_running(attempt=2)
+        bench.kueue.tell("run", preempt)
+        bench.given_back()
+        bench.admit(attempt=3)
+        bench.succeed(attempt=3)
+        bench.wait("Finished", lambda: is_true(bench.workload(), "Finished"))
+    finally:
+        stop.set()
+        thread.join()
+    assert bench.workload()["metadata"]["uid"] == uid
+    assert bench.status()["restarts"] == 1
+    assert mortal.deaths >= 10
+
+
+def test_on_a_worker_of_multikueue_the_workload_that_is_there_is_adopted(
+    bench: KueueBench, kueue_cluster: Cluster
+) -> None:
+    with operating(kueue_cluster, namespaces=(bench.namespace,)):
+        bench.submit("original")
+        spec = bench.workload("original")["spec"]
+        bench.delete(GRPOJOBS, "original")
+        bench.wait("it to be gone", lambda: not bench.kueue.all())
+        made = bench.kueue.create("remote", **spec)
+        body = {"metadata": {"name": "run", "labels": {QUEUE_LABEL: "team"}}, "spec": SPEC}
+        body["metadata"]["annotations"] = {"kueue.x-k8s.io/prebuilt-workload-name": "remote"}
+        bench.post(GRPOJOBS, {"apiVersion": "grpo.dev/v1alpha1", "kind": "GRPOJob", **body})
+        bench.admit()
+        assert [one["metadata"]["uid"] for one in bench.kueue.all()] == [made["metadata"]["uid"]]
+        bench.succeed()
+        bench.wait("Finished", lambda: is_true(bench.workload(), "Finished"))
+
+
+def test_on_the_manager_of_multikueue_only_the_workload_is_made_and_no_status_written(
+    bench: KueueBench, operator: OperatorThread
+) -> None:
+    bench.submit(managedBy="kueue.x-k8s.io/multikueue")
+    bench.workload()
+    remote = {"attempt": 3, "phase": "Running", "conditions": []}
+    bench.client.request("PATCH", f"{GRPOJOBS.format(bench.namespace)}/run/status", {"status": remote}, MERGE)
+    bench.kueue.admit("run")
+    quiet_for(operator, 0.5)
+    assert bench.children() == []
+    assert bench.status() == remote
+    bench.client.request("PATCH", f"{GRPOJOBS.format(bench.namespace)}/run/status", {"status": {"attempt": 1}}, MERGE)
+    assert admission(bench.workload())
+    assert bench.get(PODS)["items"] == []
+    assert bench.get(JOBS)["items"] == []
