@@ -1,21 +1,21 @@
 """Workloads as nobody meant them, no Kueue at all, both sides of MultiKueue, operators that die between two writes."""
 
 import asyncio
+import random
 import threading
-import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from grpo_operator.cluster import api, client
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
+from tests.generated import cases
 from tests.integration.kueue_bench import QUEUE_LABEL, KueueBench, admission
 from tests.integration.kueue_stand_in import MERGE, WORKLOADS
-from tests.integration.kueue_writes import Workload, admit, evict, is_true, now, preempt, said, say
+from tests.integration.kueue_writes import Workload, admit, evict, is_true, preempt, said, say
 from tests.integration.operator_bench import (
     GRPOJOBS,
     JOBS,
@@ -69,86 +69,83 @@ def test_a_strangers_workload_of_the_name_is_never_touched(bench: KueueBench, ku
         assert bench.children() == []
 
 
-WORDS = st.text(max_size=40)
-KINDS = st.sampled_from(["Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Preempted"]) | st.from_regex(
-    r"[A-Za-z0-9][A-Za-z0-9_.]{0,30}[A-Za-z0-9]", fullmatch=True
-)
-CONDITIONS = st.lists(
-    st.fixed_dictionaries(
+KINDS = ("QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Preempted", "Else.1", "a.io/B")
+REASONS = ("Preempted", "Deactivated", "DeactivatedDueTo", "Finished", "a", "A:b,c_d", "R" * 1024)
+WORDS = ("", "x", "\u0000", "\ud7ff\u202e", "-1", "kubernetes.io/os", "grpo.dev/job-name", "no/such/key", "w" * 300)
+TIMES = ("1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-01-01T00:00:00+23:59")
+
+
+def any_status(chance: random.Random) -> dict[str, Any]:
+    """A status that means nothing, most of which the definition takes."""
+    conditions = [
         {
-            "type": KINDS,
-            "status": st.sampled_from(["True", "False", "Unknown"]),
-            "reason": st.from_regex(r"[A-Za-z][A-Za-z0-9_,:]{0,40}[A-Za-z0-9]", fullmatch=True),
-            "message": WORDS | st.just("x" * 32000),
-            "lastTransitionTime": st.sampled_from(["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]),
+            "type": kind,
+            "status": chance.choice(["True", "False", "Unknown"]),
+            "reason": chance.choice(REASONS),
+            "message": chance.choice(WORDS) * chance.choice([1, 1, 100]),
+            "lastTransitionTime": chance.choice(TIMES),
         }
-    ),
-    max_size=16,
-    unique_by=lambda one: one["type"],
-)
-LABELS = st.dictionaries(WORDS, WORDS, max_size=3)
-TOLERATIONS = st.lists(st.fixed_dictionaries({"key": WORDS, "operator": st.just("Exists")}), max_size=3)
-UPDATES = st.lists(
-    st.fixed_dictionaries(
-        {"name": st.sampled_from(["trainer", "other"])},
-        optional={"labels": LABELS, "annotations": LABELS, "nodeSelector": LABELS, "tolerations": TOLERATIONS},
-    ),
-    max_size=3,
-)
-STATUSES = st.fixed_dictionaries(
-    {"conditions": CONDITIONS},
-    optional={
-        "admission": st.fixed_dictionaries(
-            {
-                "clusterQueue": st.just("team"),
-                "podSetAssignments": st.just([{"name": "trainer", "flavors": {"cpu": "no-such-flavor"}}]),
-            }
-        ),
-        "admissionChecks": st.builds(
-            lambda updates: [
-                {"name": "c", "state": "Ready", "message": "", "lastTransitionTime": now(), "podSetUpdates": updates}
-            ],
-            UPDATES,
-        ),
-        "requeueState": st.fixed_dictionaries({"count": st.integers(-(2**31), 2**31 - 1)}),
-    },
-)
+        for kind in chance.sample(KINDS, chance.randrange(len(KINDS)))
+    ]
+    status: dict[str, Any] = {"conditions": conditions}
+    if chance.random() < 0.5:
+        flavors = {"cpu": chance.choice(["no-such-flavor", "x"])}
+        assignments = [{"name": chance.choice(["trainer", "other"]), "flavors": flavors}]
+        status["admission"] = {"clusterQueue": "team", "podSetAssignments": assignments}
+    if chance.random() < 0.5:
+        state = {"state": chance.choice(["Ready", "Retry", "Rejected", "Pending"]), "lastTransitionTime": TIMES[0]}
+        updates = [{"name": "trainer", **any_update(chance)} for _ in range(chance.randrange(3))]
+        status["admissionChecks"] = [{"name": "check", "message": "", "podSetUpdates": updates, **state}]
+    if chance.random() < 0.3:
+        status["requeueState"] = {"count": chance.choice([0, 2**31 - 1]), "requeueAt": chance.choice(TIMES)}
+    return status
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.lists(STATUSES, min_size=1, max_size=4))
+def any_update(chance: random.Random) -> dict[str, Any]:
+    fields = ("labels", "annotations", "nodeSelector")
+    found: dict[str, Any] = {one: {chance.choice(WORDS): chance.choice(WORDS)} for one in chance.sample(fields, 2)}
+    return found | {"tolerations": [{"key": chance.choice(WORDS), "operator": "Exists"}]}
+
+
+@pytest.mark.seeded
 def test_whatever_a_workload_says_its_job_runs_once_it_says_that_it_is_admitted(
-    bench: KueueBench, operator: OperatorThread, statuses: list[dict[str, Any]]
+    bench: KueueBench, operator: OperatorThread, chance: random.Random
 ) -> None:
-    name = f"j-{uuid.uuid4().hex[:8]}"
-    bench.submit(name)
-    for status in statuses:
-        bench.wait("a Workload", lambda: bench.kueue.owned(name))
-        spoil(bench, name, status)
-
-    def runs() -> bool:
-        for one in bench.kueue.owned(name):
-            clean: Workload = {"metadata": one["metadata"], "spec": one["spec"]}
-            bench.kueue.reserve(clean)
-            admit(clean)
-            if not (is_true(one, "Admitted") and admission(one) == clean["status"]["admission"]):
-                spoil(bench, name, clean["status"])
-        return bool(bench.status(name).get("phase") == "Running")
-
-    bench.wait(f"{name} to run", runs)
-    bench.delete(GRPOJOBS, name)
+    taken = 0
+    for number in range(cases(8)):
+        name = f"j{number}"
+        bench.submit(name)
+        for _ in range(chance.randrange(1, 5)):
+            bench.wait("a Workload", partial(bench.kueue.owned, name))
+            taken += spoil(bench, name, any_status(chance))
+        bench.wait(f"{name} to run", partial(runs_when_admitted, bench, name))
+        bench.delete(GRPOJOBS, name)
+    assert taken > cases(8)
 
 
-def spoil(bench: KueueBench, name: str, status: dict[str, Any]) -> None:
-    """Puts a status in place of all that there is, if the definition takes it."""
+def runs_when_admitted(bench: KueueBench, name: str) -> bool:
+    """Admits whatever Workload the GRPOJob has by now, and tells whether it runs."""
+    for one in bench.kueue.owned(name):
+        clean: Workload = {"metadata": one["metadata"], "spec": one["spec"]}
+        bench.kueue.reserve(clean)
+        admit(clean)
+        if not (is_true(one, "Admitted") and admission(one) == clean["status"]["admission"]):
+            spoil(bench, name, clean["status"])
+    return bool(bench.status(name).get("phase") == "Running")
+
+
+def spoil(bench: KueueBench, name: str, status: dict[str, Any]) -> bool:
+    """Puts a status in place of all that there is; returns whether the definition took it."""
     for one in bench.kueue.owned(name):
         path = f"{WORKLOADS.format(bench.namespace)}/{one['metadata']['name']}/status"
         whole = {**dict.fromkeys(one.get("status", {})), **status}
         try:
             bench.client.request("PATCH", path, {"status": whole}, MERGE)
         except ApiStatusError as error:
-            if error.status not in (404, 409, 422):
+            if error.status not in (400, 404, 409, 422):
                 raise
+            return False
+    return True
 
 
 def test_an_eviction_among_as_many_conditions_as_fit_is_answered(bench: KueueBench, operator: OperatorThread) -> None:
