@@ -203,6 +203,14 @@ def test_an_attempt_is_committed_only_when_kueue_has_admitted_its_pods() -> None
         assert words in found.message
 
 
+def test_a_job_with_a_queue_name_on_a_cluster_without_kueue_says_so_and_asks_again() -> None:
+    seen = replace(make_queued(None, status=WAITS), kueue_problem="the cluster has no Kueue")
+    found = by_kueue(seen, Decision(Action.COMMIT, plan=PLAN), PODS)
+    assert (found.action, found.reason, found.look_again) == (Action.QUEUE, "NoKueue", 15.0)
+    assert found.message == "the cluster has no Kueue"
+    assert written(seen, found) is None
+
+
 @pytest.mark.parametrize("plan", [OTHER_PLAN, SERVED_PLAN])
 def test_a_plan_of_another_shape_needs_another_workload(plan: Any) -> None:
     found = commits(admitted(), plan)
@@ -218,6 +226,17 @@ def test_a_job_keeps_its_plan_until_its_spec_changes_or_it_runs_out_of_memory() 
     assert planned_for(make_job(QUEUED, generation=2), workload) is None
     assert planned_for(job, replace(workload, planned="{")) is None
     assert planned_for(job, None) is None
+
+
+def test_a_plan_that_answered_a_shortfall_of_memory_stays_although_the_workload_was_made_for_another() -> None:
+    workload, smaller = make_workload(admitted()), PLAN.model_copy(update={"micro_batch": 2})
+    short = {"attempt": 1, "where": "host", "tried": "as it was", "neededBytes": 2, "usableBytes": 1}
+    learned: dict[str, Any] = {"learned": {"shortfalls": [short]}}
+    assert planned_for(make_job(QUEUED, active_status(**learned)), workload) is None
+    answered = active_status(2, plan=smaller, **learned)
+    assert planned_for(make_job(QUEUED, answered), workload) == smaller
+    made_since = make_workload(admitted(), job=make_job(QUEUED, active_status()), plan=smaller)
+    assert planned_for(make_job(QUEUED, active_status(**learned)), made_since) == smaller
 
 
 def test_what_an_eviction_gives_back() -> None:

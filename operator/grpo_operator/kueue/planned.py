@@ -45,12 +45,13 @@ def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
 
 
 def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
-    """The plan by which the job waits or runs already, if it needs no other one."""
-    found, learned = planned(workload), job.status.learned
-    if found is None:
-        return None
-    short = learned is not None and learned.last_of(job.status.attempt) is not None
-    if short and found.attempt < job.status.attempt:
-        return None
+    """The plan by which the job waits, or ran last since its Workload was made, if it needs no other one."""
+    found, learned, status = planned(workload), job.status.learned, job.status
     # what MultiKueue made is of the other cluster's object, whose generation is another
-    return found.plan if job.kueue.prebuilt or found.generation == job.generation else None
+    if found is None or not (job.kueue.prebuilt or found.generation == job.generation):
+        return None
+    if found.attempt >= status.attempt:
+        return found.plan
+    short = learned is not None and learned.last_of(status.attempt) is not None
+    # of the same shape as the one that the Workload was made for, and by now maybe the answer to a shortfall
+    return None if short else status.plan
