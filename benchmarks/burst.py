@@ -1,10 +1,11 @@
 """What a GRPOJob costs more than the Indexed Job inside it: wall and CPU seconds until its pods exist.
 
-    python -m benchmarks.burst [--singles 20] [--bursts 3] [--jobs 200] [--gpus]
+    python -m benchmarks.burst [--singles 20] [--bursts 3] [--jobs 200] [--fails] [--gpus]
 
 One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py, interleaved in one run on one
-API level cluster with kwok nodes, so that a noisy machine disturbs all alike. Prints tables. Never part of the tests;
-the goals are in docs/architecture.md.
+API level cluster with kwok nodes, so that a noisy machine disturbs all alike. With `--fails` all pods of a burst fail
+at once, and it ends when those of the next attempts exist. Prints tables. Never part of the tests; the goals are in
+docs/architecture.md.
 """
 
 import argparse
@@ -16,13 +17,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.burst_kinds import NAMESPACE, ROUND, Kind, kinds, sample
+from benchmarks.burst_kinds import CLIENTS, NAMESPACE, ROUND, Kind, fail, kinds, sample
 from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Selection
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
 from grpo_operator.cluster.client import HttpCluster
 from harness.cluster import Cluster
 from harness.controlplane import free_port
@@ -34,10 +35,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 NODES = 40
 GPUS_PER_NODE = 64
 """Room for a thousand jobs of two GPUs."""
-CREATORS = 32
 ROLES = ("apiserver", "etcd", "controller-manager", "scheduler", "kwok")
 SETTLE = 2.0
 """Seconds after the last pod runs in which late work is still counted as CPU time."""
+QUIET = 0.15
+"""CPU seconds a second of everything together while nobody asks for anything, at most."""
 
 
 class Bench:
@@ -46,45 +48,78 @@ class Bench:
     def __init__(self, cluster: Cluster, client: HttpCluster, operator: subprocess.Popen[bytes], port: int) -> None:
         self.cluster, self.client, self.operator, self.port = cluster, client, operator, port
         self._number = 0
+        self._idle: dict[str, float] = {}
+        """CPU seconds a second while nobody asks for anything."""
 
-    async def round(self, kind: Kind, jobs: int, pods: int) -> None:
-        """Creates the jobs, waits for their pods, notes wall and CPU seconds, and clears up."""
+    async def round(self, kind: Kind, failing: Kind | None, jobs: int, pods: int) -> None:
+        """Creates the jobs, waits for their pods, and notes wall and CPU seconds; so again, after all pods have failed,
+        for the next attempts, where that is wanted; and clears up."""
         self._number += 1
         mark = f"r{self._number}"
-        began, cpu = time.perf_counter(), self.cpu()
-        seen = asyncio.create_task(self._pods(mark, jobs * pods))
-        gate = asyncio.Semaphore(CREATORS)
-
-        async def create(number: int) -> None:
-            async with gate:
-                await kind.create(self.client, f"{mark}-{number}", mark)
-
-        await asyncio.gather(*(create(number) for number in range(jobs)))
-        created, ran = await seen
-        await asyncio.sleep(SETTLE)
-        kind.walls.append(created - began)
-        used = {role: (seconds - cpu[role]) / jobs for role, seconds in self.cpu().items()}
-        if not kind.operated:
-            del used["operator"]
-        kind.cpus.append(sum(used.values()))
-        kind.parts.append(used)
-        print(f"  {kind.name:10} {jobs:4} x {pods}: all pods {created - began:7.3f} s, running {ran - began:7.3f} s, "
-              f"CPU {kind.cpus[-1] * 1000:6.1f} ms per job", flush=True)  # fmt: skip
+        await self._noted(kind, mark, jobs, pods, attempt=1)
+        if failing:
+            await self._noted(failing, mark, jobs, pods, attempt=2)
         await self.clear()
 
-    async def _pods(self, mark: str, count: int) -> tuple[float, float]:
-        """When the last of `count` pods existed, and when the last of them ran."""
-        selection = Selection(PODS, NAMESPACE, f"{ROUND}={mark}")
+    async def _noted(self, kind: Kind, mark: str, jobs: int, pods: int, *, attempt: int) -> None:
+        """One attempt of all jobs of the mark."""
+        began, cpu = time.perf_counter(), self.cpu()
+        gate = asyncio.Semaphore(CLIENTS)
+
+        async def create(job: str) -> None:
+            async with gate:
+                await kind.create(self.client, job, mark, attempt)
+
+        async with asyncio.TaskGroup() as tasks:
+            seen = tasks.create_task(self._pods(mark, attempt, jobs * pods))
+            if attempt == 1:
+                for number in range(jobs):
+                    tasks.create_task(create(f"{mark}-{number}"))
+            else:
+                tasks.create_task(fail(self.client, mark))
+                async for job in self._failed(mark, jobs):
+                    tasks.create_task(create(job))
+        created, ran = (at - began for at in seen.result())
+        await asyncio.sleep(SETTLE)
+        took = time.perf_counter() - began
+        used = {role: (at - cpu[role] - took * self._idle[role]) / jobs for role, at in self.cpu().items()}
+        if not kind.operated:
+            del used["operator"]
+        kind.walls.append(created)
+        kind.parts.append(used)
+        print(f"  {kind.name:10} {jobs:4} x {pods}, attempt {attempt}: all pods {created:7.3f} s, "
+              f"running {ran:7.3f} s, CPU {kind.cpus[-1] * 1000:6.1f} ms per job", flush=True)  # fmt: skip
+
+    async def _pods(self, mark: str, attempt: int, count: int) -> tuple[float, float]:
+        """When the last of `count` pods of an attempt existed, and when the last of them ran."""
         known: dict[str, str] = {}
         created = 0.0
+        async for pod in self._watched(mark):
+            if _attempt(pod) == attempt:
+                known[pod["metadata"]["name"]] = pod.get("status", {}).get("phase", "Pending")
+            if not created and len(known) == count:
+                created = time.perf_counter()
+            if created and all(phase == "Running" for phase in known.values()):
+                break
+        return created, time.perf_counter()
+
+    async def _failed(self, mark: str, jobs: int) -> AsyncIterator[str]:
+        """The jobs of a mark, each when the first of its pods has failed."""
+        told: set[str] = set()
+        async for pod in self._watched(mark):
+            job = pod["metadata"]["name"].rsplit("-", 3)[0]
+            if pod.get("status", {}).get("phase") == "Failed" and job not in told:
+                told.add(job)
+                yield job
+            if len(told) == jobs:
+                return
+
+    async def _watched(self, mark: str) -> AsyncIterator[Object]:
+        """The pods of a mark, each as often as it changes."""
         while True:
-            async for _, pod in self.client.watch(selection, 0, 600):
+            async for _, pod in self.client.watch(Selection(PODS, NAMESPACE, f"{ROUND}={mark}"), 0, 600):
                 if "name" in pod["metadata"]:
-                    known[pod["metadata"]["name"]] = pod.get("status", {}).get("phase", "Pending")
-                if not created and len(known) == count:
-                    created = time.perf_counter()
-                if created and all(phase == "Running" for phase in known.values()):
-                    return created, time.perf_counter()
+                    yield pod
 
     async def clear(self) -> None:
         """Deletes everything and waits until the API server has nothing of it."""
@@ -96,9 +131,19 @@ class Bench:
                 async for items, _ in self.client.pages(Selection(resource, NAMESPACE)):
                     left += len(items)
             if not left:
-                return
+                return await self._quiet()
             await self.client.delete_all(Selection(PODS, NAMESPACE, ROUND))
             await asyncio.sleep(0.3)
+
+    async def _quiet(self) -> None:
+        """Waits until nothing works any more: the garbage collector looks at what is gone for a while. Notes what all
+        of them use even so, which a round on a busy machine has more of."""
+        while True:
+            before = self.cpu()
+            await asyncio.sleep(SETTLE)
+            self._idle = {role: (seconds - before[role]) / SETTLE for role, seconds in self.cpu().items()}
+            if sum(self._idle.values()) < QUIET:
+                return
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds that each part of the cluster, the operator and this client have used so far."""
@@ -122,6 +167,11 @@ class Bench:
             for line in counted
             if any(f'"{verb}"' in line for verb in ("POST", "PATCH", "DELETE"))
         )
+
+
+def _attempt(pod: Object) -> int:
+    """Which attempt a pod is of, by the name of its Job."""
+    return int(pod["metadata"]["name"].rsplit("-", 3)[1])
 
 
 def cpu_seconds(pid: int) -> float:
@@ -175,32 +225,40 @@ def _cell(values: list[float]) -> str:
 
 
 def _print(what: str, measured: Sequence[Kind]) -> None:
-    """A table of all kinds, with what each takes of the one with the same pods."""
-    same = next(kind for kind in measured if kind.name == "same pods")
-    print(f"\n| {what} | all pods exist, s | of same pods | CPU ms per job | of same pods | by part |")
+    """A table of all kinds, with what each takes of the one with the same pods, and of the floor."""
+    same, floor = (next(kind for kind in measured if kind.name == name) for name in ("same pods", "floor"))
+
+    def shares(values: Callable[[Kind], list[float]], kind: Kind) -> str:
+        mine = statistics.median(values(kind))
+        return " / ".join(f"{mine / statistics.median(values(other)):.2f}" for other in (same, floor))
+
+    print(f"\n| {what} | all pods exist, s | of same pods / floor | CPU ms per job | of same pods / floor | by part |")
     print("|---|---|---|---|---|---|")
     for kind in measured:
-        wall = statistics.median(kind.walls) / statistics.median(same.walls)
-        cpu = statistics.median(kind.cpus) / statistics.median(same.cpus)
         parts = {role: statistics.median(one[role] for one in kind.parts) * 1000 for role in kind.parts[0]}
         said = ", ".join(f"{role} {spent:.1f}" for role, spent in parts.items())
-        print(f"| {kind.name} | {_cell(kind.walls)} | {wall:.2f} | {statistics.median(kind.cpus) * 1000:.0f} "
-              f"| {cpu:.2f} | {said} |", flush=True)  # fmt: skip
+        print(f"| {kind.name} | {_cell(kind.walls)} | {shares(lambda one: one.walls, kind)} "
+              f"| {statistics.median(kind.cpus) * 1000:.0f} | {shares(lambda one: one.cpus, kind)} | {said} |",
+              flush=True)  # fmt: skip
 
 
-async def _turns(one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool) -> None:
+async def _turns(one: Bench, rounds: int, jobs: int, pods: int, *, gpus: bool, fails: bool = False) -> None:
     """All kinds in turns; prints what was measured."""
     if not rounds:
         return
-    measured = kinds(await sample(one.client, pods, gpus=gpus))
+    taken = await sample(one.client, pods, gpus=gpus)
+    measured, failing = kinds(taken), kinds(taken)
     await one.clear()
-    for kind in measured:  # the first of each pays for connections and code that is loaded late
-        await one.round(Kind(kind.name, kind.create, operated=kind.operated), 1, pods)
+    for kind in kinds(taken):  # the first of each pays for connections and code that is loaded late
+        await one.round(kind, None, 1, pods)
     writes = one.writes()
     for _ in range(rounds):
-        for kind in measured:
-            await one.round(kind, jobs, pods)
-    _print(f"{jobs} of {pods} pods{' with a GPU each' if gpus else ''}", measured)
+        for kind, again in zip(measured, failing, strict=True):
+            await one.round(kind, again if fails else None, jobs, pods)
+    what = f"{jobs} of {pods} pods{' with a GPU each' if gpus else ''}"
+    _print(what, measured)
+    if fails:
+        _print(f"{what} again, after all have failed", failing)
     print(f"{(one.writes() - writes) / (rounds * jobs):.1f} writes of the operator per job")
 
 
@@ -209,7 +267,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     async with bench(arguments.operator, gpus=GPUS_PER_NODE if arguments.gpus else 0) as one:
         idle = one.rss()
         await _turns(one, arguments.singles, 1, 4, gpus=arguments.gpus)
-        await _turns(one, arguments.bursts, arguments.jobs, 2, gpus=arguments.gpus)
+        await _turns(one, arguments.bursts, arguments.jobs, 2, gpus=arguments.gpus, fails=arguments.fails)
         print(f"\noperator: {idle} MiB idle, {one.rss()} MiB after the bursts")
 
 
@@ -218,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--singles", type=int, default=20, help="rounds of one job (default 20)")
     parser.add_argument("--bursts", type=int, default=3, help="rounds of many jobs (default 3)")
     parser.add_argument("--jobs", type=int, default=200, help="jobs of a burst (default 200)")
+    parser.add_argument("--fails", action="store_true", help="of a burst: all pods fail, and the next attempts start")
     parser.add_argument("--gpus", action="store_true", help="jobs on GPUs instead of CPUs")
     parser.add_argument("operator", nargs="*", help="further arguments of the operator, after --")
     return parser

@@ -2,7 +2,8 @@
 
 A bare Job with nothing but a container says what Kubernetes costs. One with the pods that a GRPOJob has says what our
 pods cost, and the floor what our objects cost: a GRPOJob, one write of its status and its Job, made by a script. The
-operator's part is what is left.
+operator's part is what is left. When gangs fail, a script does for the others what the operator does for GRPOJobs: it
+makes the next attempt's Job, for the floor after one write of the status.
 """
 
 import asyncio
@@ -12,20 +13,32 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from grpo_api.contract import API_VERSION, GROUP, KIND
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, Object
+from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
 from grpo_operator.cluster.client import HttpCluster
 
 NAMESPACE = "default"
 ROUND = f"bench.{GROUP}/round"
 SCRIPT = f"bench.{GROUP}/script"
 """Who manages the GRPOJobs that the operator is to leave alone."""
+CLIENTS = 32
+"""Requests that scripts have under way at a time."""
+FAILS = {
+    "metadata": {
+        "annotations": {
+            "kwok.test/after": "0s",
+            "kwok.test/exit-code": "1",
+            "kwok.test/message": '{"result": "Error"}',
+        }
+    }
+}
+"""What ends a pod of a kwok node with an error of the trainer."""
 SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "ownerReferences")
 CONTROLLER_LABELS = {
     f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("job-name", "controller-uid")
 }
 
-Create = Callable[[HttpCluster, str, str], Awaitable[object]]
-"""Makes what leads to pods with a mark, by a client, under a name; the mark comes last."""
+Create = Callable[[HttpCluster, str, str, int], Awaitable[object]]
+"""Makes what leads to pods with a mark, by a client, under a name; the mark comes third, then the attempt's number."""
 
 
 @dataclass
@@ -34,12 +47,17 @@ class Kind:
 
     name: str
     create: Create
-    walls: list[float] = field(default_factory=list)
-    cpus: list[float] = field(default_factory=list)
     _: KW_ONLY
     operated: bool = False
-    """Whether the operator's CPU time is part of it."""
+    """Whether the operator sees to it, and its CPU time is part of it."""
+    walls: list[float] = field(default_factory=list)
     parts: list[dict[str, float]] = field(default_factory=list)
+    """CPU seconds of each round, by who used them."""
+
+    @property
+    def cpus(self) -> list[float]:
+        """CPU seconds of each round."""
+        return [sum(used.values()) for used in self.parts]
 
 
 def bare(name: str, pods: int, mark: str) -> Object:
@@ -71,42 +89,43 @@ def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the operator made of one GRPOJob: the Job of its attempt, and its status once that ran."""
+    """What the operator made of one GRPOJob: the Job of each attempt, and its status once that ran."""
 
-    job: Object
-    status: Object
+    jobs: Mapping[int, Object]
+    statuses: Mapping[int, Object]
     pods: int
     gpus: bool
 
-    async def create_bare(self, client: HttpCluster, name: str, mark: str) -> None:
+    async def create_bare(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
         """As many pods with nothing in them."""
-        await client.create(JOBS, NAMESPACE, bare(name, self.pods, mark))
+        await client.create(JOBS, NAMESPACE, bare(f"{name}-{attempt}", self.pods, mark))
 
-    async def create_operated(self, client: HttpCluster, name: str, mark: str) -> None:
+    async def create_operated(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
         """A GRPOJob, of which the operator makes the rest."""
-        await client.create(GRPOJOBS, NAMESPACE, ours(name, self.pods, mark, gpus=self.gpus))
+        if attempt == 1:
+            await client.create(GRPOJOBS, NAMESPACE, ours(name, self.pods, mark, gpus=self.gpus))
 
-    async def create_same(self, client: HttpCluster, name: str, mark: str) -> None:
+    async def create_same(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
         """The attempt's Job by itself."""
-        await client.create(JOBS, NAMESPACE, self._job(name, mark))
+        await client.create(JOBS, NAMESPACE, self._job(name, mark, attempt))
 
-    async def create_floor(self, client: HttpCluster, name: str, mark: str) -> None:
+    async def create_floor(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
         """The GRPOJob, one write of all that its status said, and the attempt's Job."""
-        body = ours(name, self.pods, mark, gpus=self.gpus)
-        body["spec"]["managedBy"] = SCRIPT
-        made = (await client.create(GRPOJOBS, NAMESPACE, body))["metadata"]
-        version = {"resourceVersion": made["resourceVersion"]}
-        await client.patch_status(NAMESPACE, name, {"metadata": version, "status": self.status})
+        if attempt == 1:
+            body = ours(name, self.pods, mark, gpus=self.gpus)
+            body["spec"]["managedBy"] = SCRIPT
+            await client.create(GRPOJOBS, NAMESPACE, body)
+        made = (await client.patch_status(NAMESPACE, name, {"status": self.statuses[attempt]}))["metadata"]
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": made["uid"], "controller": True}
-        job = self._job(name, mark)
+        job = self._job(name, mark, attempt)
         job["metadata"]["ownerReferences"] = [owner]
         await client.create(JOBS, NAMESPACE, job)
 
-    def _job(self, name: str, mark: str) -> Object:
+    def _job(self, name: str, mark: str, attempt: int) -> Object:
         """The same bytes, by names that the operator doesn't look at."""
-        job = copy.deepcopy(self.job)
+        job = copy.deepcopy(self.jobs[attempt])
         template = job["spec"]["template"]["metadata"]
-        job["metadata"]["name"] = f"{name}-1"
+        job["metadata"]["name"] = f"{name}-{attempt}"
         job["metadata"]["labels"] = _unseen(job["metadata"].get("labels", {}))
         template["labels"] = _unseen(template["labels"]) | {ROUND: mark}
         return job
@@ -118,20 +137,41 @@ def _unseen(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
-    """Has the operator run one GRPOJob, and takes what it wrote."""
-    name = "sample-gpu" if gpus else "sample"
-    await client.create(GRPOJOBS, NAMESPACE, ours(name, pods, "sample", gpus=gpus))
+    """Has the operator run one GRPOJob, and again after all of its pods have failed, and takes what it wrote."""
+    name, mark = ("sample-gpu" if gpus else "sample"), "sample"
+    await client.create(GRPOJOBS, NAMESPACE, ours(name, pods, mark, gpus=gpus))
+    jobs, statuses = {}, {}
+    for attempt in (1, 2):
+        statuses[attempt] = await _running(client, name, attempt)
+        jobs[attempt] = job = await client.get(JOBS, NAMESPACE, f"{name}-{attempt}")
+        for one in SERVER_SIDE:
+            job["metadata"].pop(one, None)
+        job.pop("status", None)
+        job["spec"].pop("selector", None)
+        if attempt == 1:
+            await fail(client, mark)
+    return Sample(jobs, statuses, pods, gpus)
+
+
+async def _running(client: HttpCluster, name: str, attempt: int) -> Object:
+    """The status of a GRPOJob once it says that this attempt runs."""
     while True:
-        found = await client.get(GRPOJOBS, NAMESPACE, name)
-        if found.get("status", {}).get("phase") == "Running":
-            break
+        status: Object = (await client.get(GRPOJOBS, NAMESPACE, name)).get("status", {})
+        if (status.get("phase"), status.get("attempt")) == ("Running", attempt):
+            return status
         await asyncio.sleep(0.1)
-    job = await client.get(JOBS, NAMESPACE, f"{name}-1")
-    for one in SERVER_SIDE:
-        job["metadata"].pop(one, None)
-    job.pop("status", None)
-    job["spec"].pop("selector", None)
-    return Sample(job, found["status"], pods, gpus)
+
+
+async def fail(client: HttpCluster, mark: str) -> None:
+    """Ends all pods of a mark with an error, at once."""
+    gate = asyncio.Semaphore(CLIENTS)
+
+    async def end(pod: Object) -> None:
+        async with gate:
+            await client.patch(PODS, NAMESPACE, pod["metadata"]["name"], FAILS)
+
+    async for pods, _ in client.pages(Selection(PODS, NAMESPACE, f"{ROUND}={mark}")):
+        await asyncio.gather(*map(end, pods))
 
 
 def kinds(one: Sample) -> tuple[Kind, ...]:

@@ -33,8 +33,8 @@ from harness.cluster import Cluster
 from harness.controlplane import ControlPlaneSettings, free_port
 from harness.settings import ClusterSettings
 
-from .burst import CREATORS, NODES, ROOT, cpu_seconds, operator_process, ready
-from .burst_kinds import NAMESPACE, ours
+from .burst import NODES, ROOT, cpu_seconds, operator_process, ready
+from .burst_kinds import CLIENTS, NAMESPACE, ours
 from .made_jobs import ended, job
 
 TEAMS = 50
@@ -84,7 +84,7 @@ class Pings:
 
 async def _each(items: Iterable[Any], do: Any) -> None:
     """Does it for all, so many at a time."""
-    gate = asyncio.Semaphore(CREATORS)
+    gate = asyncio.Semaphore(CLIENTS)
 
     async def one(item: Any) -> None:
         async with gate:
