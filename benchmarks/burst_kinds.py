@@ -75,13 +75,14 @@ def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
     """A small GRPOJob on CPUs, or with one GPU in each of its pods."""
     wanted = {"min": pods, "max": pods}
     place: dict[str, Any] = {"accelerator": "GPU", "gpus": wanted} if gpus else {"accelerator": "CPU"}
+    limits = {} if gpus else {"limits": {"memory": "64Mi"}}
     spec = {
         "model": {"name": "/models/tiny", "parameters": "77K"},
         "dataset": {"name": "openai/gsm8k", "config": "main"},
         "rewards": [{"format": {"pattern": "<answer>.*</answer>"}}, {"accuracy": {"score": 2.0}}],
         "placement": {**place, "nodes": pods},
         "export": {"to": "None"},
-        "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}},
+        "resources": {"requests": {"cpu": "100m"}, **limits},
         "podTemplate": {"metadata": {"labels": {ROUND: mark}}},
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
@@ -159,6 +160,9 @@ async def _running(client: HttpCluster, name: str, attempt: int) -> Object:
         status: Object = (await client.get(GRPOJOBS, NAMESPACE, name)).get("status", {})
         if (status.get("phase"), status.get("attempt")) == ("Running", attempt):
             return status
+        for one in status.get("conditions", ()):
+            if (one["type"], one["status"]) == ("Planned", "False"):
+                raise RuntimeError(f"the sample has no plan: {one['message']}")
         await asyncio.sleep(0.1)
 
 
