@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 def registry(
     caches: Caches,
-    changed: Callable[[ObjectKey], None],
+    heard: Callable[[ObjectKey, bool], None],
     configuration: Configuration,
     listed: Mapping[str, Callable[[], None]],
     told: asyncio.Event,
 ) -> kopf.OperatorRegistry:
     """The handlers, bound to this operator's caches. SIGTERM and SIGINT set `told`.
 
-    `changed` hears of each GRPOJob that has changed. `listed` hears, by their URL path, when kopf begins a new watch of
-    GRPOJobs, and lists those that it doesn't.
+    `heard` is told of each GRPOJob of which an event came, and whether that is news. `listed` hears, by their URL path,
+    when kopf begins a new watch of GRPOJobs, and lists those that it doesn't.
     """
     handlers = kopf.OperatorRegistry()
 
@@ -49,18 +49,25 @@ def registry(
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:
-        item = event["object"]
-        key = identity(item)
-        if event["type"] == "DELETED":
-            caches.grpojobs.discard(key, item["metadata"]["uid"])
-        else:
-            caches.grpojobs.put(item)
-        changed(key)
+        heard(*take(caches, event))
 
     kopf.on.startup(registry=handlers, id="startup")(startup)
     kopf.on.login(registry=handlers, id="login")(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)
     return handlers
+
+
+def take(caches: Caches, event: Any) -> tuple[ObjectKey, bool]:
+    """Takes an event into the cache; says of which job, and whether it is news: after the answer to a write of ours its
+    event is none."""
+    item = event["object"]
+    key = identity(item)
+    known = caches.grpojobs.get(key)
+    if event["type"] == "DELETED":
+        caches.grpojobs.discard(key, item["metadata"]["uid"])
+        return key, True
+    kept = caches.grpojobs.put(item)
+    return key, kept is None or kept is not known
 
 
 async def watch(

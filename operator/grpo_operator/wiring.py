@@ -40,7 +40,7 @@ from .records import GRPOJobRecord
 from .tasks import until_one_ends
 from .times import Observed
 from .tracing.attempts import AttemptTraces
-from .workqueue import WorkQueue, work
+from .workqueue import SOON, WorkQueue, work
 
 log = logging.getLogger(__name__)
 
@@ -134,10 +134,12 @@ class Operator:
             for resource, labels, cache, changed in kinds
         }
 
-    def add(self, key: ObjectKey) -> None:
-        """Wants a job looked at; a follower only knows that it has changed."""
-        if self.working.is_set():
+    def add(self, key: ObjectKey, news: bool = True) -> None:
+        """Wants a job looked at; a follower only knows that it has changed. What a write of ours calls for was done."""
+        if self.working.is_set() and news:
             self._queue.add(key, slow=self._caches.quiet(key))
+        elif self.working.is_set():
+            self._queue.add_after(key, SOON)
 
     def _add(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
 FIRST_RETRY, LAST_RETRY = 0.1, 60.0
+SOON = 1.0
+"""Seconds in which a key is looked at that hardly has to be, if nothing else calls for a look before."""
 
 
 class WorkQueue:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from grpo_operator.cluster.api import Object, Selection, each_listed
 from grpo_operator.cluster.cache import Cache, Caches, Listing
+from grpo_operator.handlers import take
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import PodRecord
 from grpo_operator.slices import SLICE
@@ -221,6 +222,27 @@ def test_the_event_of_a_write_of_ours_is_not_read_after_its_answer() -> None:
     assert Counted.asked == 0
     assert caches.pods.put(Counted(pod("a", "uid", 6))) is not answer
     assert Counted.asked > 0
+
+
+def test_the_event_of_a_write_of_ours_is_no_news() -> None:
+    caches, key = Caches(), ObjectKey("n", "a")
+
+    def heard(version: int, *, uid: str = "a", readable: bool = True, kind: str = "MODIFIED") -> tuple[ObjectKey, bool]:
+        return take(caches, {"type": kind, "object": grpojob(uid, version, readable)})
+
+    assert heard(1, kind="ADDED") == (key, True)
+    caches.grpojobs.put(grpojob("a", 3))
+    assert [heard(version) for version in (2, 3, 4)] == [(key, False), (key, False), (key, True)]
+    assert [heard(5, readable=False), heard(5, readable=False), heard(6)] == [(key, True)] * 3
+    assert heard(7, uid="b") == (key, True)
+    assert heard(7, uid="b", kind="DELETED") == (key, True)
+    assert caches.grpojobs.get(key) is None
+
+
+def grpojob(uid: str, version: int, readable: bool = True) -> Object:
+    """A GRPOJob without a spec."""
+    meta = {"namespace": "n", "name": "a", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {}, "status": {} if readable else {"attempt": "one"}}
 
 
 def test_what_is_known_already_is_not_read_again() -> None:
