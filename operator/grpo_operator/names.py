@@ -28,13 +28,13 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 """Number of the attempt, from 1."""
 
 LABEL_COMPONENT = f"{GROUP}/component"
-"""What a shared object is for, COMPONENT_RENDEZVOUS; of a Job and its pods, the role in their gang: COMPONENT_TRAINER
-or COMPONENT_ENGINE. Those of former versions have none, and train."""
+"""What a shared object is for, COMPONENT_RENDEZVOUS or COMPONENT_ISOLATION; of a Job and its pods, the role in their
+gang: COMPONENT_TRAINER or COMPONENT_ENGINE. Those of former versions have none, and train."""
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
-COMPONENT_RENDEZVOUS = "rendezvous"
+COMPONENT_RENDEZVOUS, COMPONENT_ISOLATION = "rendezvous", "isolation"
 COMPONENT_TRAINER, COMPONENT_ENGINE = "trainer", "engine"
 
 LABEL_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -76,6 +76,9 @@ RENDEZVOUS_SERVICE = "grpo-rendezvous"
 
 ENGINE_SERVICE = "grpo-engines"
 """The headless Service of a namespace under which all engine pods have their DNS names, whatever their index."""
+
+NETWORK_POLICY = "grpo-pods"
+"""The NetworkPolicy of a namespace: what may reach the pods of its jobs."""
 
 
 class ObjectKey(NamedTuple):

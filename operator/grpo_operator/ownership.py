@@ -7,10 +7,11 @@ another's is never touched; the job waits, and a condition says for what. Object
 from collections.abc import Mapping
 
 from .names import LABEL_COMPONENT, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from .patches import merge_patch
 from .pod_volumes import Manifest
 from .records import GRPOJobRecord
 from .services import wanted_service
-from .shared_records import ClaimRecord, ServiceRecord
+from .shared_records import ClaimRecord, PolicyRecord, ServiceRecord
 
 
 def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
@@ -64,3 +65,30 @@ def service_repair(service: ServiceRecord) -> Manifest | None:
     if service.cluster_ip != "None":
         spec |= {"type": "ClusterIP", "clusterIP": "None", "externalName": None}
     return (patch | {"spec": spec} if spec else patch) or None
+
+
+def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
+    """Whether a NetworkPolicy of our name was made by this operator, whatever has been changed of it since.
+
+    One of these labels is enough, and nothing else: who takes both away makes it his own.
+    """
+    labels: Mapping[str, str] = wanted["metadata"]["labels"]
+    return any(policy.labels.get(key) == value for key, value in labels.items())
+
+
+def foreign_policy(policy: PolicyRecord) -> str:
+    """What is said where the NetworkPolicy is a stranger's."""
+    return (
+        f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), "
+        "and stays as it is: delete it, and the operator makes its own, so that strangers don't reach the pods of jobs"
+    )
+
+
+def policy_repair(policy: PolicyRecord, wanted: Manifest) -> Manifest | None:
+    """The merge patch that makes a NetworkPolicy of ours what it was; None when it is."""
+    patch: Manifest = {}
+    if not wanted["metadata"]["labels"].items() <= policy.labels.items():
+        patch["metadata"] = {"labels": wanted["metadata"]["labels"]}
+    if spec := merge_patch(dict(policy.spec), wanted["spec"]):
+        patch["spec"] = spec
+    return patch or None

@@ -14,7 +14,7 @@ from .names import (
     inherited,
 )
 from .records import GRPOJobRecord, JobRecord, PodRecord
-from .shared_records import ClaimRecord, ServiceRecord
+from .shared_records import ClaimRecord, PolicyRecord, ServiceRecord
 from .terminations import pack as pack_end
 from .terminations import pod_termination, trainer_container
 from .texts import cut
@@ -168,6 +168,26 @@ def service_record(item: object) -> ServiceRecord:
         selector=spec.texts("selector"),
         cluster_ip=spec.text("clusterIP"),
         publishes_not_ready=spec.flag("publishNotReadyAddresses"),
+    )
+
+
+def policy_record(item: object) -> PolicyRecord:
+    """The record of a NetworkPolicy.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    whole = Part(item)
+    meta = whole.part("metadata")
+    key = object_key(meta)
+    return PolicyRecord(
+        key=key,
+        job_key=ObjectKey(key.namespace, ""),
+        uid=meta.required("uid"),
+        version=meta.digits("resourceVersion"),
+        deleting="deletionTimestamp" in meta,
+        labels=meta.texts("labels"),
+        spec=whole.raw("spec"),
     )
 
 

@@ -6,7 +6,7 @@ it may be called at any time, any number of times.
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,13 +26,15 @@ from .dispatching import Dispatcher
 from .errors import Conflict, Denied, NotFound
 from .names import ObjectKey, attempt_selector, engine_selector
 from .observe import Observation, Pull, Silence, observe
+from .patches import merge_patch
 from .pod_defaults import PodDefaults
+from .pod_volumes import Manifest
 from .policies import decide
 from .reasons import Reason
 from .records import GRPOJobRecord
 from .sightings import Sightings
 from .starting import asks_about
-from .status import REPORTED, URGENT, build, merge_patch, to_json
+from .status import REPORTED, URGENT, build, to_json
 from .times import Observed
 from .tracing.attempts import AttemptTraces
 from .writes import StatusWrites
@@ -73,13 +75,15 @@ class Reconciler:
         clock: Callable[[], float],
         monotonic: Callable[[], Observed],
         pods: PodDefaults,
+        watchers: Sequence[Manifest] | None = None,
         status_interval: float = 5.0,
         rank0: Rank0,
         workloads: Workloads,
         traces: AttemptTraces | None = None,
     ) -> None:
-        """`pods` is what jobs' pods have by default; `rank0` says what was heard of it; `clock` gives unix seconds.
-        `traces` hears of each look; without it there are none.
+        """`pods` is what jobs' pods have by default; `watchers` are let in to them by NetworkPolicies, and without them
+        none is made; `rank0` says what was heard of it; `clock` gives unix seconds. `traces` hears of each look;
+        without it there are none.
 
         `wrote` hears of each status that the API server has taken: the job before, the status, unix seconds.
         """
@@ -95,7 +99,7 @@ class Reconciler:
         self._monotonic = monotonic
         self._sightings = Sightings()
         self._words = Words(cluster, monotonic)
-        shared = SharedObjects(cluster, caches.services, lambda: monotonic().at)
+        shared = SharedObjects(cluster, caches, lambda: monotonic().at, watchers)
         self._workloads = workloads
         self._dispatch = Dispatcher(queue, workloads, clock, monotonic)
         self._starts = Starts(cluster, caches, shared, workloads, sightings=self._sightings, pods=pods)
@@ -140,7 +144,7 @@ class Reconciler:
             seen, decision = await self._start(seen)
             if decision.action is Action.ADMIT:
                 return 0.0  # its Job is gone again; what follows begins with a look of its own
-        if seen.job.active and (taken := await self._starts.services(seen)):
+        if seen.job.active and (taken := await self._starts.keep(seen)):
             decision = _told(decision, taken)
         decision = await self._workloads.step(seen, decision)
         left = await self._publish(seen, decision)

@@ -4,6 +4,7 @@ No other module reads arguments or the environment.
 """
 
 import argparse
+import json
 import math
 import os
 import re
@@ -11,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from grpo_api.contract import PROGRESS_PORT
+
 from . import pod_defaults
 from .decisions import Limits
 from .leadership import Election, Terms
 from .names import ObjectKey
 from .pod_defaults import PodDefaults
+from .pod_volumes import Manifest
 
 ENDPOINT_ENV, HEADERS_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"
 """What OpenTelemetry's own exporters read; the headers may be secrets, so that there is no flag for them."""
@@ -47,6 +51,8 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; none: the whole cluster."""
     pods: PodDefaults = field(default_factory=PodDefaults)
+    watchers: Sequence[Manifest] | None = None
+    """Who may ask training pods how they are, as peers of networking.k8s.io/v1; None: no NetworkPolicy is made."""
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
@@ -85,6 +91,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
     return Settings(
         namespaces=tuple(dict.fromkeys(given.namespace)),
         pods=pod_defaults.given(given),
+        watchers=given.network_policy_from,
         metrics_address=given.metrics_address,
         metrics_port=given.metrics_port,
         log_format=given.log_format,
@@ -104,6 +111,13 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
     parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
     pod_defaults.add_arguments(parser, default.pods.image)
+    parser.add_argument(
+        "--network-policy-from",
+        type=_peers,
+        metavar="PEERS",
+        help=f"make a NetworkPolicy for the pods of jobs, which lets these in at port {PROGRESS_PORT}: a JSON list of "
+        "NetworkPolicyPeers, this operator's among them; default: make none",
+    )
     parser.add_argument("--metrics-address", default=default.metrics_address, help="default: every address")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="/healthz, /readyz and /metrics")
     parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)
@@ -211,6 +225,16 @@ def _positive(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not a time above 0 seconds")
     return value
+
+
+def _peers(text: str) -> list[Manifest]:
+    try:
+        peers = json.loads(text)
+    except ValueError:
+        peers = None
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON list of NetworkPolicyPeers")
+    return peers
 
 
 def _lease(text: str) -> ObjectKey:

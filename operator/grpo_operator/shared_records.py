@@ -1,14 +1,15 @@
-"""Records of what the attempts of a job, or all jobs of a namespace, share."""
+"""What is kept of the objects that attempts share: Services and NetworkPolicy of a namespace, the claim of a job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .names import ObjectKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRecord:
-    """The rendezvous Service of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
+    """A Service of ours in a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
 
     key: ObjectKey
     job_key: ObjectKey
@@ -20,6 +21,19 @@ class ServiceRecord:
     cluster_ip: str
     """`None` for a headless Service."""
     publishes_not_ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRecord:
+    """The NetworkPolicy of a namespace for our pods, which is all GRPOJobs' like a Service."""
+
+    key: ObjectKey
+    job_key: ObjectKey
+    uid: str
+    version: int
+    deleting: bool
+    labels: Mapping[str, str]
+    spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,19 +182,6 @@ _PHASES = (
 )
 
 
-def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The RFC 7396 merge patch that turns `old` into `new`; empty when they are equal."""
-    patch: dict[str, Any] = {key: None for key in old if key not in new}
-    for key, value in new.items():
-        known = old.get(key)
-        if isinstance(value, dict) and isinstance(known, dict):
-            if inner := merge_patch(known, value):
-                patch[key] = inner
-        elif known != value:
-            patch[key] = value
-    return patch
-
-
 def to_json(status: GRPOJobStatus) -> dict[str, Any]:
     """The status as the API server keeps it: camelCase, without unset fields."""
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -19,13 +19,14 @@ from grpo_api.status import GRPOJobStatus
 
 from . import handlers, health, settings
 from .admission.queue import AdmissionQueue
-from .cluster.api import GRPOJOBS, JOBS, PODS, SERVICES, WORKLOADS, Resource, Selection
+from .cluster.api import GRPOJOBS, WORKLOADS
 from .cluster.backoff import Backoff
-from .cluster.cache import Cache, Caches
+from .cluster.cache import Caches
 from .cluster.client import HttpCluster
 from .cluster.exporter import SpanExporter
 from .cluster.facts import ClusterFacts
 from .cluster.gangs import Gangs
+from .cluster.mirrors import mirrors
 from .cluster.progress import ProgressPuller, http_fetch, targets
 from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller
@@ -34,7 +35,7 @@ from .cluster.workloads import Workloads, unseen
 from .errors import ClusterError
 from .job_metrics import Sample, standing
 from .metrics_server import VERSION, Metrics
-from .names import COMPONENT_RENDEZVOUS, LABEL_COMPONENT, LABEL_JOB, ObjectKey
+from .names import ObjectKey
 from .reconcile import Reconciler
 from .records import GRPOJobRecord
 from .tasks import until_one_ends
@@ -83,9 +84,7 @@ class Operator:
         if tracing := chosen.tracing:
             self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
-        fetch = http_fetch(session, trace_every=tracing.every if tracing else None)
-        asked = partial(targets, caches.grpojobs, caches.pods.of)
-        self._puller = ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, metrics.pulled)
+        self._puller = self._rank0(session)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
         self._admission = AdmissionQueue(
@@ -105,34 +104,25 @@ class Operator:
             clock=time.time,
             monotonic=lambda: Observed(time.monotonic()),
             pods=chosen.pods,
+            watchers=chosen.watchers,
             rank0=self._puller,
             workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=time.time),
             traces=self._traces,
             status_interval=chosen.status_interval,
         )
 
+    def _rank0(self, session: aiohttp.ClientSession) -> ProgressPuller:
+        """What asks rank 0 of every gang."""
+        caches, chosen = self._caches, self.settings
+        fetch = http_fetch(session, trace_every=chosen.tracing.every if chosen.tracing else None)
+        asked = partial(targets, caches.grpojobs, caches.pods.of)
+        return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.pulled)
+
     def _mirrors(self, cluster: HttpCluster) -> dict[str, Mirror[Any]]:
-        """A mirror per kind and namespace."""
-        ours, shared = LABEL_JOB, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}"
-        kinds: tuple[tuple[Resource, str, Cache[Any], Callable[[Iterable[ObjectKey]], None]], ...] = (
-            (JOBS, ours, self._caches.jobs, self._add),
-            (PODS, ours, self._caches.pods, self._add),
-            (SERVICES, shared, self._caches.services, self._add_namespaces),
-            (WORKLOADS, ours, self._caches.workloads, self._add),
-            (GRPOJOBS, "", self._caches.grpojobs, self._add),
-        )
-        return {
-            f"{resource.plural}/{namespace or '*'}": Mirror(
-                cluster,
-                Selection(resource, namespace, labels),
-                cache,
-                changed,
-                resync=self.settings.resync,
-                optional=resource is WORKLOADS,
-            )
-            for namespace in self.settings.namespaces or (None,)
-            for resource, labels, cache, changed in kinds
-        }
+        served, isolates = self.settings.namespaces, self.settings.watchers is not None
+        changed = self._add, self._add_namespaces
+        resync = self.settings.resync
+        return mirrors(cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync)
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
         """Wants a job looked at; a follower only knows that it has changed. What a write of ours calls for was done."""
@@ -159,7 +149,7 @@ class Operator:
         self._queue.add(key, slow=True)
 
     def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
-        """A Service came or went: its namespace's active jobs need it."""
+        """A Service or NetworkPolicy came or went: its namespace's active jobs need it."""
         namespaces = {key.namespace for key in keys}
         self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
 

@@ -4,10 +4,12 @@ The cluster, the images and the demo's content are made once; each test works wi
 """
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -24,6 +26,13 @@ from harness.jobs import Jobs
 
 NAMESPACE = "team"
 CLAIM = "first-job"
+MONITORING = "trainerPods.networkPolicy.monitoring[0].ipBlock.cidr"
+
+
+def api_server(access: Access) -> str:
+    """The API server's address, which is this machine's: from there come its questions to pods, and those by proxy."""
+    config = yaml.safe_load(access.kubeconfig.read_text())
+    return socket.gethostbyname(str(urlsplit(config["clusters"][0]["cluster"]["server"]).hostname))
 
 
 def grpo(access: Access, *arguments: str) -> str:
@@ -58,7 +67,7 @@ def installed(node_cluster: AnyCluster, trainer_image: images.Image) -> AnyClust
     """The cluster with the operator installed by Helm, in a namespace of the restricted standard."""
     operator = images.operator_image()
     node_cluster.load(operator.archive)
-    stack.install_operator(node_cluster, operator, trainer_image)
+    stack.install_operator(node_cluster, operator, trainer_image, f"{MONITORING}={api_server(node_cluster)}/32")
     return node_cluster
 
 

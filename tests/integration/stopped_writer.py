@@ -14,7 +14,7 @@ from typing import Any
 from grpo_api.contract import API_VERSION, KIND
 from grpo_operator import settings
 from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import CLAIMS, GRPOJOBS, JOBS, PODS, SERVICES, Selection
+from grpo_operator.cluster.api import CLAIMS, GRPOJOBS, JOBS, NETWORK_POLICIES, PODS, SERVICES, Selection
 from grpo_operator.cluster.cache import version_of
 from grpo_operator.cluster.client import HttpCluster
 from grpo_operator.cluster.elector import Elector
@@ -51,13 +51,16 @@ async def writes(cluster: HttpCluster, namespace: str, tag: str) -> dict[str, Ca
     labelled = {"name": tag, "labels": OURS}
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     ports = [{"port": 80}]
+    policy, retagged = {"metadata": labelled, "spec": {"podSelector": {}}}, {"metadata": {"labels": {"tag": tag}}}
     gone = Looked(await cluster.get(GRPOJOBS, namespace, "gone"))
     return {
         "status": lambda: cluster.patch_status(namespace, "run", {"metadata": version, "status": {"attempt": 1}}),
         "Job": lambda: cluster.create(JOBS, namespace, job_body(tag)),
         "claim": lambda: cluster.create(CLAIMS, namespace, {"metadata": labelled, "spec": claim}),
         "Service": lambda: cluster.create(SERVICES, namespace, {"metadata": labelled, "spec": {"ports": ports}}),
-        "mended Service": lambda: cluster.patch(SERVICES, namespace, "own", {"metadata": {"labels": {"tag": tag}}}),
+        "mended Service": lambda: cluster.patch(SERVICES, namespace, "own", retagged),
+        "NetworkPolicy": lambda: cluster.create(NETWORK_POLICIES, namespace, policy),
+        "mended NetworkPolicy": lambda: cluster.patch(NETWORK_POLICIES, namespace, "own", retagged),
         "deletion of a Job": lambda: cluster.delete(JOBS, namespace, "old", old),
         "stopped pods": lambda: cluster.delete_all(Selection(PODS, namespace, SELECTOR)),
         "deletion of a GRPOJob": lambda: cluster.delete(GRPOJOBS, namespace, "gone", gone),
@@ -102,13 +105,15 @@ async def main(chosen: Settings) -> None:
 def things(spec: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """What must be there before, by path."""
     pod = {"nodeSelector": {"no": "node"}, "containers": CONTAINERS}
-    own = {"metadata": {"name": "own", "labels": OURS}, "spec": {"ports": [{"port": 80}]}}
+    named = {"name": "own", "labels": OURS}
+    own = {"metadata": named, "spec": {"ports": [{"port": 80}]}}
     stays = {"apiVersion": API_VERSION, "kind": KIND, "spec": {**spec, "suspend": True}}
     return [
         *((GRPOJOBS.path("{}"), {**stays, "metadata": {"name": name}}) for name in ("run", "gone")),
         (JOBS.path("{}"), job_body("old")),
         (PODS.path("{}"), {"metadata": {"name": "left", "labels": OURS}, "spec": pod}),
         (SERVICES.path("{}"), own),
+        (NETWORK_POLICIES.path("{}"), {"metadata": named, "spec": {"podSelector": {}}}),
     ]
 
 

@@ -1,5 +1,8 @@
 """What the chart says of tenants: who may reach the operator, whose the training pods are, what pulls their image."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from grpo_operator import settings
@@ -18,6 +21,34 @@ def test_nothing_reaches_the_operator_but_its_pages_and_who_may_is_a_value() -> 
     assert given == {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     assert tester["podSelector"]["matchLabels"].items() <= only(documents, "Pod")["metadata"]["labels"].items()
     assert not [d for d in rendered("networkPolicy.enabled=false") if d["kind"] == "NetworkPolicy"]
+
+
+def watchers(*values: str) -> tuple[Sequence[dict[str, Any]] | None, list[dict[str, Any]]]:
+    """Whom the operator is told to let in to training pods, and its chart's documents."""
+    documents = rendered(*values)
+    container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return settings.parse(container["args"], AS_POD).watchers, documents
+
+
+def test_the_operators_own_pods_and_prometheus_are_let_in_to_training_pods() -> None:
+    found, documents = watchers("namespaceOverride=elsewhere", "commonLabels.a=b")
+    assert found
+    own, prometheus = found
+    pod = only(documents, "Deployment")["spec"]["template"]
+    assert own["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert own["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "elsewhere"}}
+    assert prometheus["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+    found, _ = watchers("trainerPods.networkPolicy.monitoring[0].ipBlock.cidr=10.0.0.1/32")
+    assert found
+    assert found[1:] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
+    assert len(watchers("trainerPods.networkPolicy.monitoring=null")[0] or ()) == 1
+
+
+def test_without_the_policy_the_operator_makes_none_and_has_no_right_to() -> None:
+    for value, wanted in (("", True), ("trainerPods.networkPolicy.enabled=false", False)):
+        found, documents = watchers(*([value] if value else []))
+        rules = [rule for document in documents for rule in document.get("rules") or []]
+        assert (found is not None) is wanted is any("networkpolicies" in rule["resources"] for rule in rules)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whose a claim or a Service is, and what mends ours: any metadata, any change, generated."""
+"""Whose a claim, a Service or a NetworkPolicy is, and what mends ours: any metadata, any change, generated."""
 
 import copy
 from typing import Any
@@ -6,11 +6,20 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_operator.isolation import network_policy
 from grpo_operator.manifests import checkpoint_volume_claim
-from grpo_operator.ownership import claim_problem, foreign_service, is_ours, service_repair
-from grpo_operator.parsing import claim_record, service_record
+from grpo_operator.ownership import (
+    claim_problem,
+    foreign_policy,
+    foreign_service,
+    is_our_policy,
+    is_ours,
+    policy_repair,
+    service_repair,
+)
+from grpo_operator.parsing import claim_record, policy_record, service_record
+from grpo_operator.patches import merge_patch
 from grpo_operator.services import rendezvous_service
-from grpo_operator.status import merge_patch
 from tests.generated import cases
 from tests.unit.operator_world import UID, at, make_job
 
@@ -117,3 +126,52 @@ def test_a_service_without_our_labels_is_ours_only_by_its_selector() -> None:
     stranger = service_record(service(metadata={"labels": {"app": "x"}}, spec={"selector": {"app": "x"}}))
     assert not is_ours(stranger)
     assert "Service grpo-rendezvous of this namespace is not the operator's" in foreign_service(stranger)
+
+
+WATCHERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "grpo-system"}}}]
+SELECTORS = st.fixed_dictionaries({}, optional={"matchLabels": TEXTS, "matchExpressions": st.just([{"key": "a"}])})
+RULES: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
+    st.fixed_dictionaries({}, optional={"from": st.lists(st.just({"podSelector": {}}), max_size=2)})
+)
+
+
+def policy(**changes: Any) -> Any:
+    """Our NetworkPolicy as stored, with changed sections."""
+    body: Any = copy.deepcopy(network_policy("team-a", WATCHERS))
+    for section, change in changes.items():
+        body[section] |= change
+    body["metadata"] |= META
+    return body
+
+
+@settings(max_examples=cases(100))
+@given(
+    spec=st.fixed_dictionaries(
+        {"podSelector": SELECTORS},
+        optional={"ingress": RULES, "egress": RULES, "policyTypes": st.lists(st.sampled_from(["Ingress", "Egress"]))},
+    ),
+    labels=TEXTS,
+)
+def test_any_change_of_our_policy_is_undone_and_nothing_else(spec: dict[str, Any], labels: dict[str, str]) -> None:
+    wanted = network_policy("team-a", WATCHERS)
+    assert policy_repair(policy_record(policy()), wanted) is None
+    body = policy(spec=spec)
+    body["metadata"]["labels"] |= labels
+    found = policy_record(body)
+    assert is_our_policy(found, wanted)
+    mended = applied(body, policy_repair(found, wanted) or {})
+    assert mended["spec"] == wanted["spec"]
+    assert policy_repair(policy_record(mended), wanted) is None
+    assert merge_patch(mended["metadata"], body["metadata"]).keys() <= {"labels"}
+
+
+def test_a_policy_without_our_labels_is_a_strangers() -> None:
+    found = policy_record(policy(metadata={"labels": {"app": "x"}}))
+    assert not is_our_policy(found, network_policy("team-a", WATCHERS))
+    assert "NetworkPolicy grpo-pods of this namespace is not the operator's" in foreign_policy(found)
+
+
+def test_without_watchers_a_policy_lets_nobody_else_in() -> None:
+    """A rule without a `from` would let in everybody."""
+    rules = network_policy("team-a", [])["spec"]["ingress"]
+    assert [list(rule) for rule in rules] == [["from"]]

@@ -28,9 +28,11 @@ GANG = (make_child(), make_pod(0), make_pod(1))
 class World:
     """An API server that creates, denies, or has the name already; and the Services that are asked for."""
 
-    def __init__(self, *, denies: bool = False, there: dict[str, Any] | None = None) -> None:
-        """`there`: the Job exists, with these differences of its metadata from what is wanted."""
+    def __init__(self, *, denies: bool = False, open_to_all: bool = False, there: dict[str, Any] | None = None) -> None:
+        """`open_to_all`: no NetworkPolicy may be made. `there`: the Job exists, with these differences of its metadata
+        from what is wanted."""
         self.denies = denies
+        self.open_to_all = open_to_all
         self.there = there
         self.created: list[dict[str, Any]] = []
         self.services: list[str] = []
@@ -50,12 +52,20 @@ class World:
     async def service(self, _: str, name: str = "grpo-rendezvous") -> None:
         self.services.append(name)
 
+    async def policy(self, _: str) -> None:
+        if self.open_to_all:
+            raise Denied("networkpolicies is forbidden", 403)
+
     async def claim(self, _: Any) -> None:
         """The job has none."""
 
-    async def start(self, seen: Observation) -> Decision | None:
+    @property
+    def starts(self) -> Starts:
         found: Any = self
-        return await Starts(found, Caches(), found, found, sightings=Sightings(), pods=PODS).start(seen)
+        return Starts(found, Caches(), found, found, sightings=Sightings(), pods=PODS)
+
+    async def start(self, seen: Observation) -> Decision | None:
+        return await self.starts.start(seen)
 
 
 def seen_of(*things: Any, ran: bool = False) -> Observation:
@@ -91,3 +101,13 @@ async def test_a_job_of_the_engines_name_is_taken_only_if_it_is_this_attempts(
     else:
         assert answer
         assert (answer.action, answer.reason) == (Action.WAIT, "NameTaken")
+
+
+async def test_pods_that_no_policy_may_protect_are_not_made_and_those_that_run_go_on() -> None:
+    world = World(open_to_all=True)
+    answer = await world.start(seen_of())
+    assert answer
+    assert (answer.action, world.created) == (Action.RELEASE, [])
+    assert "networkpolicies is forbidden" in answer.message
+    assert await world.starts.keep(seen_of(*GANG, ran=True)) is None
+    assert ENGINE_SERVICE in world.services

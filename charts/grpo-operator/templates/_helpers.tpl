@@ -69,3 +69,10 @@ app.kubernetes.io/component: operator
 {{- and .enabled .fence (semverCompare ">=1.30.0-0" $.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* Who may ask training pods how they are: the operator, and `monitoring`, as JSON. */ -}}
+{{- define "grpo-operator.watchers" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" (include "grpo-operator.namespace" .root)) -}}
+{{- $pods := dict "matchLabels" (include "grpo-operator.selector" .root | fromYaml) -}}
+{{- concat (list (dict "namespaceSelector" $namespace "podSelector" $pods)) (.monitoring | default list) | toJson -}}
+{{- end -}}

@@ -27,6 +27,15 @@
 - apiGroups: [""]
   resources: [services] # grpo-rendezvous; get, patch: one of ours that somebody changed is mended
   verbs: [create, get, list, patch, watch]
+{{- if .Values.trainerPods.networkPolicy.enabled }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies] # mended in the same way
+  resourceNames: [grpo-pods]
+  verbs: [get, list, patch, watch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
+{{- end }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims] # checkpoint.volumeClaimTemplate; get: whose a claim of that name is
   verbs: [create, get]

@@ -11,10 +11,10 @@ from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..names import ObjectKey
-from ..parsing import grpojob_record, job_record, pod_record, reserving_record, service_record
+from ..parsing import grpojob_record, job_record, pod_record, policy_record, reserving_record, service_record
 from ..untyped import Part, Unreadable
 from ..workloads import reserving_workload, workload_record
-from .api import GRPOJOBS, JOBS, PODS, SERVICES, WORKLOADS, Resource
+from .api import GRPOJOBS, JOBS, NETWORK_POLICIES, PODS, SERVICES, WORKLOADS, Resource
 from .departed import Departed
 from .unreadable import Unreadables, identity
 
@@ -268,6 +268,7 @@ class Caches:
         self.pods = Cache(PODS, pod_record, self.unreadables)
         self.pods.deleted = self.departed.keep
         self.services = Cache(SERVICES, service_record, self.unreadables)
+        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.unreadables)
         self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload)
 
     def quiet(self, key: ObjectKey) -> bool:

@@ -1,24 +1,36 @@
-"""What attempts share, the Services of their namespace and the claim of their job: made if missing, mended if ours.
+"""What attempts share, the Services and the NetworkPolicy of their namespace and the claim of their job: made if
+missing, mended if ours.
 
-Both outlive attempts and have fixed names, so that there may be one already: another's, or a dying one. That is told
+They outlive attempts and have fixed names, so that there may be one already: another's, or a dying one. That is told
 instead of being used.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ..errors import AlreadyExists, Denied, NotFound
+from ..isolation import network_policy
 from ..manifests import checkpoint_volume_claim
-from ..names import RENDEZVOUS_SERVICE, ObjectKey
-from ..ownership import claim_problem, foreign_service, is_ours, service_repair
-from ..parsing import claim_record, service_record
+from ..names import NETWORK_POLICY, RENDEZVOUS_SERVICE, ObjectKey
+from ..ownership import (
+    claim_problem,
+    foreign_policy,
+    foreign_service,
+    is_our_policy,
+    is_ours,
+    policy_repair,
+    service_repair,
+)
+from ..parsing import claim_record
+from ..pod_volumes import Manifest
 from ..records import GRPOJobRecord
 from ..services import wanted_service
-from ..shared_records import ServiceRecord
-from .api import CLAIMS, SERVICES, Cluster, Object, Resource
-from .cache import Cache
+from ..shared_records import PolicyRecord, ServiceRecord
+from .api import CLAIMS, Cluster, Object, Resource
+from .cache import Cache, Caches, Record
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +46,46 @@ class Taken(NamedTuple):
     """Seconds until it may be free; nobody tells us."""
 
 
+class Shared(Record, Protocol):
+    """An object that attempts share, as it is."""
+
+    @property
+    def deleting(self) -> bool: ...
+
+
+S = TypeVar("S", bound=Shared)
+
+
+class _Kind(NamedTuple, Generic[S]):
+    """How one kind of them is kept."""
+
+    word: str
+    cache: Cache[S]
+    """Mirrors those with our label, or of our name."""
+    wanted: Callable[[ObjectKey], Manifest]
+    ours: Callable[[S], bool]
+    foreign: Callable[[S], str]
+    repair: Callable[[S], Manifest | None]
+
+
 class SharedObjects:
     """Sees to the objects that attempts share."""
 
-    def __init__(self, cluster: Cluster, services: Cache[ServiceRecord], clock: Callable[[], float]) -> None:
-        """`services` mirrors the Services with our label; `clock` gives monotonic seconds."""
+    def __init__(
+        self, cluster: Cluster, caches: Caches, clock: Callable[[], float], watchers: Sequence[Manifest] | None
+    ) -> None:
+        """`clock` gives monotonic seconds; `watchers` are let in by the NetworkPolicies, which None makes none of."""
         self._cluster = cluster
-        self._services = services
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._taken: dict[ObjectKey, tuple[float, Taken]] = {}
-        """Services of our names that are another's, and until when that is believed: every job there asks."""
+        self._taken: dict[tuple[str, ObjectKey], tuple[float, Taken]] = {}
+        """Names of ours that can't be had, by kind, and until when that is believed: every job there asks."""
+        self._sound: dict[tuple[str, ObjectKey], int] = {}
+        """Versions that the API server has made of what was wanted, in whatever words."""
+        self._denied: dict[str, tuple[float, Denied]] = {}
+        """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
+        self._services = _services(caches.services)
+        self._policies = None if watchers is None else _policies(caches.network_policies, watchers)
 
     async def claim(self, job: GRPOJobRecord) -> Taken | None:
         """Makes the claim of spec.checkpoint.volumeClaimTemplate, if there is one; says why it can't be had.
@@ -59,7 +100,7 @@ class SharedObjects:
         try:
             await self._cluster.create(CLAIMS, job.key.namespace, body)
         except AlreadyExists:
-            found = await self._get(CLAIMS, job.key.namespace, name)
+            found = await self._get(CLAIMS, ObjectKey(job.key.namespace, name))
             if found is None:
                 return Taken(f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE)
             claim = claim_record(found)
@@ -74,50 +115,101 @@ class SharedObjects:
         Raises:
             ClusterError: the API server refused or did not answer.
         """
+        return await self._kept(self._services, ObjectKey(namespace, name))
+
+    async def policy(self, namespace: str) -> None:
+        """Makes or mends the NetworkPolicy of the namespace's pods. A stranger's of its name is told in the log only:
+        whoever may make one there may let in whom he likes.
+
+        Raises:
+            ClusterError: the API server refused or did not answer.
+        """
+        if self._policies is None:
+            return
+        until, denied = self._denied.pop(namespace, (0.0, None))
+        if denied and self._clock() < until:
+            self._denied[namespace] = until, denied
+            raise denied
+        try:
+            await self._kept(self._policies, ObjectKey(namespace, NETWORK_POLICY))
+        except Denied as error:
+            self._denied[namespace] = self._clock() + STAYS_PAUSE, error
+            log.warning("namespace %s: no NetworkPolicy holds strangers off its pods: %s", namespace, error)
+            raise
+
+    async def _kept(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
+        """Makes or mends an object, where it is not known to be right; says why it can't be had."""
         async with self._lock:
-            key = ObjectKey(namespace, name)
-            known = self._services.get(key)
-            if known and not known.deleting and service_repair(known) is None:
-                self._taken.pop(key, None)
+            place = kind.word, key
+            if self._is_sound(kind, key):
+                self._taken.pop(place, None)
                 return None
-            until, taken = self._taken.get(key, (0.0, None))
-            if taken and self._clock() < until:
-                return taken
-            taken = await self._make_service(key)
-            self._taken.pop(key, None)
+            until, known = self._taken.get(place, (0.0, None))
+            if known and self._clock() < until:
+                return known
+            taken = await self._make(kind, key)
+            self._taken.pop(place, None)
             if taken:
-                log.warning("namespace %s: %s", namespace, taken.message)
-                self._taken[key] = (self._clock() + taken.look_again, taken)
+                if taken != known:
+                    log.warning("namespace %s: %s", key.namespace, taken.message)
+                self._taken[place] = (self._clock() + taken.look_again, taken)
             return taken
 
-    async def _make_service(self, key: ObjectKey) -> Taken | None:
+    def _is_sound(self, kind: _Kind[S], key: ObjectKey) -> bool:
+        known = kind.cache.get(key)
+        if known is None or known.deleting:
+            return False
+        return self._sound.get((kind.word, key)) == known.version or kind.repair(known) is None
+
+    async def _make(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
         try:
-            self._services.put(await self._cluster.create(SERVICES, key.namespace, wanted_service(*key)))
+            answer = await self._cluster.create(kind.cache.resource, key.namespace, kind.wanted(key))
         except AlreadyExists:
-            return await self._take_service(key)
+            return await self._take(kind, key)
+        self._keep(kind, key, answer)
         return None
 
-    async def _take_service(self, key: ObjectKey) -> Taken | None:
-        """The Service that is there: ours is mended, a stranger's is told."""
-        namespace, name = key
-        found = await self._get(SERVICES, namespace, name)
-        service = service_record(found) if found else None
-        if service is None or service.deleting:
-            return Taken(f"Service {name} is being deleted", GOES_PAUSE)
-        if not is_ours(service):
-            return Taken(foreign_service(service), STAYS_PAUSE)
-        patch = service_repair(service)
+    async def _take(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
+        """The object that is there: ours is mended, a stranger's is told."""
+        found = await self._get(kind.cache.resource, key)
+        known = kind.cache.read(found) if found else None
+        if found is None or known is None or known.deleting:
+            return Taken(f"{kind.word} {key.name} is being deleted", GOES_PAUSE)
+        if not kind.ours(known):
+            return Taken(kind.foreign(known), STAYS_PAUSE)
+        patch = kind.repair(known)
         if patch:
             try:
-                found = await self._cluster.patch(SERVICES, namespace, name, patch)
+                found = await self._cluster.patch(kind.cache.resource, key.namespace, key.name, patch)
             except Denied as error:
-                return Taken(f"Service {name} can't be mended, so delete it: {error}", STAYS_PAUSE)
-            log.info("namespace %s: Service %s was mended: %s", namespace, name, patch)
-        self._services.put(found)
+                return Taken(f"{kind.word} {key.name} can't be mended, so delete it: {error}", STAYS_PAUSE)
+            log.info("namespace %s: %s %s was mended: %s", key.namespace, kind.word, key.name, patch)
+        self._keep(kind, key, found)
         return None
 
-    async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+    def _keep(self, kind: _Kind[S], key: ObjectKey, answer: Object) -> None:
+        record = kind.cache.put(answer)
+        if record:
+            self._sound[kind.word, key] = record.version
+
+    async def _get(self, resource: Resource, key: ObjectKey) -> Object | None:
         try:
-            return await self._cluster.get(resource, namespace, name)
+            return await self._cluster.get(resource, *key)
         except NotFound:
             return None
+
+
+def _services(cache: Cache[ServiceRecord]) -> _Kind[ServiceRecord]:
+    return _Kind("Service", cache, lambda key: wanted_service(*key), is_ours, foreign_service, service_repair)
+
+
+def _policies(cache: Cache[PolicyRecord], watchers: Sequence[Manifest]) -> _Kind[PolicyRecord]:
+    own = network_policy("", watchers)
+    return _Kind(
+        "NetworkPolicy",
+        cache,
+        lambda key: network_policy(key.namespace, watchers),
+        partial(is_our_policy, wanted=own),
+        foreign_policy,
+        partial(policy_repair, wanted=own),
+    )

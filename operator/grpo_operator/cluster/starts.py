@@ -1,8 +1,9 @@
-"""Starts what an attempt lacks: its Services, its claim, the Job of its gang and that of its engines.
+"""Starts what an attempt lacks: its Services and NetworkPolicy, its claim, the Job of its gang and that of its engines.
 
 Objects are created by POST alone. One of a Job's name that is not this attempt's is never touched: it is told.
 """
 
+import contextlib
 import logging
 
 from ..decisions import Action, Decision
@@ -45,12 +46,19 @@ class Starts:
         self._sightings = sightings
         self._pods = pods
 
-    async def services(self, seen: Observation) -> Taken | None:
-        """Makes or mends the Services under which the attempt's pods have their names; says why one can't be had.
+    async def keep(self, seen: Observation) -> Taken | None:
+        """Mends what the pods of a running attempt share; says why one of their Services can't be had.
+
+        A NetworkPolicy that is denied ends no gang; it has been told.
 
         Raises:
             ClusterError: the API server refused or did not answer.
         """
+        with contextlib.suppress(Denied, NotFound):
+            await self._shared.policy(seen.job.key.namespace)
+        return await self._services(seen)
+
+    async def _services(self, seen: Observation) -> Taken | None:
         namespace = seen.job.key.namespace
         taken = await self._shared.service(namespace)
         return taken or (await self._shared.service(namespace, ENGINE_SERVICE) if seen.replicas else None)
@@ -66,8 +74,9 @@ class Starts:
             return Decision(Action.WAIT)
         body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt), seen)
         try:
-            if taken := await self.services(seen) or await self._shared.claim(job):
+            if taken := await self._services(seen) or await self._shared.claim(job):
                 return _waits_for_name(*taken)
+            await self._shared.policy(job.key.namespace)  # before there are pods that strangers could reach
             if job.queue_name:
                 body = await self._workloads.placed(seen, body)
             answer = await self._create(seen, body)

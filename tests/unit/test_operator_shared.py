@@ -1,0 +1,105 @@
+"""When the NetworkPolicy of a namespace is asked for: not for every job, and not for ever where it can't be had."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.shared import STAYS_PAUSE, SharedObjects
+from grpo_operator.errors import AlreadyExists, Denied
+from grpo_operator.isolation import network_policy
+
+WATCHERS: list[dict[str, Any]] = [{"namespaceSelector": {"matchLabels": {}}}]
+
+
+class Server:
+    """An API server with one NetworkPolicy at most, which it keeps in its own words: without what is empty."""
+
+    def __init__(self, kept: dict[str, Any] | None = None) -> None:
+        self.kept = kept
+        self.denies = False
+        self.requests: list[str] = []
+        self.now = 0.0
+        self._version = 1
+        found: Any = self
+        self.caches = Caches()
+        self.shared = SharedObjects(found, self.caches, lambda: self.now, WATCHERS)
+
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._version += 1
+        spec = {**body["spec"], "ingress": [{"from": [{"namespaceSelector": {}}]}]}
+        meta = {**body["metadata"], "uid": "u", "resourceVersion": str(self._version)}
+        self.kept = {**body, "metadata": meta, "spec": spec}
+        return self.kept
+
+    async def create(self, _: Any, __: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.requests.append("create")
+        if self.denies:
+            raise Denied("networkpolicies is forbidden", 403)
+        if self.kept:
+            raise AlreadyExists("it is there", 409)
+        return self._answer(body)
+
+    async def get(self, *_: Any) -> dict[str, Any]:
+        self.requests.append("get")
+        assert self.kept
+        return self.kept
+
+    async def patch(self, _: Any, __: str, ___: str, ____: Any) -> dict[str, Any]:
+        self.requests.append("patch")
+        assert self.kept
+        return self._answer(self.kept)
+
+
+def stored(**metadata: Any) -> dict[str, Any]:
+    body = network_policy("team", [])
+    body["metadata"] |= {"uid": "u", "resourceVersion": "1", **metadata}
+    return body
+
+
+async def test_one_that_the_api_server_keeps_in_other_words_is_written_once() -> None:
+    made, found = Server(), Server(stored())
+    for _ in range(3):
+        await made.shared.policy("team")
+        await found.shared.policy("team")
+    assert made.requests == ["create"]
+    assert found.requests == ["create", "get", "patch"]
+
+
+async def test_one_that_was_changed_since_is_mended() -> None:
+    server = Server()
+    await server.shared.policy("team")
+    assert server.kept
+    server.caches.network_policies.put({**stored(), "metadata": {**server.kept["metadata"], "resourceVersion": "9"}})
+    await server.shared.policy("team")
+    assert server.requests == ["create", "create", "get", "patch"]
+
+
+async def test_a_strangers_is_left_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(stored(labels={}))
+    for _ in range(3):
+        await server.shared.policy("team")
+        server.now += STAYS_PAUSE
+    assert server.requests == ["create", "get"] * 3
+    (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "is not the operator's" in said.message
+
+
+async def test_one_that_is_denied_is_asked_for_again_after_a_pause_only() -> None:
+    server = Server()
+    server.denies = True
+    for _ in range(3):
+        with pytest.raises(Denied):
+            await server.shared.policy("team")
+    assert server.requests == ["create"]
+    server.now, server.denies = STAYS_PAUSE, False
+    await server.shared.policy("team")
+    assert server.requests == ["create", "create"]
+
+
+async def test_without_watchers_none_is_made() -> None:
+    server = Server()
+    found: Any = server
+    await SharedObjects(found, server.caches, lambda: 0.0, None).policy("team")
+    assert server.requests == []
