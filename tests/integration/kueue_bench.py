@@ -20,13 +20,15 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 class KueueBench(GpuBench):
     """A namespace whose GRPOJobs wait for Kueue; its flavor and its priority classes carry the namespace's name."""
 
-    def __init__(self, cluster: AnyCluster, client: ApiClient, *, real: bool = False) -> None:
-        """Makes the namespace and its flavor, which has no labels and no tolerations; `real`: and the real queues."""
+    def __init__(
+        self, cluster: AnyCluster, client: ApiClient, *, real: bool = False, levels: tuple[str, ...] = ()
+    ) -> None:
+        """Makes the namespace and its flavor, which says nothing; `real`: and the real queues, with these levels."""
         super().__init__(cluster, client)
         own: ApiClient = cluster.control_plane.client()  # type: ignore[union-attr]
         self._made: list[str] = []
         if real:
-            self.kueue: KueueStandIn = RealQueues(own, self.namespace)
+            self.kueue: KueueStandIn = RealQueues(own, self.namespace, 4, *levels)
         else:
             self.kueue = KueueStandIn(own, self.namespace, flavor=self.namespace)
             self.make(FLAVORS, "ResourceFlavor", self.namespace, spec={})

@@ -1,4 +1,4 @@
-"""Queues of Kueue's real manager: what an administrator makes for one namespace, with a quota of GPUs."""
+"""Queues of Kueue's real manager, as an administrator makes them for a namespace, and Workloads made by hand."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from harness.client import ApiClient, ApiStatusError
 from harness.programs.processes import until
 from tests.integration.kueue_stand_in import MERGE, KueueStandIn
-from tests.integration.kueue_writes import GPU
+from tests.integration.kueue_writes import GPU, Workload, said
 
 T = TypeVar("T")
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
@@ -18,12 +18,19 @@ PLENTY = {"cpu": "1000", "memory": "100Ti", "ephemeral-storage": "100Ti"}
 class RealQueues(KueueStandIn):
     """The stand-in's questions put to the real manager, which writes by itself."""
 
-    def __init__(self, client: ApiClient, namespace: str, quota: int = 4) -> None:
-        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and its LocalQueues."""
+    def __init__(self, client: ApiClient, namespace: str, quota: int = 4, *levels: str) -> None:
+        """Makes a ResourceFlavor, a ClusterQueue that preempts lower priorities, and its LocalQueues.
+
+        `levels` are node labels by which the flavor's nodes, those with the namespace's label `bench`, stand together.
+        """
         super().__init__(client, namespace, quota, namespace)
         self.namespace = namespace
         self._made: list[str] = []
-        self._make("resourceflavors", "ResourceFlavor", {})
+        flavor: dict[str, Any] = {}
+        if levels:
+            self._make("topologies", "Topology", {"levels": [{"nodeLabel": one} for one in levels]})
+            flavor = {"topologyName": namespace, "nodeLabels": {"bench": namespace}}
+        self._make("resourceflavors", "ResourceFlavor", flavor)
         self._make("clusterqueues", "ClusterQueue", self._cluster_queue())
         for name in (QUEUE, OTHER_QUEUE):
             local = {"metadata": {"name": name}, "spec": {"clusterQueue": namespace}}
@@ -71,3 +78,31 @@ class RealQueues(KueueStandIn):
             except ApiStatusError as error:
                 if error.status != 404:
                     raise
+
+
+def make_workload(kueue: KueueStandIn, name: str, gpus: int = 4, pods: int = 1, **spec: Any) -> Workload:
+    """A Workload without an owner, of one podSet."""
+    requests = {"cpu": "1", GPU: str(gpus // pods)}
+    container = {"name": "c", "image": "x", "resources": {"limits": {GPU: requests[GPU]}, "requests": requests}}
+    pod = {"restartPolicy": "Never", "containers": [container]}
+    return kueue.create(
+        name, queueName=QUEUE, podSets=[{"name": "trainer", "count": pods, "template": {"spec": pod}}], **spec
+    )
+
+
+def named(kueue: KueueStandIn, name: str) -> Workload:
+    """The Workload of that name."""
+    (found,) = [one for one in kueue.all() if one["metadata"]["name"] == name]
+    return found
+
+
+def wait_said(kueue: KueueStandIn, name: str, **conditions: tuple[str, str]) -> Workload:
+    """Until the Workload says all these, each by status and reason."""
+
+    def says() -> Workload | None:
+        one = named(kueue, name)
+        return one if all(said(one, kind) == wanted for kind, wanted in conditions.items()) else None
+
+    found = kueue.until(f"{name}: {conditions}", says)
+    assert found
+    return found

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -12,14 +11,13 @@ from harness.fixtures import api_level, serve_grpojobs
 from harness.kueue import kueue_managing
 from tests.integration.gpu_bench import NODES
 from tests.integration.kueue_bench import PRIORITY_LABEL, QUEUE_LABEL, KueueBench, admission
-from tests.integration.kueue_queues import OTHER_QUEUE, QUEUE, RealQueues
+from tests.integration.kueue_queues import OTHER_QUEUE, QUEUE, RealQueues, make_workload, named, wait_said
 from tests.integration.kueue_stand_in import MERGE, WORKLOADS, KueueStandIn
 from tests.integration.kueue_writes import (
     GPU,
     Workload,
     answer_check,
     checks,
-    evict,
     finish,
     give_back,
     is_true,
@@ -53,80 +51,54 @@ def kueue(request: pytest.FixtureRequest) -> Iterator[KueueStandIn]:
     queues.end()
 
 
-def make(kueue: KueueStandIn, name: str, gpus: int = 4, pods: int = 1, **spec: Any) -> Workload:
-    requests = {"cpu": "1", GPU: str(gpus // pods)}
-    container = {"name": "c", "image": "x", "resources": {"limits": {GPU: requests[GPU]}, "requests": requests}}
-    pod = {"restartPolicy": "Never", "containers": [container]}
-    return kueue.create(
-        name, queueName=QUEUE, podSets=[{"name": "trainer", "count": pods, "template": {"spec": pod}}], **spec
-    )
-
-
-def named(kueue: KueueStandIn, name: str) -> Workload:
-    (found,) = [one for one in kueue.all() if one["metadata"]["name"] == name]
-    return found
-
-
-def wait(kueue: KueueStandIn, name: str, **conditions: tuple[str, str]) -> Workload:
-    """Until the Workload says all these, each by status and reason."""
-
-    def says() -> Workload | None:
-        one = named(kueue, name)
-        return one if all(said(one, kind) == wanted for kind, wanted in conditions.items()) else None
-
-    found = kueue.until(f"{name}: {conditions}", says)
-    assert found
-    return found
-
-
 ADMITTED = {"QuotaReserved": ("True", "QuotaReserved"), "Admitted": ("True", "Admitted")}
 WAITS = {"QuotaReserved": ("False", "Pending")}
 RELEASED = {"QuotaReserved": ("False", "Pending"), "Admitted": ("False", "NoReservation")}
 
 
 def test_quota_is_given_to_the_first_and_one_that_finishes_makes_room(kueue: KueueStandIn) -> None:
-    first = make(kueue, "a", gpus=4, pods=2)
-    (assignment,) = wait(kueue, "a", **ADMITTED)["status"]["admission"]["podSetAssignments"]
+    first = make_workload(kueue, "a", gpus=4, pods=2)
+    (assignment,) = wait_said(kueue, "a", **ADMITTED)["status"]["admission"]["podSetAssignments"]
     assert assignment == {
         "name": "trainer",
         "count": 2,
         "flavors": {GPU: kueue.flavor, "cpu": kueue.flavor},
         "resourceUsage": {GPU: "4", "cpu": "2"},
     }
-    make(kueue, "b", gpus=1)
-    wait(kueue, "b", **WAITS, Admitted=("", ""))
+    make_workload(kueue, "b", gpus=1)
+    wait_said(kueue, "b", **WAITS, Admitted=("", ""))
     kueue.change(first, finish)
-    wait(kueue, "b", **ADMITTED)
+    wait_said(kueue, "b", **ADMITTED)
     assert is_true(named(kueue, "a"), "Admitted")
 
 
 def test_a_higher_priority_preempts_and_the_preempted_one_comes_back(kueue: KueueStandIn) -> None:
-    low = make(kueue, "low", priority=1)
-    wait(kueue, "low", **ADMITTED)
-    high = make(kueue, "high", priority=1000)
-    wait(kueue, "low", Evicted=("True", "Preempted"), Preempted=("True", "InClusterQueue"), **ADMITTED)
+    low = make_workload(kueue, "low", priority=1)
+    wait_said(kueue, "low", **ADMITTED)
+    high = make_workload(kueue, "high", priority=1000)
+    wait_said(kueue, "low", Evicted=("True", "Preempted"), Preempted=("True", "InClusterQueue"), **ADMITTED)
     kueue.change(low, give_back)
-    wait(kueue, "high", **ADMITTED)
-    wait(kueue, "low", Requeued=("True", "Preempted"), **WAITS)
+    wait_said(kueue, "high", **ADMITTED)
+    wait_said(kueue, "low", Requeued=("True", "Preempted"), **WAITS)
     kueue.change(high, finish)
-    wait(kueue, "low", Evicted=("False", "QuotaReserved"), Preempted=("False", "QuotaReserved"), **ADMITTED)
+    wait_said(kueue, "low", Evicted=("False", "QuotaReserved"), Preempted=("False", "QuotaReserved"), **ADMITTED)
 
 
 def test_one_that_is_deactivated_stays_admitted_until_it_is_cleared_and_comes_back_when_active(
     kueue: KueueStandIn,
 ) -> None:
-    made = make(kueue, "one")
-    wait(kueue, "one", **ADMITTED)
+    made = make_workload(kueue, "one")
+    wait_said(kueue, "one", **ADMITTED)
     kueue.set_active(made, active=False)
-    wait(kueue, "one", Evicted=("True", "Deactivated"), **ADMITTED)
+    wait_said(kueue, "one", Evicted=("True", "Deactivated"), **ADMITTED)
     kueue.change(made, give_back)
-    make(kueue, "other")
-    wait(kueue, "other", **ADMITTED)
+    make_workload(kueue, "other")
+    wait_said(kueue, "other", **ADMITTED)
     assert said(named(kueue, "one"), "Requeued") == ("False", "Deactivated")
     kueue.set_active(made, active=True)
-    wait(kueue, "one", Requeued=("True", "Reactivated"), **WAITS)
+    wait_said(kueue, "one", Requeued=("True", "Reactivated"), **WAITS)
     kueue.change(named(kueue, "other"), finish)
-    wait(kueue, "one", Evicted=("False", "QuotaReserved"), **ADMITTED)
+    wait_said(kueue, "one", Evicted=("False", "QuotaReserved"), **ADMITTED)
 
 
 def passing_check(kueue: KueueStandIn) -> Callable[..., Callable[[Workload], None]]:
@@ -139,51 +111,53 @@ def passing_check(kueue: KueueStandIn) -> Callable[..., Callable[[Workload], Non
 
 
 def test_an_admission_check_holds_admission_back_and_is_tried_again(kueue: KueueStandIn) -> None:
-    says, made = passing_check(kueue), make(kueue, "one")
-    wait(kueue, "one", QuotaReserved=("True", "QuotaReserved"))
+    says, made = passing_check(kueue), make_workload(kueue, "one")
+    wait_said(kueue, "one", QuotaReserved=("True", "QuotaReserved"))
     assert not is_true(named(kueue, "one"), "Admitted")
     kueue.until("the check", lambda: checks(named(kueue, "one")) == {"Pending"})
     update = {"name": "trainer", "labels": {"a": "b"}}
     kueue.change(made, says("Ready", update))
-    wait(kueue, "one", **ADMITTED)
+    wait_said(kueue, "one", **ADMITTED)
     assert named(kueue, "one")["status"]["admissionChecks"][0]["podSetUpdates"] == [update]
     kueue.change(made, says("Retry"))
-    wait(kueue, "one", Evicted=("True", "AdmissionCheck"))
+    wait_said(kueue, "one", Evicted=("True", "AdmissionCheck"))
     assert checks(named(kueue, "one")) == {"Pending"}
     kueue.change(made, give_back)
-    wait(kueue, "one", Requeued=("True", "BackoffFinished"), QuotaReserved=("True", "QuotaReserved"))
+    wait_said(kueue, "one", Requeued=("True", "BackoffFinished"), QuotaReserved=("True", "QuotaReserved"))
 
 
 def test_a_rejected_admission_check_deactivates_until_it_is_active_again(kueue: KueueStandIn) -> None:
-    says, made = passing_check(kueue), make(kueue, "one")
+    says, made = passing_check(kueue), make_workload(kueue, "one")
     kueue.until("the check", lambda: checks(named(kueue, "one")) == {"Pending"})
-    wait(kueue, "one", QuotaReserved=("True", "QuotaReserved"))
+    wait_said(kueue, "one", QuotaReserved=("True", "QuotaReserved"))
     kueue.change(made, says("Rejected"))
-    one = wait(kueue, "one", Evicted=("True", "DeactivatedDueToAdmissionCheck"), DeactivationTarget=("", ""))
+    one = wait_said(kueue, "one", Evicted=("True", "DeactivatedDueToAdmissionCheck"), DeactivationTarget=("", ""))
     assert one["spec"]["active"] is False
     kueue.change(made, give_back)
     kueue.set_active(made, active=True)
-    wait(kueue, "one", Requeued=("True", "Reactivated"), QuotaReserved=("True", "QuotaReserved"))
+    wait_said(kueue, "one", Requeued=("True", "Reactivated"), QuotaReserved=("True", "QuotaReserved"))
 
 
 def test_the_definition_refuses_another_queue_while_quota_is_reserved(kueue: KueueStandIn) -> None:
-    made = make(kueue, "one")
-    wait(kueue, "one", **ADMITTED)
+    made = make_workload(kueue, "one")
+    wait_said(kueue, "one", **ADMITTED)
     path = f"{WORKLOADS.format(made['metadata']['namespace'])}/one"
     with pytest.raises(ApiStatusError, match="queueName is immutable while workload quota reserved"):
         kueue.client.request("PATCH", path, {"spec": {"queueName": "other"}}, MERGE)
-    kueue.change(made, lambda one: evict(one, "Deactivated", "why"), give_back)
+    kueue.set_active(made, active=False)
+    wait_said(kueue, "one", Evicted=("True", "Deactivated"))
+    kueue.change(made, give_back)
     kueue.client.request("PATCH", path, {"spec": {"queueName": "other"}}, MERGE)
 
 
 def test_one_whose_pods_were_late_comes_back_after_its_backoff(kueue_bench: KueueBench) -> None:
     kueue = kueue_bench.kueue
-    made = make(kueue, "one")
-    wait(kueue, "one", **ADMITTED)
+    made = make_workload(kueue, "one")
+    wait_said(kueue, "one", **ADMITTED)
     kueue.change(made, lambda one: time_out(one, 3600), give_back)
-    wait(kueue, "one", Requeued=("False", "PodsReadyTimeout"), **RELEASED)
+    wait_said(kueue, "one", Requeued=("False", "PodsReadyTimeout"), **RELEASED)
     kueue.change(made, lambda one: one["status"]["requeueState"].update(requeueAt="2026-01-01T00:00:00Z"))
-    one = wait(kueue, "one", Requeued=("True", "BackoffFinished"), **ADMITTED)
+    one = wait_said(kueue, "one", Requeued=("True", "BackoffFinished"), **ADMITTED)
     assert one["status"]["requeueState"] == {"count": 1}
 
 
@@ -195,7 +169,7 @@ def test_the_stand_in_at_work_keeps_the_quota_whatever_comes(kueue_bench: KueueB
 
     with kueue.managing():
         for number in range(6):
-            make(kueue, f"w{number}", gpus=(1, 2, 4)[number % 3])
+            make_workload(kueue, f"w{number}", gpus=(1, 2, 4)[number % 3])
         for _ in range(6):
             kueue.change(kueue_bench.wait("an admitted one", running)[0], finish)
     assert kueue.most_used == 4
@@ -232,7 +206,7 @@ def test_a_job_keeps_its_quota_over_a_restart_until_a_higher_class_takes_it_and_
     team.succeed("high")
     team.succeed("low", attempt=3)
     assert team.status("low")["restarts"] == 1
-    assert said(team.workload("low"), "Finished") == ("True", "Succeeded")
+    team.wait("Finished", lambda: said(team.workload("low"), "Finished") == ("True", "Succeeded"))
 
 
 @pytest.mark.parametrize("target", ["Workload", "GRPOJob"])
@@ -281,6 +255,27 @@ def test_six_jobs_of_two_teams_never_hold_more_than_the_quota(team: KueueBench) 
         assert live_gpus(team) <= team.kueue.quota
         team.succeed(name)
         left.remove(name)
+
+
+def test_a_gang_that_wants_to_stand_together_is_let_go_where_the_real_ungater_says(managed_cluster: Cluster) -> None:
+    block = "example.com/block"
+    bench = KueueBench(
+        managed_cluster, managed_cluster.control_plane.client(), real=True, levels=(block, "kubernetes.io/hostname")
+    )
+    nodes = [bench.add_node(number, gpus=2) for number in range(4)]
+    for number, name in enumerate(nodes):
+        bench.client.request("PATCH", f"{NODES}/{name}", {"metadata": {"labels": {block: f"b{number % 2}"}}}, MERGE)
+    wish = {"metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": block}}}
+    with operating(managed_cluster, namespaces=(bench.namespace,)):
+        bench.want("run", 4, nodes=2, podTemplate=wish)
+        pods = bench.wait_running()
+        assert {nodes.index(pod["spec"]["nodeName"]) % 2 for pod in pods} in ({0}, {1})
+        assert bench.workload()["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
+        bench.end(pods[0], 1, outcome("Error", message="connection closed by peer"))
+        bench.wait_running(attempt=2)
+    bench.end_all()
+    for name in nodes:
+        bench.client.request("DELETE", f"{NODES}/{name}")
 
 
 def live_gpus(bench: KueueBench) -> int:
