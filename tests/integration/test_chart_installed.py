@@ -21,6 +21,7 @@ from tests.integration.upgrade_bench import forget_definitions
 from tests.samples import changed, job
 
 NAMESPACE, RELEASE = "grpo-chart-test", "chart"
+CLOSED = json.dumps({"spec": {"ingress": None}})
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-grpo-operator"
 
 
@@ -68,6 +69,7 @@ def test_the_operators_account_has_no_wildcard(release: AnyCluster) -> None:
         ("get", "secrets"),
         ("get", "configmaps"),
         ("delete", "persistentvolumeclaims"),
+        ("get", "networkpolicies.networking.k8s.io"),
         ("patch", "nodes"),
         ("escalate", "clusterroles.rbac.authorization.k8s.io"),
     ],
@@ -97,6 +99,7 @@ def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
     kubeconfig.write_text(json.dumps(config))
     command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(kubeconfig), "--metrics-address", "127.0.0.1"]
     command += ["--metrics-port", "0", "--log-format", "text", "--trainer-image", "trainer:1"]
+    command += ["--network-policy-from=[]"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         yield log
@@ -118,6 +121,12 @@ def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator
     try:
         release.wait("the gang", *get_phase, expect="Running")
         until("the claim", lambda: lines(release, "persistentvolumeclaims", ".metadata.name") == "claims-checkpoints")
+        until("the policy", lambda: "grpo-pods" in lines(release, "networkpolicies", ".metadata.name"))
+        release.kubectl("patch", "networkpolicy", "grpo-pods", "--namespace", NAMESPACE, "-p", CLOSED)
+        until(
+            "the policy as it was",
+            lambda: "podSelector" in lines(release, "networkpolicies", ".spec.ingress[*].from[*]"),
+        )
         until("events", lambda: "GRPOJob" in lines(release, "events", ".involvedObject.kind"))
         patch(release, "runs", {"spec": {"suspend": True}})
         release.wait("the job", *get_phase, expect="Suspended")
