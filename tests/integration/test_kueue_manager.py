@@ -278,6 +278,22 @@ def test_a_gang_that_wants_to_stand_together_is_let_go_where_the_real_ungater_sa
         bench.client.request("DELETE", f"{NODES}/{name}")
 
 
+@pytest.mark.soak
+def test_a_kueue_that_manages_all_jobs_leaves_those_of_attempts_alone() -> None:
+    known = {"frameworks": ["batch/job"], "externalFrameworks": ["GRPOJob.v1alpha1.grpo.dev"]}
+    with api_level("kueue-all") as cluster:
+        assert isinstance(cluster, Cluster)
+        serve_grpojobs(cluster)
+        cluster.add_kwok_nodes(0, 4)
+        with kueue_managing(cluster, manageJobsWithoutQueueName=True, integrations=known):
+            bench = KueueBench(cluster, cluster.control_plane.client(), real=True)
+            with operating(cluster, namespaces=(bench.namespace,)):
+                bench.submit("queued")
+                bench.submit("other", labels={})
+                bench.wait_running("queued")
+                bench.wait_running("other")
+
+
 def live_gpus(bench: KueueBench) -> int:
     live = [one for one in bench.get(PODS)["items"] if one["status"].get("phase") not in ("Succeeded", "Failed")]
     containers = [container for pod in live for container in pod["spec"]["containers"]]
