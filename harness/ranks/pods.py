@@ -14,13 +14,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from grpo_api.contract import DATA_MOUNT_ENV, INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
+from grpo_api import tokens
+from grpo_api.contract import (
+    DATA_MOUNT_ENV,
+    INDEX_ENV,
+    PLAN_ENV,
+    PROGRESS_BIND_ENV,
+    TERMINATION_LOG_ENV,
+    TOKEN_DIGEST_ENV,
+)
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Progress
 
 from .launch import Launched, launch
 
 PATIENCE_SECONDS = 400
+TOKEN = "of the attempt"
+"""What rank 0 is shown by those who ask for more than metrics."""
 
 
 class Gang:
@@ -43,6 +53,7 @@ class Gang:
         self.folder = folder
         self.port = free_port()
         own = {DATA_MOUNT_ENV: str(data), PROGRESS_BIND_ENV: f"127.0.0.1:{self.port}", **environment}
+        own[TOKEN_DIGEST_ENV] = tokens.digest(TOKEN)
         plans = [self._of_pod(plan, index, own_disks) for index in range(plan.execution.nodes)]
         self.pods = [self._start(own, index, one, fresh, traced) for index, one in enumerate(plans)]
 
@@ -116,7 +127,8 @@ class Gang:
 
     def get(self, path: str) -> str:
         """A page of rank 0's server."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers={tokens.HEADER: TOKEN})
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return str(answer.read().decode())
 
     def progress(self, query: str = "") -> Progress:

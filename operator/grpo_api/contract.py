@@ -76,7 +76,7 @@ EXPORT_FOLDER = "export"
 """Folder of the finished model or adapter below the job's checkpoint directory, published whole."""
 
 PROGRESS_PORT = 8080
-"""Rank 0 serves /progress, /metrics and /healthz here."""
+"""Rank 0 serves /progress, /samples, /metrics and /healthz here."""
 
 TRACE_QUERY = "traceEvery"
 """`/progress?traceEvery=N` also tells when the attempt's first and every Nth step began and ended."""
@@ -187,6 +187,10 @@ DATASET_TOKEN_ENV = "GRPO_DATASET_TOKEN"
 EXPORT_TOKEN_ENV = "GRPO_EXPORT_TOKEN"
 """Hub token of spec.export.hub.tokenSecretRef."""
 
+
+TOKEN_DIGEST_ENV = "GRPO_TOKEN_SHA256"
+"""The digest of the attempt's token (tokens.py), without which rank 0 answers to nobody but for /metrics and /healthz;
+absent where the operator has no key: then /progress is everybody's, and there are no /samples."""
 
 IMAGE_ENV = "GRPO_IMAGE"
 """The training image as the pod's template names it: a container can't see what it was started from."""

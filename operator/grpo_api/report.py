@@ -177,6 +177,17 @@ class Outcome(Model):
     """The run's newest complete checkpoint, where it is known. In the status it is status.checkpoint."""
 
 
+class Samples(Model):
+    """`GET /samples` of rank 0: prompts and completions of the last generation, which the operator never asks for."""
+
+    model_config = _AS_TEXT
+
+    step: Count = 0
+    """Finished optimizer steps."""
+    samples: list[dict[str, str | MetricValue]] = Field(default_factory=list)
+    """A few completions with their prompts and a number per reward function, bounded in size."""
+
+
 class StepTime(Model):
     """When a step was: rank 0's time by part at its beginning and at its end."""
 
@@ -233,8 +244,6 @@ class Progress(Model):
     """What rank 0 did with its time so far."""
     steps: Annotated[list[StepTime], Field(max_length=MAX_STEPS + 1)] = Field(default_factory=list)
     """Steps that are over, oldest first: the attempt's first and the newest of every Nth; empty unless asked for."""
-    samples: list[dict[str, str | float]] = Field(default_factory=list)
-    """A few completions with their rewards, bounded in size."""
 
     @property
     def eta_seconds(self) -> float | None:

@@ -1,6 +1,7 @@
 """The objects that an attempt consists of: the Indexed Job of its gang, that of its engines, the checkpoint claim.
 
-What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same.
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same,
+but for the hash of a token, whose key is the operator's.
 Each function returns one object as a dict; the pod itself is in podspec.py, what attempts share in services.py.
 """
 
@@ -74,9 +75,13 @@ class Attempt:
     """Commits that earlier attempts found."""
     ends: Sequence[AttemptEnd] = ()
     """How earlier attempts ended."""
+    token_digest: str = ""
+    """Of the token that opens what its pods say; see tokens.py."""
 
 
-def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int) -> Attempt:
+def attempt_of(
+    job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int, token_digest: str = ""
+) -> Attempt:
     """The attempt of a GRPOJob that has this number, with this plan of its spec."""
     return Attempt(
         key=job.key,
@@ -91,6 +96,7 @@ def attempt_of(job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, numbe
         avoided_nodes=job.status.avoided_nodes,
         revisions=job.status.revisions or {},
         ends=job.status.ends,
+        token_digest=token_digest,
     )
 
 
@@ -232,7 +238,15 @@ def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest
             "parallelism": plan.nodes,
             "template": {
                 "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
-                "spec": pod_spec(key.name, role, own, pods, source=attempt.source, avoided=attempt.avoided_nodes),
+                "spec": pod_spec(
+                    key.name,
+                    role,
+                    own,
+                    pods,
+                    source=attempt.source,
+                    avoided=attempt.avoided_nodes,
+                    token_digest=attempt.token_digest,
+                ),
             },
         },
     }

@@ -23,6 +23,7 @@ from grpo_api.contract import (
     RESUME_STORE_ENV,
     SCRATCH,
     THREADS_ENV,
+    TOKEN_DIGEST_ENV,
     reward_token_env,
 )
 from grpo_api.job import GRPOJobSpec
@@ -55,10 +56,12 @@ def pod_spec(
     *,
     source: ResumeSource | None = None,
     avoided: Sequence[str] = (),
+    token_digest: str = "",
 ) -> Manifest:
     """The pod template's spec for a role; it passes the `restricted` pod security standard.
 
-    `own` are the labels of the pods, `avoided` nodes that they must not go to.
+    `own` are the labels of the pods, `avoided` nodes that they must not go to. `token_digest` tells the training pods
+    which token opens what they say.
     """
     spec, plan = role.spec, role.plan
     image = spec.image or pods.image
@@ -73,7 +76,7 @@ def pod_spec(
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": _pod_security(pods.user),
         "tolerations": _tolerations(spec, plan),
-        "containers": [_container(role, image, mounts, source)],
+        "containers": [_container(role, image, mounts, source, "" if role.engines else token_digest)],
         "volumes": volumes + [_given(volume) for volume in settings.volumes],
     }
     optional: Manifest = {
@@ -155,14 +158,16 @@ def _container_security() -> Manifest:
     }
 
 
-def _container(role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None) -> Manifest:
+def _container(
+    role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None, token_digest: str
+) -> Manifest:
     spec, plan = role.spec, role.plan
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": spec.command or ["python", "-m", "grpo_trainer"],
-        "env": _environment(spec, plan, image),
+        "env": _environment(spec, plan, image, token_digest),
         "ports": [_port(role)],
         "resources": _resources(spec, plan),
         "securityContext": _container_security(),
@@ -205,7 +210,7 @@ def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
     return resources
 
 
-def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Manifest]:
+def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_digest: str) -> list[Manifest]:
     """The user's variables come last, so that they win."""
     given = [_given(variable) for variable in spec.env]
     taken = {variable["name"] for variable in given}
@@ -225,6 +230,8 @@ def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str) -> list[Man
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
+    if token_digest:
+        env.append({"name": TOKEN_DIGEST_ENV, "value": token_digest})
     if spec.model.cache:
         # not HF_HOME as a whole: code that a repository ships is run from the pod's own copy
         env += [{"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"} for kind in ("HUB", "DATASETS")]

@@ -36,6 +36,7 @@ from .sightings import Sightings
 from .starting import asks_about
 from .status import REPORTED, URGENT, build, to_json
 from .times import Observed
+from .tokens import Tokens
 from .tracing.attempts import AttemptTraces
 from .writes import StatusWrites
 
@@ -75,6 +76,7 @@ class Reconciler:
         clock: Callable[[], float],
         monotonic: Callable[[], Observed],
         pods: PodDefaults,
+        tokens: Tokens,
         watchers: Sequence[Manifest] | None = None,
         status_interval: float = 5.0,
         rank0: Rank0,
@@ -82,10 +84,8 @@ class Reconciler:
         traces: AttemptTraces | None = None,
     ) -> None:
         """`pods` is what jobs' pods have by default; `watchers` are let in to them by NetworkPolicies, and without them
-        none is made; `rank0` says what was heard of it; `clock` gives unix seconds. `traces` hears of each look;
-        without it there are none.
-
-        `wrote` hears of each status that the API server has taken: the job before, the status, unix seconds.
+        none is made; `tokens` open what pods say; `rank0` says what was heard of it; `clock` gives unix seconds;
+        `traces` hears of each look; `wrote` of each status that was taken: the job before, the status, unix seconds.
         """
         self._cluster = cluster
         self._caches = caches
@@ -102,7 +102,7 @@ class Reconciler:
         shared = SharedObjects(cluster, caches, lambda: monotonic().at, watchers)
         self._workloads = workloads
         self._dispatch = Dispatcher(queue, workloads, clock, monotonic)
-        self._starts = Starts(cluster, caches, shared, workloads, sightings=self._sightings, pods=pods)
+        self._starts = Starts(cluster, caches, shared, workloads, sightings=self._sightings, pods=pods, tokens=tokens)
         self._writes = StatusWrites(longest=PATIENCE * status_interval)
 
     async def __call__(self, key: ObjectKey) -> float | None:

@@ -53,6 +53,8 @@ class Settings:
     pods: PodDefaults = field(default_factory=PodDefaults)
     watchers: Sequence[Manifest] | None = None
     """Who may ask training pods how they are, as peers of networking.k8s.io/v1; None: no NetworkPolicy is made."""
+    token_secret: ObjectKey | None = None
+    """The Secret with the keys of tokens, which is made if it is missing; None: pods answer everybody."""
     metrics_address: str = ""
     """Where the pages are served; empty: on every address of the pod, IPv4 and IPv6."""
     metrics_port: int = 8081
@@ -92,6 +94,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
         namespaces=tuple(dict.fromkeys(given.namespace)),
         pods=pod_defaults.given(given),
         watchers=given.network_policy_from,
+        token_secret=given.token_secret,
         metrics_address=given.metrics_address,
         metrics_port=given.metrics_port,
         log_format=given.log_format,
@@ -111,13 +114,7 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     parser = argparse.ArgumentParser(prog="grpo_operator", description="Runs the GRPOJobs of a cluster.")
     parser.add_argument("--namespace", action="append", default=[], help="watch only this one (may be repeated)")
     pod_defaults.add_arguments(parser, default.pods.image)
-    parser.add_argument(
-        "--network-policy-from",
-        type=_peers,
-        metavar="PEERS",
-        help=f"make a NetworkPolicy for the pods of jobs, which lets these in at port {PROGRESS_PORT}: a JSON list of "
-        "NetworkPolicyPeers, this operator's among them; default: make none",
-    )
+    _add_tenancy(parser)
     parser.add_argument("--metrics-address", default=default.metrics_address, help="default: every address")
     parser.add_argument("--metrics-port", type=int, default=default.metrics_port, help="/healthz, /readyz and /metrics")
     parser.add_argument("--log-format", choices=("json", "text"), default=default.log_format)
@@ -151,7 +148,7 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
     )
     parser.add_argument(
         "--leader-elect",
-        type=_lease,
+        type=_object,
         metavar="NAMESPACE/LEASE",
         help=f"lead by this Lease, as ${IDENTITY_ENV}; default: there is no other operator",
     )
@@ -162,6 +159,23 @@ def _parser(default: Settings, environment: Mapping[str, str]) -> argparse.Argum
         "--lease-seconds", type=_positive, default=Terms().duration, help="others wait so long for a leader's renewal"
     )
     return parser
+
+
+def _add_tenancy(parser: argparse.ArgumentParser) -> None:
+    """Whom the pods of jobs let in, and whom they show what."""
+    parser.add_argument(
+        "--network-policy-from",
+        type=_peers,
+        metavar="PEERS",
+        help=f"make a NetworkPolicy for the pods of jobs, which lets these in at port {PROGRESS_PORT}: a JSON list of "
+        "NetworkPolicyPeers, this operator's among them; default: make none",
+    )
+    parser.add_argument(
+        "--token-secret",
+        type=_object,
+        metavar="NAMESPACE/SECRET",
+        help="pods say how they are to whom has a token by the keys in it; made if missing; default: to everybody",
+    )
 
 
 def _election(lease: ObjectKey | None, identity: str, seconds: float, *, fenced: bool) -> Election | None:
@@ -237,10 +251,10 @@ def _peers(text: str) -> list[Manifest]:
     return peers
 
 
-def _lease(text: str) -> ObjectKey:
+def _object(text: str) -> ObjectKey:
     namespace, _, name = text.partition("/")
     if not (namespace and name) or "/" in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/LEASE")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
     return ObjectKey(namespace, name)
 
 

@@ -19,6 +19,7 @@ from grpo_api.status import GRPOJobStatus
 
 from . import handlers, health, settings
 from .admission.queue import AdmissionQueue
+from .cluster import keys
 from .cluster.api import GRPOJOBS, WORKLOADS
 from .cluster.backoff import Backoff
 from .cluster.cache import Caches
@@ -40,6 +41,7 @@ from .reconcile import Reconciler
 from .records import GRPOJobRecord
 from .tasks import until_one_ends
 from .times import Observed
+from .tokens import Tokens
 from .tracing.attempts import AttemptTraces
 from .workqueue import SOON, WorkQueue, work
 
@@ -84,16 +86,13 @@ class Operator:
         if tracing := chosen.tracing:
             self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
             self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
+        self._tokens = Tokens()
         self._puller = self._rank0(session)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
+        gangs = Gangs(caches, time.time, chosen.limits.scheduling)
         self._admission = AdmissionQueue(
-            Gangs(caches, time.time, chosen.limits.scheduling),
-            self.facts,
-            queue.add_all,
-            limits=chosen.limits,
-            clock=time.time,
-            pods=chosen.pods,
+            gangs, self.facts, queue.add_all, limits=chosen.limits, clock=time.time, pods=chosen.pods
         )
         self._reconcile = Reconciler(
             cluster,
@@ -104,6 +103,7 @@ class Operator:
             clock=time.time,
             monotonic=lambda: Observed(time.monotonic()),
             pods=chosen.pods,
+            tokens=self._tokens,
             watchers=chosen.watchers,
             rank0=self._puller,
             workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=time.time),
@@ -114,7 +114,7 @@ class Operator:
     def _rank0(self, session: aiohttp.ClientSession) -> ProgressPuller:
         """What asks rank 0 of every gang."""
         caches, chosen = self._caches, self.settings
-        fetch = http_fetch(session, trace_every=chosen.tracing.every if chosen.tracing else None)
+        fetch = http_fetch(session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None)
         asked = partial(targets, caches.grpojobs, caches.pods.of)
         return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.pulled)
 
@@ -206,6 +206,8 @@ class Operator:
             # a kind that is not there is no reason to wait
             known = [mirror for mirror in self.mirrors.values() if not (mirror.optional and mirror.not_served)]
             await asyncio.gather(*(mirror.list_if_served() for mirror in known))
+        if secret := self.settings.token_secret:
+            self._tokens.keys = await keys.load(self._cluster, secret)
         self._works_since = time.monotonic()
         self.working.set()
         self._add(job.key for job in self._caches.grpojobs)

@@ -3,6 +3,7 @@
 One job, made once for the file; the tests look at what it left.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api import training_metrics as catalogue
 from grpo_api.contract import PROGRESS_PORT
-from grpo_api.report import STEP_PHASES, Progress
+from grpo_api.report import STEP_PHASES, Progress, Samples
 from grpo_api.status import MetricsStatus
+from grpo_operator.cluster import keys
+from grpo_operator.tokens import Tokens
 from harness import stack
 from harness.access import CommandError
-from harness.jobs import Jobs, Object, condition, is_true, progress, selected
+from harness.jobs import Jobs, Object, attempt, condition, is_true, progress, selected
 
 NAME = "first"
 STEPS = 12
@@ -28,6 +31,13 @@ while not pathlib.Path("/tmp/looked-at").exists():
 leave(code)
 """
 """The trainer's entry point, which ends its process when somebody has seen what it serves after the last step."""
+ASKS = """
+import json, sys, urllib.request
+asked = urllib.request.Request(sys.argv[1], headers=json.loads(sys.argv[2]))
+print(urllib.request.urlopen(asked, timeout=10).read().decode())
+"""
+TOKENS = f"{stack.RELEASE}-tokens"
+"""The Secret with the keys, which the operator has made."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,9 @@ class LastWords:
 
     page: str
     progress: Progress
+    samples: Samples
+    refused: list[bool]
+    """Whether it refused to show progress and samples, without a token and with that of another attempt."""
     job: Object
 
 
@@ -44,7 +57,11 @@ def last_words(jobs: Jobs) -> LastWords:
     """The job after its last step, before its pods end."""
     jobs.create(NAME, {"maxSteps": STEPS}, command=["python", "-c", HELD])
     done = jobs.wait(NAME, "at its last step", lambda job: progress(job)["step"] == STEPS and finishing(jobs, job))
-    return LastWords(served(jobs, done, "metrics"), Progress.model_validate_json(served(jobs, done, "progress")), done)
+    said = Progress.model_validate_json(served(jobs, done, "progress"))
+    samples = Samples.model_validate_json(served(jobs, done, "samples"))
+    of_another = tokens_of(jobs).headers(done["metadata"]["uid"], attempt(done) + 1)
+    refused = [refuses(jobs, done, page, headers) for page in ("progress", "samples") for headers in ({}, of_another)]
+    return LastWords(served(jobs, done, "metrics"), said, samples, refused, done)
 
 
 def finishing(jobs: Jobs, job: Object) -> bool:
@@ -56,10 +73,30 @@ def finishing(jobs: Jobs, job: Object) -> bool:
 
 
 def served(jobs: Jobs, job: Object, page: str) -> str:
-    """A page of rank 0."""
+    """A page of rank 0, for whom may read the Secret with the keys."""
+    return asked(jobs, job, page, tokens_of(jobs).headers(job["metadata"]["uid"], attempt(job)))
+
+
+def asked(jobs: Jobs, job: Object, page: str, headers: dict[str, str]) -> str:
+    """A page of rank 0, asked for from within."""
     pod = next(pod["name"] for pod in job["status"]["pods"] if pod["index"] == 0)
-    place = f"/api/v1/namespaces/{jobs.namespace}/pods/{pod}:{PROGRESS_PORT}/proxy/{page}"
-    return jobs.kubectl("get", "--raw", place)
+    address = f"http://127.0.0.1:{PROGRESS_PORT}/{page}"
+    return jobs.kubectl("exec", pod, "--", "python", "-c", ASKS, address, json.dumps(headers))
+
+
+def refuses(jobs: Jobs, job: Object, page: str, headers: dict[str, str]) -> bool:
+    """Whether rank 0 says 403 to these headers."""
+    try:
+        asked(jobs, job, page, headers)
+    except CommandError as error:
+        return "403" in str(error)
+    return False
+
+
+def tokens_of(jobs: Jobs) -> Tokens:
+    """What the operator shows."""
+    secret = jobs.kubectl("get", "secret", TOKENS, "--namespace", stack.SYSTEM_NAMESPACE, "--output=json")
+    return Tokens(keys.read(json.loads(secret)))
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +134,12 @@ def test_scrape_and_progress_agree_on_every_number_after_the_last_step(last_word
     assert run == [said.step, said.total_steps, said.attempt] == [STEPS, STEPS, 1]
     assert page[catalogue.LAST_STEP_TIME.name,] == said.last_step_time
     assert page[catalogue.MEMORY_BESIDE["host"].name,] == said.memory["host"]
+
+
+def test_samples_and_progress_are_for_whom_has_the_attempts_token(last_words: LastWords) -> None:
+    assert last_words.refused == [True] * 4
+    assert last_words.samples.step == STEPS
+    assert {"prompt", "completion"} <= last_words.samples.samples[0].keys()
 
 
 def test_the_status_says_the_same_before_the_pods_end_and_after(last_words: LastWords, finished: Object) -> None:

@@ -99,7 +99,7 @@ def operator(release: AnyCluster, tmp_path: Path) -> Iterator[Path]:
     kubeconfig.write_text(json.dumps(config))
     command = [sys.executable, "-m", "grpo_operator", "--kubeconfig", str(kubeconfig), "--metrics-address", "127.0.0.1"]
     command += ["--metrics-port", "0", "--log-format", "text", "--trainer-image", "trainer:1"]
-    command += ["--network-policy-from=[]"]
+    command += ["--network-policy-from=[]", f"--token-secret={NAMESPACE}/{RELEASE}-grpo-operator-tokens"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         yield log
@@ -121,6 +121,7 @@ def test_the_operator_needs_no_right_that_it_lacks(release: AnyCluster, operator
     try:
         release.wait("the gang", *get_phase, expect="Running")
         until("the claim", lambda: lines(release, "persistentvolumeclaims", ".metadata.name") == "claims-checkpoints")
+        until("the keys", lambda: "grpo-operator-tokens" in lines(release, "secrets", ".metadata.name"))
         until("the policy", lambda: "grpo-pods" in lines(release, "networkpolicies", ".metadata.name"))
         release.kubectl("patch", "networkpolicy", "grpo-pods", "--namespace", NAMESPACE, "-p", CLOSED)
         until(

@@ -26,8 +26,7 @@ def test_nothing_reaches_the_operator_but_its_pages_and_who_may_is_a_value() -> 
 def watchers(*values: str) -> tuple[Sequence[dict[str, Any]] | None, list[dict[str, Any]]]:
     """Whom the operator is told to let in to training pods, and its chart's documents."""
     documents = rendered(*values)
-    container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    return settings.parse(container["args"], AS_POD).watchers, documents
+    return settings.parse(arguments(documents), AS_POD).watchers, documents
 
 
 def test_the_operators_own_pods_and_prometheus_are_let_in_to_training_pods() -> None:
@@ -51,12 +50,32 @@ def test_without_the_policy_the_operator_makes_none_and_has_no_right_to() -> Non
         assert (found is not None) is wanted is any("networkpolicies" in rule["resources"] for rule in rules)
 
 
+def test_the_operator_reads_the_one_secret_with_the_keys_of_tokens_and_none_without_tokens() -> None:
+    documents = rendered("namespaceOverride=elsewhere")
+    secret = settings.parse(arguments(documents), AS_POD).token_secret
+    assert secret
+    assert secret.namespace == "elsewhere"
+    rules = [(one["metadata"].get("namespace"), rule) for one in documents for rule in one.get("rules") or []]
+    named, made = [(place, rule) for place, rule in rules if "secrets" in rule.get("resources", [])]
+    assert (named[0], named[1]["resourceNames"], named[1]["verbs"]) == ("elsewhere", [secret.name], ["get"])
+    assert (made[0], made[1]["verbs"]) == ("elsewhere", ["create"])
+    without = rendered("trainerPods.token.enabled=false")
+    assert settings.parse(arguments(without), AS_POD).token_secret is None
+    assert not [one for one in without for rule in one.get("rules") or [] if "secrets" in rule.get("resources", [])]
+
+
+def arguments(documents: list[dict[str, Any]]) -> list[str]:
+    """The operator's flags."""
+    found: list[str] = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    return found
+
+
 @pytest.mark.parametrize(
     ("value", "user"), [("", 1000), ("trainerPods.user=1000680000", 1000680000), ("trainerPods.user=null", None)]
 )
 def test_whose_the_pods_are_and_their_pull_secrets_become_flags(value: str, user: int | None) -> None:
     secrets = ("trainerImage.pullSecrets[0].name=a", "trainerImage.pullSecrets[1].name=b")
     deployment = only(rendered(*secrets, *([value] if value else [])), "Deployment")
-    pods = settings.parse(deployment["spec"]["template"]["spec"]["containers"][0]["args"], AS_POD).pods
+    pods = settings.parse(arguments([deployment]), AS_POD).pods
     assert (pods.user, pods.pull_secrets) == (user, ("a", "b"))
     assert "imagePullSecrets" not in deployment["spec"]["template"]["spec"]

@@ -14,7 +14,7 @@ import pytest
 from transformers import TrainerState
 
 from grpo_api.plan import TrainingPlan
-from grpo_api.report import Progress, Result
+from grpo_api.report import Progress, Result, Samples
 from grpo_api.running import GuardSpec
 from grpo_api.training_metrics import ENGINE_MISMATCH
 from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
@@ -72,6 +72,7 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
     with gang(folder, {**vllm_cpu, STOP_ENV: str(STOPPED)}, 1, "pods-1") as first:
         first.until(lambda: STOPPED in first.steps())
         progress = Progress.model_validate_json(first.get("/progress"))
+        shown = Samples.model_validate_json(first.get("/samples"))
         for pod in first.pods:
             pod.kill()
         first.wait()
@@ -91,7 +92,7 @@ def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numb
     assert progress.metrics["engine_proof_failures"] == 0
     assert progress.metrics["weight_sync_seconds"] > 0 < progress.metrics["weight_proof_seconds"]
     assert progress.metrics["phase_seconds/sync"] > 0
-    assert {sample["weights_version"] for sample in progress.samples} == {progress.metrics["weights_version"]}
+    assert {sample["weights_version"] for sample in shown.samples} == {progress.metrics["weights_version"]}
 
 
 @pytest.mark.parametrize("found", [0.02, math.nan, math.inf])

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from grpo_api.contract import SIGNING_KEY_ENV, TRACE_QUERY
 from grpo_api.plan import TrainingPlan
 from grpo_api.provenance import STATEMENT_FILE, Statement
-from grpo_api.report import MAX_STEPS, Outcome, Progress, Result
+from grpo_api.report import MAX_STEPS, Outcome, Progress, Result, Samples
 from grpo_api.training_metrics import OUTCOME_KEYS
 from grpo_cli.__main__ import main
 from harness.ranks import demo_model
@@ -36,6 +36,7 @@ class Story:
     calm: dict[int, dict[str, Any]]
     """Steps of the undisturbed run."""
     progress: Progress
+    samples: Samples
     metrics: str
     outcomes: dict[str, list[Outcome]]
     codes: dict[str, list[int]]
@@ -93,6 +94,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     with Gang(make_plan(folder / "calm", model), folder, folder / "pods-calm", environment=signing) as gang:
         gang.until(lambda: STEPS - 2 in gang.steps())
         progress, metrics = gang.progress(f"?{TRACE_QUERY}=1"), gang.get("/metrics")
+        samples = Samples.model_validate_json(gang.get("/samples"))
         codes["calm"], calm, outcomes["calm"] = gang.wait(), gang.steps(), [gang.outcome(0), gang.outcome(1)]
     saved = folder / "runs" / "attempt-1" / f"checkpoint-{SAVE}" / "manifest.json"
     with Gang(make_plan(folder / "runs", model), folder, folder / "pods-1", environment=signing) as gang:
@@ -110,7 +112,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     with Gang(last, folder, folder / "pods-3", fresh=True, traced=True, environment=signing) as gang:
         codes["last"], resumed["last"], outcomes["last"] = gang.wait(), gang.steps(), [gang.outcome(0)]
     return Story(
-        calm=calm, progress=progress, metrics=metrics, outcomes=outcomes, codes=codes, resumed=resumed, folder=folder
+        calm=calm,
+        progress=progress,
+        samples=samples,
+        metrics=metrics,
+        outcomes=outcomes,
+        codes=codes,
+        resumed=resumed,
+        folder=folder,
     )
 
 
@@ -232,7 +241,7 @@ def test_progress_shows_the_live_run(story: Story) -> None:
     assert progress.architecture.model_type == demo_model.config().model_type
     assert progress.architecture.layers == demo_model.config().num_hidden_layers
     assert progress.seconds_per_step is not None
-    assert {"prompt", "completion", "format", "tall"} <= progress.samples[0].keys()
+    assert {"prompt", "completion", "format", "tall"} <= story.samples.samples[0].keys()
 
 
 def test_metrics_are_prometheus_text_without_what_was_not_logged(story: Story) -> None:

@@ -144,8 +144,9 @@ async def _watched(listed: list[Any], events: list[Any]) -> None:
     assert KEY in told
 
 
-def broken(index: str) -> Any:
+def broken(index: str, version: int = 7) -> Any:
     item = clean(7)
+    item["metadata"]["resourceVersion"] = str(version)
     item["metadata"]["labels"] = {**LABELS, "batch.kubernetes.io/job-completion-index": index}
     return item
 
@@ -161,7 +162,7 @@ def test_an_unreadable_object_is_counted_logged_once_and_forgotten(caplog: pytes
     ]
     caches.pods.put(broken("0"))
     assert caches.unreadables.counts()["pods"] == 0
-    caches.pods.put(broken("²"))
+    caches.pods.put(broken("²", version=8))
     assert len(caches.pods) == 0
     with caches.pods.listing() as listing:
         listing.finish(99)

@@ -85,7 +85,7 @@ def test_rank_0_is_asked_before_all_engines_run_and_without_engines_only_of_a_ga
     for plan, running, count in ((SERVED_PLAN, False, 1), (PLAN, False, 0), (PLAN, True, 1)):
         job = make_job(status=active_status(plan=plan, running=running))
         found = list(targets([job], lambda _: [make_pod(0), make_pod(1), make_engine(0)]))
-        assert [one.uid for one in found] == ["pod-1-0"] * count
+        assert [(one.uid, one.job_uid, one.attempt) for one in found] == [("pod-1-0", job.uid, 1)] * count
 
 
 def test_an_engine_that_used_up_its_retries_is_said_to_stay_away() -> None:

@@ -1,6 +1,5 @@
 """A job that Kueue admits: what the state of its Workload means for it, and what is written to the Workload then."""
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,25 +11,20 @@ from grpo_operator.cleanup import clean_up
 from grpo_operator.decisions import Action, Decision
 from grpo_operator.kueue.answers import by_kueue
 from grpo_operator.kueue.planned import planned_for
-from grpo_operator.kueue.statuses import cleared
 from grpo_operator.kueue.steps import Write, step
 from grpo_operator.observe import Observation
-from grpo_operator.untyped import Unreadable
-from grpo_operator.workloads import MAX_UPDATES, workload_record
 from tests.generated import cases
 from tests.unit.kueue_world import (
     ASSIGNED,
     QUEUED,
     admitted,
     evicted,
-    make_item,
     make_queued,
     make_workload,
     told,
 )
 from tests.unit.operator_world import (
     LIMITS,
-    NOW,
     PLAN,
     PODS,
     SERVED_PLAN,
@@ -239,33 +233,6 @@ def test_a_plan_that_answered_a_shortfall_of_memory_stays_although_the_workload_
     assert planned_for(make_job(QUEUED, active_status(**learned)), made_since) == smaller
 
 
-def test_what_an_eviction_gives_back() -> None:
-    for reason, comes_back in (("Preempted", "True"), ("NodeFailures", "True"), ("Deactivated", "False")):
-        item = make_item(evicted(reason) | {"requeueState": {"count": 1}})
-        before = {one["type"]: one for one in item["status"]["conditions"]}
-        found = cleared(item, NOW)
-        assert found["admission"] is None
-        after = {one["type"]: one for one in found["conditions"]}
-        assert {kind: one["status"] for kind, one in after.items()} == {
-            "QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Requeued": comes_back,
-            "Evicted": "True",
-        }  # fmt: skip
-        assert after["Evicted"] == before["Evicted"], "Kueue's own stays as it is"
-        assert after["Requeued"]["reason"] == reason
-    found = cleared(make_item(evicted("DeactivatedDueToAdmissionCheck")), NOW)
-    assert "Deactivated" in [one["reason"] for one in found["conditions"] if one["type"] == "Requeued"]
-
-
-def test_what_others_say_gives_way_where_there_is_no_room() -> None:
-    others = [told(f"example.com/Says{number}") for number in range(13)]
-    item = make_item(evicted())
-    item["status"]["conditions"] = [*others, *item["status"]["conditions"]]
-    found = [one["type"] for one in cleared(item, NOW)["conditions"]]
-    assert len(found) == 16
-    assert {"QuotaReserved", "Admitted", "Evicted", "PodsReady", "Requeued"} <= set(found)
-
-
-ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 WORDS = st.sampled_from(["True", "False", "Unknown", ""])
 KINDS = st.sampled_from(["QuotaReserved", "Admitted", "Evicted", "Finished", "PodsReady", "Requeued", "Else"])
 CONDITIONS = st.lists(st.builds(told, KINDS, WORDS, st.text(max_size=9)), max_size=8)
@@ -296,18 +263,3 @@ def test_whatever_kueue_says_pods_run_only_while_it_admits_them(
         assert write is Write.FINISH or not seen.gang_left
     if write in (Write.CREATE, Write.AMEND):
         assert not seen.job.active
-
-
-@settings(max_examples=cases(200))
-@given(st.recursive(ANY, lambda below: st.lists(below, max_size=3) | st.dictionaries(
-    st.sampled_from(["conditions", "admission", "podSetAssignments", "admissionChecks", "podSetUpdates", "name",
-                     "flavors", "state", "type", "status"]), below, max_size=4)))  # fmt: skip
-def test_a_status_of_any_content_is_read_or_costs_its_workload_alone(status: Any) -> None:
-    with contextlib.suppress(Unreadable):
-        make_workload(status)
-
-
-def test_wishes_of_admission_checks_are_bounded() -> None:
-    update = {"name": "trainer", "labels": {"a": "x" * MAX_UPDATES}}
-    with pytest.raises(ValueError, match="podSetUpdates"):
-        workload_record(make_item(admitted(admissionChecks=[{"name": "x", "podSetUpdates": [update]}])))

@@ -18,7 +18,7 @@ from grpo_operator import logs, settings
 from grpo_operator.cluster.api import PODS, Object, Selection
 from grpo_operator.cluster.backoff import Backoff
 from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.progress import http_fetch
+from grpo_operator.cluster.progress import Target, http_fetch
 from grpo_operator.cluster.watcher import Mirror
 from grpo_operator.errors import Expired, NotFound, Unavailable
 from grpo_operator.job_metrics import JobMetrics
@@ -26,6 +26,7 @@ from grpo_operator.leadership import Election, Terms
 from grpo_operator.metrics_server import Metrics, application, served
 from grpo_operator.names import ObjectKey
 from grpo_operator.records import PodRecord
+from grpo_operator.tokens import Tokens
 from grpo_operator.workqueue import WorkQueue
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
@@ -101,8 +102,8 @@ def test_an_operator_stands_for_a_lease_as_its_pod() -> None:
     ("flags", "pod", "says"),
     [
         (["--leader-elect", "a/b"], "", "$POD_NAME is empty; set it to the pod's name"),
-        (["--leader-elect", "lease"], "pod-1", "'lease' is not NAMESPACE/LEASE"),
-        (["--leader-elect", "a/b/c"], "pod-1", "'a/b/c' is not NAMESPACE/LEASE"),
+        (["--leader-elect", "lease"], "pod-1", "'lease' is not NAMESPACE/NAME"),
+        (["--leader-elect", "a/b/c"], "pod-1", "'a/b/c' is not NAMESPACE/NAME"),
         (["--leader-elect", "a/b", "--lease-seconds", "0"], "pod-1", "is not a time above 0 seconds"),
     ],
 )
@@ -287,5 +288,6 @@ async def test_progress_is_pulled_from_a_pod_with_an_ipv6_address() -> None:
     pages.router.add_get("/progress", progress)
     async with TestServer(pages, host="::1") as server, ClientSession() as session:
         assert server.port
-        told = await http_fetch(session, server.port)("::1")
+        target = Target(ObjectKey("n", "a"), "pod", "::1", "job", 1)
+        told = await http_fetch(session, Tokens(), server.port)(target)
     assert told.step == 7

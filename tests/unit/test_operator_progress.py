@@ -8,17 +8,27 @@ import pytest
 from aiohttp import web
 
 from grpo_api.report import Progress
+from grpo_api.tokens import HEADER, is_shown
 from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, pulled
 from grpo_operator.names import ObjectKey
 from grpo_operator.times import Observed
+from grpo_operator.tokens import Tokens
 from tests.unit.test_operator_client import Handler, serving
 
 ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
 
 
+TOKENS = Tokens([b"former" * 4, b"newest" * 4])
+
+
+def target(ip: str, uid: str = "pod-1") -> Target:
+    """Rank 0 of the first attempt of a job."""
+    return Target(ObjectKey("n", "a"), uid, ip, "job", 1)
+
+
 async def fetched(handler: Handler) -> Any:
     async with serving(handler) as url, aiohttp.ClientSession() as session:
-        return await http_fetch(session, int(url.rsplit(":", 1)[1]))("127.0.0.1")
+        return await http_fetch(session, TOKENS, int(url.rsplit(":", 1)[1]))(target("127.0.0.1"))
 
 
 async def test_progress_of_a_newer_trainer_is_understood() -> None:
@@ -27,6 +37,21 @@ async def test_progress_of_a_newer_trainer_is_understood() -> None:
         return web.json_response(ANSWER)
 
     assert (await fetched(answer)).step == 3
+
+
+@pytest.mark.parametrize("key", [0, 1], ids=["a key that was replaced", "the newest key"])
+async def test_it_shows_the_tokens_of_all_keys_of_its_attempt_alone(key: int) -> None:
+    shown: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        shown.extend(request.headers.getall(HEADER))
+        return web.json_response(ANSWER)
+
+    await fetched(answer)
+    own = Tokens(TOKENS.keys[key : key + 1])
+    assert is_shown(shown, own.digest("job", 1))
+    assert not is_shown(shown, own.digest("job", 2))
+    assert not is_shown(shown, own.digest("other", 1))
 
 
 @pytest.mark.parametrize("text", ["{}", "not json", '{"attempt": 0}', "x" * (MAX_ANSWER + 1)])
@@ -53,7 +78,7 @@ class Trainer:
         self.asked = 0
         self.broken = False
 
-    async def fetch(self, _: str) -> Any:
+    async def fetch(self, _: Target) -> Any:
         self.asked += 1
         if self.broken:
             raise PullFailed("refused")
@@ -62,14 +87,14 @@ class Trainer:
 
 async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
     trainer, told, results = Trainer(), list[ObjectKey](), list[str]()
-    targets = [Target(ObjectKey("n", "a"), "pod-1", "10.0.0.1")]
+    targets = [target("10.0.0.1")]
     puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
     puller.tick(0.0)
     await asyncio.sleep(0.05)
     kept = puller.pull(ObjectKey("n", "a"))
     assert puller.silence(ObjectKey("n", "a")) is None
     assert kept is not None
-    assert (kept.progress.step, kept.progress.samples, told) == (3, [], [ObjectKey("n", "a")])
+    assert (kept.progress.step, told) == (3, [ObjectKey("n", "a")])
     trainer.broken = True
     puller.tick(1e9)
     await asyncio.sleep(0.05)
@@ -78,7 +103,7 @@ async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
     assert silence is not None
     assert (silence.since, silence.problem) == (kept.at, "refused")
     assert (results, len(told)) == (["success", "error"], 2)
-    targets[0] = Target(ObjectKey("n", "a"), "pod-2", "10.0.0.2")
+    targets[0] = target("10.0.0.2", "pod-2")
     puller.tick(0.0)
     assert puller.pull(ObjectKey("n", "a")) is None
     targets.clear()
@@ -89,7 +114,7 @@ async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
 async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
     trainer = Trainer()
     trainer.broken = True
-    puller = ProgressPuller(lambda: [Target(ObjectKey("n", "a"), "p", "10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
+    puller = ProgressPuller(lambda: [target("10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
     running = asyncio.create_task(puller.run())
     await asyncio.sleep(0.4)
     running.cancel()

@@ -45,7 +45,8 @@ class Gangs:
         self.asked: Counter[str] = Counter()
         self.flying = self.most = 0
 
-    async def fetch(self, address: str) -> Progress:
+    async def fetch(self, target: Target) -> Progress:
+        address = target.ip
         self.asked[address] += 1
         self.flying += 1
         self.most = max(self.most, self.flying)
@@ -75,7 +76,7 @@ class Gangs:
 
 async def followed(mix: Mix, turn: float = 47.0, seconds: float = SECONDS) -> Gangs:
     gangs = Gangs(mix.delays(), turn)
-    targets = [Target(ObjectKey("n", address), address, address) for address in gangs.delays]
+    targets = [Target(ObjectKey("n", address), address, address, "job", 1) for address in gangs.delays]
     puller = ProgressPuller(lambda: targets, gangs.fetch, lambda _: None, INTERVAL)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -125,7 +126,7 @@ def test_whoever_answers_is_asked_in_time_whatever_the_others_do(mix: Mix, turn:
 def test_a_silent_target_that_speaks_again_returns_to_the_interval() -> None:
     async def story() -> Gangs:
         gangs = Gangs({"once": NEVER}, NEVER)
-        target = Target(ObjectKey("n", "once"), "uid", "once")
+        target = Target(ObjectKey("n", "once"), "uid", "once", "job", 1)
         puller = ProgressPuller(lambda: [target], gangs.fetch, lambda _: None, INTERVAL)
         running = asyncio.create_task(puller.run())
         await asyncio.sleep(300)
@@ -143,7 +144,7 @@ def test_a_silent_target_that_speaks_again_returns_to_the_interval() -> None:
 def test_a_target_that_is_gone_before_its_turn_is_not_asked() -> None:
     async def story() -> Gangs:
         gangs = Gangs(Mix(quick=0, slow=0, refusing=0, silent=400, turning=0).delays(), NEVER)
-        targets = [Target(ObjectKey("n", address), address, address) for address in gangs.delays]
+        targets = [Target(ObjectKey("n", address), address, address, "job", 1) for address in gangs.delays]
         puller = ProgressPuller(lambda: targets, gangs.fetch, lambda _: None, INTERVAL)
         running = asyncio.create_task(puller.run())
         await asyncio.sleep(10)

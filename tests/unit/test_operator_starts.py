@@ -1,9 +1,11 @@
 """What an attempt lacks is created, and what follows where the API server denies it or another has its name."""
 
+import json
 from typing import Any
 
 import pytest
 
+from grpo_api.contract import TOKEN_DIGEST_ENV
 from grpo_operator.cluster.cache import Caches
 from grpo_operator.cluster.starts import Starts
 from grpo_operator.decisions import Action, Decision
@@ -11,6 +13,7 @@ from grpo_operator.errors import AlreadyExists, Denied
 from grpo_operator.names import ENGINE_SERVICE
 from grpo_operator.observe import Observation
 from grpo_operator.sightings import Sightings
+from grpo_operator.tokens import Tokens
 from tests.unit.operator_world import (
     PODS,
     SERVED_GPU_PLAN,
@@ -22,6 +25,7 @@ from tests.unit.operator_world import (
 )
 
 GPU_JOB = {"placement": {"accelerator": "GPU", "nodes": 2}}
+TOKENS = Tokens([b"k" * 32])
 GANG = (make_child(), make_pod(0), make_pod(1))
 
 
@@ -62,7 +66,7 @@ class World:
     @property
     def starts(self) -> Starts:
         found: Any = self
-        return Starts(found, Caches(), found, found, sightings=Sightings(), pods=PODS)
+        return Starts(found, Caches(), found, found, sightings=Sightings(), pods=PODS, tokens=TOKENS)
 
     async def start(self, seen: Observation) -> Decision | None:
         return await self.starts.start(seen)
@@ -78,6 +82,22 @@ async def test_the_gang_is_created_first_and_its_engines_then() -> None:
     assert await world.start(seen_of(*GANG)) is None
     assert [job["metadata"]["name"] for job in world.created] == ["run-1", "run-1-engine"]
     assert ENGINE_SERVICE in world.services
+
+
+async def test_its_training_pods_know_the_hash_of_their_token_and_nobody_but_the_operator_the_token() -> None:
+    world, seen = World(), seen_of()
+    await world.start(seen)
+    await world.start(seen_of(*GANG))
+    found = [env(job, TOKEN_DIGEST_ENV) for job in world.created]
+    assert found == [TOKENS.digest(seen.job.uid, 1), None]
+    ((token,),) = [TOKENS.headers(seen.job.uid, 1).values()]
+    assert token not in json.dumps(world.created)
+
+
+def env(job: dict[str, Any], name: str) -> str | None:
+    """What a variable of the Job's pods says."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return next((one["value"] for one in container["env"] if one["name"] == name), None)
 
 
 @pytest.mark.parametrize(("ran", "action"), [(False, Action.RELEASE), (True, Action.WAIT)])

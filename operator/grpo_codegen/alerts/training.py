@@ -27,8 +27,7 @@ ALERTS = (
             "the run or lower training.learningRate."
         ),
         runbook=(
-            "Look at what the policy writes: `samples` in `/progress` of rank 0, or `samples.jsonl` beside the "
-            "checkpoints.",
+            "Look at what the policy writes: `/samples` of rank 0, or `samples.jsonl` beside the checkpoints.",
             "Lower `training.learningRate`, or raise `training.beta`. Both need a new job; `resumeFrom` continues a "
             "checkpoint from before.",
             "Set `guard.maxKL`, so that such a run ends by itself, or goes back with `guard.onDivergence: Rollback`.",

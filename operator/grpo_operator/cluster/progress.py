@@ -24,6 +24,7 @@ from ..observe import Pull, Silence
 from ..records import GRPOJobRecord, PodRecord
 from ..roles import replicas
 from ..times import Observed
+from ..tokens import Tokens
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Target:
     uid: str
     """uid of the pod."""
     ip: str
+    job_uid: str
+    attempt: int
 
 
 def targets(jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]) -> Iterator[Target]:
@@ -54,7 +57,7 @@ def targets(jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[
             for pod in pods(job.key):
                 rank0 = pod.index == 0 and not pod.engine
                 if rank0 and pod.attempt == job.status.attempt and pod.phase == "Running" and pod.ip:
-                    yield Target(job.key, pod.uid, pod.ip)
+                    yield Target(job.key, pod.uid, pod.ip, job.uid, pod.attempt)
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class _Gone(Exception):
     """The target was gone before its turn came."""
 
 
-Fetch = Callable[[str], Awaitable[Progress]]
+Fetch = Callable[[Target], Awaitable[Progress]]
 
 
 class ProgressPuller:
@@ -92,7 +95,7 @@ class ProgressPuller:
         interval: float,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`fetch` gets a pod's address; `changed` hears the job of every answer; `count` hears success or error."""
+        """`fetch` asks a target; `changed` hears the job of every answer; `count` hears success or error."""
         self._targets = targets
         self._fetch = fetch
         self._changed = changed
@@ -152,7 +155,7 @@ class ProgressPuller:
         else:
             state.failures = 0
             state.heard_at = Observed(asyncio.get_running_loop().time())
-            state.pull = pulled(state.pull, progress.model_copy(update={"samples": []}), state.heard_at)
+            state.pull = pulled(state.pull, progress, state.heard_at)
             self._count("success")
             self._changed(target.key)
         pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
@@ -183,7 +186,7 @@ class ProgressPuller:
                 raise _Gone
             began = loop.time()
             async with asyncio.timeout(seconds):
-                progress = await self._fetch(target.ip)
+                progress = await self._fetch(target)
             state.slow = loop.time() - began > QUICK
             return progress
 
@@ -201,15 +204,19 @@ def _reached(progress: Progress) -> tuple[int, str, int]:
     return progress.step, progress.stage, 0 if progress.stage == "Training" else progress.events
 
 
-def http_fetch(session: aiohttp.ClientSession, port: int = PROGRESS_PORT, trace_every: int | None = None) -> Fetch:
-    """A Fetch over HTTP, which asks for the times of every so many steps."""
+def http_fetch(
+    session: aiohttp.ClientSession, tokens: Tokens, port: int = PROGRESS_PORT, trace_every: int | None = None
+) -> Fetch:
+    """A Fetch over HTTP, which shows the attempt's token and asks for the times of every so many steps."""
     path = "progress" if trace_every is None else f"progress?{TRACE_QUERY}={trace_every}"
 
-    async def fetch(address: str) -> Progress:
-        host = f"[{address}]" if ":" in address else address
+    async def fetch(target: Target) -> Progress:
+        host = f"[{target.ip}]" if ":" in target.ip else target.ip
+        headers = tokens.headers(target.job_uid, target.attempt)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         try:
-            async with session.get(f"http://{host}:{port}/{path}", timeout=timeout, allow_redirects=False) as answer:
+            url = f"http://{host}:{port}/{path}"
+            async with session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PullFailed(f"HTTP {answer.status}")
                 text = await _bounded(answer.content)

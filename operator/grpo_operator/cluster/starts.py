@@ -16,6 +16,7 @@ from ..pod_defaults import PodDefaults
 from ..pod_volumes import Manifest
 from ..reasons import Reason
 from ..sightings import Sightings
+from ..tokens import Tokens
 from .api import JOBS, Cluster, Object
 from .cache import Caches, version_of
 from .shared import GOES_PAUSE, SharedObjects, Taken
@@ -36,15 +37,17 @@ class Starts:
         *,
         sightings: Sightings,
         pods: PodDefaults,
+        tokens: Tokens,
     ) -> None:
         """`pods` is what jobs' pods have by default; `sightings` hears of each gang's Job that was created;
-        `workloads` says where Kueue wants pods."""
+        `workloads` says where Kueue wants pods; `tokens` open what these say."""
         self._cluster = cluster
         self._caches = caches
         self._shared = shared
         self._workloads = workloads
         self._sightings = sightings
         self._pods = pods
+        self._tokens = tokens
 
     async def keep(self, seen: Observation) -> Taken | None:
         """Mends what the pods of a running attempt share; says why one of their Services can't be had.
@@ -72,7 +75,8 @@ class Starts:
         job, status = seen.job, seen.job.status
         if job.spec is None or status.plan is None or not _leave(seen):
             return Decision(Action.WAIT)
-        body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt), seen)
+        digest = self._tokens.digest(job.uid, status.attempt)
+        body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt, digest), seen)
         try:
             if taken := await self._services(seen) or await self._shared.claim(job):
                 return _waits_for_name(*taken)

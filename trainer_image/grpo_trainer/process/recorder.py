@@ -14,7 +14,7 @@ from grpo_api.artifacts import Checkpoint, Export
 from grpo_api.model import Architecture
 from grpo_api.plan import TrainingPlan
 from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import MAX_PROBLEM, MemoryShortage, Outcome, Progress, Stage, StepTime
+from grpo_api.report import MAX_PROBLEM, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
 from grpo_api.timing import Account, Beginning, Clock
 from grpo_api.training_metrics import (
     CHECKPOINT_FAILURES,
@@ -60,6 +60,8 @@ class Recorder:
         self.export: Export | None = None
         """The exported model, once it is there."""
 
+        self._samples: list[dict[str, str | float]] = []
+
     def _update(self, stage: Stage | None = None, **changes: object) -> None:
         with self._lock:
             self._own_events += 1
@@ -96,6 +98,12 @@ class Recorder:
         with self._lock:
             account = self._account.model_copy(update={"clock": self._clock.read()})
             return self._progress.model_copy(update={"account": account})
+
+    @property
+    def samples(self) -> Samples:
+        """The last generation's samples."""
+        with self._lock:
+            return Samples(step=self._progress.step, samples=self._samples)
 
     def clock(self) -> Clock:
         """What this process has spent its time on until now."""
@@ -242,7 +250,7 @@ class Recorder:
         with self._lock:
             changes: dict[str, object] = {"metrics": {**self._progress.metrics, **metrics}}
             if samples is not None:
-                changes["samples"] = samples
+                self._samples = samples
             self._update(None, **changes)
 
     def counted(self, key: str, more: float = 1.0) -> None:

@@ -1,13 +1,13 @@
-"""Rank 0's HTTP server: /progress (JSON), /metrics (Prometheus) and /healthz.
+"""Rank 0's HTTP server: /progress and /samples (JSON), /metrics (Prometheus) and /healthz.
 
 The operator pulls what it shows, so that training pods need no API credentials. A daemon thread with no part in
-training.
+training. The first two are for those who show the attempt's token: samples are training data.
 """
 
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
@@ -15,9 +15,10 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from grpo_api.contract import PROGRESS_BIND_ENV, PROGRESS_PORT, TRACE_QUERY
+from grpo_api.contract import PROGRESS_BIND_ENV, PROGRESS_PORT, TOKEN_DIGEST_ENV, TRACE_QUERY
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Progress
+from grpo_api.tokens import HEADER, is_shown
 
 from ..process.recorder import Recorder
 from .collector import ProgressCollector, limits_of
@@ -25,6 +26,7 @@ from .listening import listening, split
 
 Page = Callable[[str], tuple[str, bytes]]
 """Content type and body for the query of a request."""
+JSON = "application/json"
 
 
 def serve(plan: TrainingPlan, recorder: Recorder) -> None:
@@ -36,8 +38,10 @@ def serve(plan: TrainingPlan, recorder: Recorder) -> None:
     registry = CollectorRegistry()
     registry.register(ProgressCollector(lambda: recorder.progress, limits_of(plan)))
     ProcessCollector(registry=registry)
+    wanted = os.environ.get(TOKEN_DIGEST_ENV, "")
     pages: dict[str, Page] = {
-        "/progress": lambda query: ("application/json", _progress(recorder, query).model_dump_json().encode()),
+        "/progress": lambda query: (JSON, _progress(recorder, query).model_dump_json().encode()),
+        "/samples": lambda _: (JSON, recorder.samples.model_dump_json().encode()),
         "/metrics": lambda _: (CONTENT_TYPE_LATEST, generate_latest(registry)),
         "/healthz": lambda _: ("text/plain", b"ok\n"),
     }
@@ -46,7 +50,9 @@ def serve(plan: TrainingPlan, recorder: Recorder) -> None:
     except OSError as error:
         print(f"telemetry is off: {address} can't be bound: {error}", flush=True)
         return
-    server = _on(bound, _handler(pages))
+    # who is told of no token, on a laptop for one, shows no training data to anybody
+    closed = {"/samples", "/progress"} if wanted else {"/samples"}
+    server = _on(bound, _handler(pages, closed, wanted))
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()
 
 
@@ -67,7 +73,9 @@ def _on(bound: socket.socket, handler: type[BaseHTTPRequestHandler]) -> Threadin
     return server
 
 
-def _handler(pages: dict[str, Page]) -> type[BaseHTTPRequestHandler]:
+def _handler(pages: dict[str, Page], closed: Collection[str], wanted: str) -> type[BaseHTTPRequestHandler]:
+    """Answers with these pages, and with the `closed` ones to whom shows the token whose digest is `wanted`."""
+
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
 
@@ -76,6 +84,9 @@ def _handler(pages: dict[str, Page]) -> type[BaseHTTPRequestHandler]:
             page = pages.get(path)
             if page is None:
                 self.send_error(HTTPStatus.NOT_FOUND, f"try {', '.join(pages)}")
+                return
+            if path in closed and not is_shown(self.headers.get_all(HEADER, []), wanted):
+                self.send_error(HTTPStatus.FORBIDDEN, f"show the attempt's token in {HEADER}")
                 return
             content_type, body = page(query)
             self.send_response(HTTPStatus.OK)

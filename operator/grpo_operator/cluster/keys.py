@@ -1,0 +1,76 @@
+"""The Secret with the keys of tokens: made by the first operator that leads, read by all after it.
+
+A chart that made it would make another one with every rendering that can't look into the cluster.
+"""
+
+import base64
+import logging
+import secrets
+
+from ..errors import AlreadyExists, ClusterError, Denied, NotFound
+from ..names import LABEL_MANAGED_BY, MANAGER, ObjectKey
+from ..tokens import LEAST_KEY
+from ..untyped import Part, Unreadable
+from .api import SECRETS, Cluster, Object
+from .backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+FIRST = "1"
+"""Name of the key that an operator makes."""
+KEY_BYTES = 32
+
+
+async def load(cluster: Cluster, secret: ObjectKey) -> list[bytes]:
+    """The keys by their names' order; none where the Secret can't be had, which costs secrecy and no job."""
+    backoff = Backoff()
+    while True:
+        try:
+            return read(await _found_or_made(cluster, secret))
+        except (Denied, NotFound, Unreadable) as error:
+            log.warning(
+                "Secret %s: %s; pods of new attempts answer without a token, and show no samples", secret, error
+            )
+            return []
+        except ClusterError as error:
+            log.info("Secret %s: %s; trying again", secret, error)
+            await backoff.wait()
+
+
+def read(item: Object) -> list[bytes]:
+    """The keys of a Secret.
+
+    Raises:
+        Unreadable: one of them is none, or there is none.
+    """
+    found = []
+    for name, text in sorted(Part(item).texts("data").items()):
+        try:
+            key = base64.b64decode(text, validate=True)
+        except ValueError:  # what is no ASCII, too
+            key = b""
+        if len(key) < LEAST_KEY:
+            raise Unreadable(f"data[{name}]: a key has {LEAST_KEY} bytes at least")
+        found.append(key)
+    if not found:
+        raise Unreadable("data: there is no key")
+    return found
+
+
+async def _found_or_made(cluster: Cluster, secret: ObjectKey) -> Object:
+    try:
+        return await cluster.get(SECRETS, *secret)
+    except NotFound:
+        pass
+    try:
+        made = await cluster.create(SECRETS, secret.namespace, _body(secret))
+    except AlreadyExists:
+        return await cluster.get(SECRETS, *secret)
+    log.info("Secret %s was made: its key opens what pods of jobs say", secret)
+    return made
+
+
+def _body(secret: ObjectKey) -> Object:
+    key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+    metadata = {"name": secret.name, "namespace": secret.namespace, "labels": {LABEL_MANAGED_BY: MANAGER}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": {FIRST: key}}
