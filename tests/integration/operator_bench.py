@@ -80,10 +80,18 @@ class OperatorThread:
         self._thread.start()
 
     def start(self) -> "OperatorThread":
-        """Starts it and waits until it is ready."""
+        """Starts it and waits until it is ready; raises what it failed with."""
         self.begin()
-        until("the operator to be ready", lambda: self.page("readyz")[0] == 200, SECONDS)
+        until("the operator to be ready", self._ready, SECONDS)
         return self
+
+    def _ready(self) -> bool:
+        if self.error:
+            raise self.error
+        status, text = self.page("readyz")
+        if status != 200:
+            raise OSError(f"{status} {text}")
+        return True
 
     def stop(self) -> None:
         """Ends it as SIGTERM would, and raises what it failed with."""
