@@ -92,7 +92,7 @@ def test_a_job_declared_too_small_is_planned_anew_and_goes_on_with_the_same_loss
 
 def test_one_that_can_never_fit_fails_with_what_was_tried(jobs: Jobs) -> None:
     short_of_memory(jobs, "hopeless", "backward:1:0:host")
-    # five attempts, with pauses between the last ones
+    # four attempts, with a pause after each that ended soon
     job = jobs.wait("hopeless", "failed", lambda job: condition(job, "Failed").get("status") == "True", timeout=600)
     assert attempt(job) == 4
     failed = condition(job, "Failed")
