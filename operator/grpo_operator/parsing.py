@@ -1,6 +1,7 @@
 """API objects → records. Every parser finds a field of a wrong type here, where it costs one object only."""
 
 import sys
+from typing import Any
 
 from .content import content, ended, pack, queued_by, typed_status
 from .names import (
@@ -156,15 +157,9 @@ def service_record(item: object) -> ServiceRecord:
         Unreadable: a field has a type that it can't have.
     """
     whole = Part(item)
-    meta, spec = whole.part("metadata"), whole.part("spec")
-    key = object_key(meta)
+    spec = whole.part("spec")
     return ServiceRecord(
-        key=key,
-        job_key=ObjectKey(key.namespace, ""),
-        uid=meta.required("uid"),
-        version=meta.digits("resourceVersion"),
-        deleting="deletionTimestamp" in meta,
-        labels=meta.texts("labels"),
+        **_shared(whole.part("metadata")),
         selector=spec.texts("selector"),
         cluster_ip=spec.text("clusterIP"),
         publishes_not_ready=spec.flag("publishNotReadyAddresses"),
@@ -178,17 +173,20 @@ def policy_record(item: object) -> PolicyRecord:
         Unreadable: a field has a type that it can't have.
     """
     whole = Part(item)
-    meta = whole.part("metadata")
+    return PolicyRecord(**_shared(whole.part("metadata")), spec=whole.raw("spec"))
+
+
+def _shared(meta: Part) -> dict[str, Any]:
+    """The fields of a SharedRecord."""
     key = object_key(meta)
-    return PolicyRecord(
-        key=key,
-        job_key=ObjectKey(key.namespace, ""),
-        uid=meta.required("uid"),
-        version=meta.digits("resourceVersion"),
-        deleting="deletionTimestamp" in meta,
-        labels=meta.texts("labels"),
-        spec=whole.raw("spec"),
-    )
+    return {
+        "key": key,
+        "job_key": ObjectKey(key.namespace, ""),
+        "uid": meta.required("uid"),
+        "version": meta.digits("resourceVersion"),
+        "deleting": "deletionTimestamp" in meta,
+        "labels": meta.texts("labels"),
+    }
 
 
 def claim_record(item: object) -> ClaimRecord:

@@ -8,8 +8,8 @@ from .names import ObjectKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceRecord:
-    """A Service of ours in a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
+class SharedRecord:
+    """An object of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
 
     key: ObjectKey
     job_key: ObjectKey
@@ -17,6 +17,12 @@ class ServiceRecord:
     version: int
     deleting: bool
     labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRecord(SharedRecord):
+    """A Service of ours."""
+
     selector: Mapping[str, str]
     cluster_ip: str
     """`None` for a headless Service."""
@@ -24,15 +30,9 @@ class ServiceRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRecord:
-    """The NetworkPolicy of a namespace for our pods, which is all GRPOJobs' like a Service."""
+class PolicyRecord(SharedRecord):
+    """The NetworkPolicy for our pods."""
 
-    key: ObjectKey
-    job_key: ObjectKey
-    uid: str
-    version: int
-    deleting: bool
-    labels: Mapping[str, str]
     spec: Mapping[str, Any]
 
 

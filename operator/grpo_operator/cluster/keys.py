@@ -61,7 +61,11 @@ async def _found_or_made(cluster: Cluster, secret: ObjectKey) -> Object:
     try:
         return await cluster.get(SECRETS, *secret)
     except NotFound:
-        pass
+        return await _made(cluster, secret)
+
+
+async def _made(cluster: Cluster, secret: ObjectKey) -> Object:
+    """A new Secret, or that of an operator which was first."""
     try:
         made = await cluster.create(SECRETS, secret.namespace, _body(secret))
     except AlreadyExists:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ..errors import AlreadyExists, Denied, NotFound
 from ..isolation import network_policy
@@ -28,9 +28,9 @@ from ..parsing import claim_record
 from ..pod_volumes import Manifest
 from ..records import GRPOJobRecord
 from ..services import wanted_service
-from ..shared_records import PolicyRecord, ServiceRecord
+from ..shared_records import PolicyRecord, ServiceRecord, SharedRecord
 from .api import CLAIMS, Cluster, Object, Resource
-from .cache import Cache, Caches, Record
+from .cache import Cache, Caches
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,7 @@ class Taken(NamedTuple):
     """Seconds until it may be free; nobody tells us."""
 
 
-class Shared(Record, Protocol):
-    """An object that attempts share, as it is."""
-
-    @property
-    def deleting(self) -> bool: ...
-
-
-S = TypeVar("S", bound=Shared)
+S = TypeVar("S", bound=SharedRecord)
 
 
 class _Kind(NamedTuple, Generic[S]):
