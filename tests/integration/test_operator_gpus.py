@@ -122,7 +122,7 @@ def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
             bench.want("gang", 8, nodes=2)
             assert swallowed.wait(30)
     bench.foreign_pod("notebook", 1)
-    limits = Limits(scheduling=3, release_pause=1)
+    limits = Limits(scheduling=10, release_pause=1)
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):
         bench.wait("the release", lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout")
         bench.wait("no pod", lambda: not bench.pods("gang"))

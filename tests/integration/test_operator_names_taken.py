@@ -173,7 +173,7 @@ def test_a_gang_whose_name_stays_taken_gives_its_place_back_and_starts_under_the
     body = {"metadata": {"name": "run-1"}, "spec": {"template": {"spec": {"restartPolicy": "Never"}}, "suspend": True}}
     body["spec"]["template"]["spec"]["containers"] = [container]  # type: ignore[index]
     stranger = bench.post(JOBS, body)["metadata"]["uid"]
-    limits = Limits(scheduling=3.0, release_pause=0.5)
+    limits = Limits(scheduling=10.0, release_pause=0.5)
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits, status_interval=0.1):
         bench.submit()
         assert "Job run-1 exists and is not this GRPOJob's" in taken(bench)
