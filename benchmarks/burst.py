@@ -21,7 +21,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.burst_kinds import CLIENTS, NAMESPACE, ROUND, Kind, fail, kinds, sample
+from benchmarks.burst_floor import kinds
+from benchmarks.burst_kinds import CLIENTS, NAMESPACE, ROUND, Kind, fail, sample
 from grpo_operator.cluster import credentials
 from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
 from grpo_operator.cluster.client import HttpCluster
@@ -56,9 +57,10 @@ class Bench:
         for the next attempts, where that is wanted; and clears up."""
         self._number += 1
         mark = f"r{self._number}"
-        await self._noted(kind, mark, jobs, pods, attempt=1)
-        if failing:
-            await self._noted(failing, mark, jobs, pods, attempt=2)
+        async with kind.beside(self.client):
+            await self._noted(kind, mark, jobs, pods, attempt=1)
+            if failing:
+                await self._noted(failing, mark, jobs, pods, attempt=2)
         await self.clear()
 
     async def _noted(self, kind: Kind, mark: str, jobs: int, pods: int, *, attempt: int) -> None:

@@ -1,25 +1,26 @@
 """Ways to get the pods of a burst: GRPOJobs, and what they are held to.
 
 A bare Job with nothing but a container says what Kubernetes costs. One with the pods that a GRPOJob has says what our
-pods cost, and the floor what our objects cost: a GRPOJob, one write of its status and its Job, made by a script. The
-operator's part is what is left. When gangs fail, a script does for the others what the operator does for GRPOJobs: it
-makes the next attempt's Job, for the floor after one write of the status.
+pods cost, and the floor (burst_floor.py) what our writes and watches cost. The operator's part is what is left. When
+gangs fail, a script does for the others what the operator does for GRPOJobs: it makes the next attempt's Job.
 """
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from grpo_api.contract import API_VERSION, GROUP, KIND
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
+from grpo_operator.cluster.api import EVENTS, GRPOJOBS, JOBS, PODS, Object, Selection
 from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.reasons import Reason
 
 NAMESPACE = "default"
 ROUND = f"bench.{GROUP}/round"
-SCRIPT = f"bench.{GROUP}/script"
-"""Who manages the GRPOJobs that the operator is to leave alone."""
+UNSEEN = f"unseen.{GROUP}/"
+"""What stands before our labels of objects that the operator is not to look at."""
 CLIENTS = 32
 """Requests that scripts have under way at a time."""
 FAILS = {
@@ -50,6 +51,8 @@ class Kind:
     _: KW_ONLY
     operated: bool = False
     """Whether the operator sees to it, and its CPU time is part of it."""
+    beside: Callable[[HttpCluster], AbstractAsyncContextManager[object]] = nullcontext
+    """What runs in each round beside what creates, by a client."""
     walls: list[float] = field(default_factory=list)
     parts: list[dict[str, float]] = field(default_factory=list)
     """CPU seconds of each round, by who used them."""
@@ -90,10 +93,12 @@ def ours(name: str, pods: int, mark: str, *, gpus: bool = False) -> Object:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the operator made of one GRPOJob: the Job of each attempt, and its status once that ran."""
+    """What the operator wrote for one GRPOJob: by attempt its Job and its statuses, and the event of a start."""
 
     jobs: Mapping[int, Object]
-    statuses: Mapping[int, Object]
+    statuses: Mapping[int, Sequence[Object]]
+    """The last says that the attempt runs; those before came before its Job."""
+    event: Object
     pods: int
     gpus: bool
 
@@ -108,21 +113,9 @@ class Sample:
 
     async def create_same(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
         """The attempt's Job by itself."""
-        await client.create(JOBS, NAMESPACE, self._job(name, mark, attempt))
+        await client.create(JOBS, NAMESPACE, self.job(name, mark, attempt))
 
-    async def create_floor(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
-        """The GRPOJob, one write of all that its status said, and the attempt's Job."""
-        if attempt == 1:
-            body = ours(name, self.pods, mark, gpus=self.gpus)
-            body["spec"]["managedBy"] = SCRIPT
-            await client.create(GRPOJOBS, NAMESPACE, body)
-        made = (await client.patch_status(NAMESPACE, name, {"status": self.statuses[attempt]}))["metadata"]
-        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": made["uid"], "controller": True}
-        job = self._job(name, mark, attempt)
-        job["metadata"]["ownerReferences"] = [owner]
-        await client.create(JOBS, NAMESPACE, job)
-
-    def _job(self, name: str, mark: str, attempt: int) -> Object:
+    def job(self, name: str, mark: str, attempt: int) -> Object:
         """The same bytes, by names that the operator doesn't look at."""
         job = copy.deepcopy(self.jobs[attempt])
         template = job["spec"]["template"]["metadata"]
@@ -134,16 +127,17 @@ class Sample:
 
 def _unseen(labels: Mapping[str, str]) -> dict[str, str]:
     own = {name: value for name, value in labels.items() if name not in CONTROLLER_LABELS}
-    return {name.replace(f"{GROUP}/", f"unseen.{GROUP}/"): value for name, value in own.items()}
+    return {name.replace(f"{GROUP}/", UNSEEN): value for name, value in own.items()}
 
 
 async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
     """Has the operator run one GRPOJob, and again after all of its pods have failed, and takes what it wrote."""
     name, mark = ("sample-gpu" if gpus else "sample"), "sample"
-    await client.create(GRPOJOBS, NAMESPACE, ours(name, pods, mark, gpus=gpus))
+    made = await client.create(GRPOJOBS, NAMESPACE, ours(name, pods, mark, gpus=gpus))
     jobs, statuses = {}, {}
+    version = int(made["metadata"]["resourceVersion"])
     for attempt in (1, 2):
-        statuses[attempt] = await _running(client, name, attempt)
+        statuses[attempt], version = await _written(client, name, attempt, version)
         jobs[attempt] = job = await client.get(JOBS, NAMESPACE, f"{name}-{attempt}")
         for one in SERVER_SIDE:
             job["metadata"].pop(one, None)
@@ -151,18 +145,32 @@ async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
         job["spec"].pop("selector", None)
         if attempt == 1:
             await fail(client, mark)
-    return Sample(jobs, statuses, pods, gpus)
+    return Sample(jobs, statuses, await _told(client, name), pods, gpus)
 
 
-async def _running(client: HttpCluster, name: str, attempt: int) -> Object:
-    """The status of a GRPOJob once it says that this attempt runs."""
-    while True:
-        status: Object = (await client.get(GRPOJOBS, NAMESPACE, name)).get("status", {})
+async def _written(client: HttpCluster, name: str, attempt: int, version: int) -> tuple[list[Object], int]:
+    """Each status that was written to a GRPOJob after a version of it until this attempt runs, and the last version."""
+    found: list[Object] = []
+    async for _, item in client.watch(Selection(GRPOJOBS, NAMESPACE, fields=f"metadata.name={name}"), version, 60):
+        if "name" not in item["metadata"]:
+            continue
+        version, status = int(item["metadata"]["resourceVersion"]), item.get("status", {})
+        found.append(status)
         if (status.get("phase"), status.get("attempt")) == ("Running", attempt):
-            return status
+            break
         for one in status.get("conditions", ()):
             if (one["type"], one["status"]) == ("Planned", "False"):
                 raise RuntimeError(f"the sample has no plan: {one['message']}")
+    return found, version
+
+
+async def _told(client: HttpCluster, name: str) -> Object:
+    """The event of a start."""
+    about = Selection(EVENTS, NAMESPACE, fields=f"involvedObject.name={name},reason={Reason.ALL_PODS_RUNNING}")
+    while True:
+        async for found, _ in client.pages(about):
+            if found:
+                return found[0]
         await asyncio.sleep(0.1)
 
 
@@ -176,13 +184,3 @@ async def fail(client: HttpCluster, mark: str) -> None:
 
     async for pods, _ in client.pages(Selection(PODS, NAMESPACE, f"{ROUND}={mark}")):
         await asyncio.gather(*map(end, pods))
-
-
-def kinds(one: Sample) -> tuple[Kind, ...]:
-    """All ways to get the sample's pods, from the cheapest on."""
-    return (
-        Kind("bare", one.create_bare),
-        Kind("same pods", one.create_same),
-        Kind("floor", one.create_floor),
-        Kind("GRPOJob", one.create_operated, operated=True),
-    )

@@ -43,7 +43,7 @@ from .tasks import until_one_ends
 from .times import Observed
 from .tokens import Tokens
 from .tracing.attempts import AttemptTraces
-from .workqueue import SOON, WorkQueue, work
+from .workqueue import SOON, TOGETHER, WorkQueue, work
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +126,14 @@ class Operator:
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
         """Wants a job looked at; a follower only knows that it has changed. What a write of ours calls for was done."""
-        if self.working.is_set() and news:
-            self._queue.add(key, slow=self._caches.quiet(key))
-        elif self.working.is_set():
+        if not self.working.is_set():
+            return
+        if not news:
             self._queue.add_after(key, SOON)
+        elif self._caches.quiet(key):
+            self._queue.add_after(key, TOGETHER, slow=True)
+        else:
+            self._queue.add(key)
 
     def _add(self, keys: Iterable[ObjectKey]) -> None:
         for key in keys:

@@ -19,6 +19,8 @@ Reconcile = Callable[[ObjectKey], Awaitable[float | None]]
 FIRST_RETRY, LAST_RETRY = 0.1, 60.0
 SOON = 1.0
 """Seconds in which a key is looked at that hardly has to be, if nothing else calls for a look before."""
+TOGETHER = 0.1
+"""Seconds in which events that nobody waits for gather: a gang's pods come, are bound and run one by one."""
 
 
 class WorkQueue:
@@ -61,18 +63,18 @@ class WorkQueue:
         for key in keys:
             self.add(key, slow)
 
-    def add_after(self, key: ObjectKey, seconds: float) -> None:
-        """Wants the key looked at after a while; an earlier wish stays."""
+    def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
+        """Wants the key looked at after a while, behind all others if `slow`; an earlier wish stays."""
         loop = asyncio.get_running_loop()
         known = self._timers.get(key)
         if known and known.when() <= loop.time() + seconds:
             return
         self._cancel(key)
-        self._timers[key] = loop.call_later(seconds, self._fire, key)
+        self._timers[key] = loop.call_later(seconds, self._fire, key, slow)
 
-    def _fire(self, key: ObjectKey) -> None:
+    def _fire(self, key: ObjectKey, slow: bool) -> None:
         self._timers.pop(key, None)
-        self.add(key)
+        self.add(key, slow)
 
     def _cancel(self, key: ObjectKey) -> None:
         timer = self._timers.pop(key, None)

@@ -144,6 +144,25 @@ async def _watched(listed: list[Any], events: list[Any]) -> None:
     assert KEY in told
 
 
+def changed(version: int, **status: Any) -> Any:
+    item = clean(1)
+    item["metadata"]["resourceVersion"] = str(version)
+    item["status"] |= status
+    return item
+
+
+async def test_an_event_that_changes_nothing_that_is_read_wakes_nobody() -> None:
+    caches, told = Caches(), list[ObjectKey]()
+    events = [changed(100), changed(101, qosClass="Guaranteed"), changed(102, phase="Failed")]
+    script = Stream([clean(1)], [("MODIFIED", item) for item in events])
+    mirror = Mirror(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.wait_for(script.shown.wait(), 20)
+    task.cancel()
+    assert told == [KEY, KEY]
+    assert [(pod.version, pod.phase) for pod in caches.pods] == [(102, "Failed")]
+
+
 def broken(index: str, version: int = 7) -> Any:
     item = clean(7)
     item["metadata"]["resourceVersion"] = str(version)

@@ -82,6 +82,14 @@ async def test_the_earliest_timer_of_a_key_counts() -> None:
     assert (await asyncio.wait_for(queue.get(), 5))[0] == A
 
 
+async def test_what_is_slow_stays_behind_when_its_time_has_come() -> None:
+    queue = WorkQueue()
+    queue.add_after(A, 0.01, slow=True)
+    await asyncio.sleep(0.05)
+    queue.add(B)
+    assert await drain(queue) == [B, A]
+
+
 async def test_work_cancels_the_timer_that_it_makes_needless() -> None:
     queue = WorkQueue()
     queue.add_after(A, 0.02)

@@ -7,8 +7,9 @@ reconcile sees them before the event comes.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ..names import ObjectKey
 from ..parsing import grpojob_record, job_record, pod_record, policy_record, reserving_record, service_record
@@ -20,7 +21,9 @@ from .unreadable import Unreadables, identity
 
 
 class Record(Protocol):
-    """What the cache needs of a record."""
+    """What the cache needs of a record, which is a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def key(self) -> ObjectKey: ...
@@ -245,6 +248,11 @@ class Listing(Generic[R]):
                 cache._remove(known)
                 cache.ghosts += 1
                 self.changed.add(known.job_key)
+
+
+def same(before: R | None, now: R) -> bool:
+    """Whether two records of an object differ in nothing but its version: what has changed of it is read by nobody."""
+    return before is now or (before is not None and replace(before, version=now.version) == now)
 
 
 def version_of(item: Any) -> tuple[str, int]:

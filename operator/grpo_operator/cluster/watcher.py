@@ -20,7 +20,7 @@ from ..errors import ClusterError, Denied, Forbidden, NotFound, Stale, Unavailab
 from ..names import ObjectKey
 from .api import Cluster, Object, Selection, each_listed
 from .backoff import Backoff
-from .cache import Cache, R, version_of
+from .cache import Cache, R, same, version_of
 from .unreadable import identity
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,9 @@ class Mirror(Generic[R]):
             return (gone.job_key,) if gone else ()
         before = self._cache.get(identity(item))
         kept = self._cache.put(item)
-        return (kept.job_key,) if kept else (before.job_key,) if before else ()
+        if kept is None:
+            return (before.job_key,) if before else ()
+        return () if same(before, kept) else (kept.job_key,)
 
     def _served(self) -> None:
         if self.not_served:

@@ -1,0 +1,93 @@
+"""The floor of a burst: a script that does the operator's writes and watches, and decides nothing.
+
+For each attempt it writes the statuses that the operator wrote for a sample, its Job, and one event; the last status
+and the event once all pods run, as the operator does. It watches the kinds that change while gangs start.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from benchmarks.burst_kinds import NAMESPACE, UNSEEN, Kind, Sample, ours
+from grpo_api.contract import API_VERSION, GROUP, KIND
+from grpo_operator.cluster.api import BOUND_PODS, EVENTS, GRPOJOBS, JOBS, PODS, Selection
+from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.names import LABEL_JOB
+
+SCRIPT = f"bench.{GROUP}/script"
+"""Who manages the GRPOJobs that the operator is to leave alone."""
+LABEL = LABEL_JOB.replace(f"{GROUP}/", UNSEEN)
+WATCHED = (Selection(GRPOJOBS), Selection(JOBS, labels=LABEL), Selection(PODS, fields=BOUND_PODS))
+"""What the operator watches of a burst beside the pods of its jobs."""
+
+
+class Floor:
+    """The script, and which pods of each Job it has seen running."""
+
+    def __init__(self, sample: Sample) -> None:
+        """Of what the operator wrote for the sample."""
+        self._sample = sample
+        self._running: dict[str, set[str]] = {}
+
+    @asynccontextmanager
+    async def watching(self, client: HttpCluster) -> AsyncIterator[None]:
+        """Watches, and tells of each gang that runs."""
+        async with asyncio.TaskGroup() as tasks:
+            watches = [tasks.create_task(_hear(client, selection)) for selection in WATCHED]
+            watches.append(tasks.create_task(self._follow(client, tasks)))
+            yield
+            for watch in watches:
+                watch.cancel()
+
+    async def create(self, client: HttpCluster, name: str, mark: str, attempt: int) -> None:
+        """The GRPOJob, the statuses that come before the attempt's Job, and that."""
+        if attempt == 1:
+            body = ours(name, self._sample.pods, mark, gpus=self._sample.gpus)
+            body["spec"]["managedBy"] = SCRIPT
+            await client.create(GRPOJOBS, NAMESPACE, body)
+        for status in self._sample.statuses[attempt][:-1]:
+            made = (await client.patch_status(NAMESPACE, name, {"status": status}))["metadata"]
+        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": made["uid"], "controller": True}
+        job = self._sample.job(name, mark, attempt)
+        job["metadata"]["ownerReferences"] = [owner]
+        await client.create(JOBS, NAMESPACE, job)
+
+    async def _follow(self, client: HttpCluster, tasks: asyncio.TaskGroup) -> None:
+        """Tells of each gang when the last of its pods runs."""
+        async for _, pod in client.watch(Selection(PODS, labels=LABEL), 0, 600):
+            labels = pod["metadata"].get("labels", {})
+            if LABEL not in labels or pod.get("status", {}).get("phase") != "Running":
+                continue
+            job = pod["metadata"]["name"].rsplit("-", 2)[0]
+            known = self._running.setdefault(job, set())
+            if len(known) == self._sample.pods or pod["metadata"].get("deletionTimestamp"):
+                continue
+            known.add(pod["metadata"]["name"])
+            if len(known) == self._sample.pods:
+                tasks.create_task(self._tell(client, *job.rsplit("-", 1)))
+
+    async def _tell(self, client: HttpCluster, name: str, attempt: str) -> None:
+        """The status that says that a gang runs, and the event of it."""
+        number = int(attempt)
+        await client.patch_status(NAMESPACE, name, {"status": self._sample.statuses[number][-1]})
+        told = dict(self._sample.event)
+        told["metadata"] = {"name": f"{name}.{number}", "namespace": NAMESPACE}
+        told["involvedObject"] = told["involvedObject"] | {"name": name}
+        await client.create(EVENTS, NAMESPACE, told)
+
+
+async def _hear(client: HttpCluster, selection: Selection) -> None:
+    """Reads all events of a selection."""
+    async for _ in client.watch(selection, 0, 600):
+        pass
+
+
+def kinds(one: Sample) -> tuple[Kind, ...]:
+    """All ways to get the sample's pods, from the cheapest on."""
+    floor = Floor(one)
+    return (
+        Kind("bare", one.create_bare),
+        Kind("same pods", one.create_same),
+        Kind("floor", floor.create, beside=floor.watching),
+        Kind("GRPOJob", one.create_operated, operated=True),
+    )
