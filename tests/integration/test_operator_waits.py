@@ -107,7 +107,7 @@ def reconciles(operator: OperatorThread) -> float:
 
 def test_deadlines_that_are_over_are_not_waited_for_again(bench: Bench, grpo_cluster: Cluster) -> None:
     # an attempt's start is told in whole seconds, and its Job must be created within the limit on a busy machine, too
-    limits = Limits(scheduling=5, silence=1)
+    limits = Limits(scheduling=10, silence=1)
     declared = {"gpuProduct": "NVIDIA-L4", "gpusPerNode": 1, "nodes": 1, "nodeSelector": {"no": "such-node"}}
     unschedulable = {"provisioning": "CreatePods", **declared}
     with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits, status_interval=0.5) as operator:
