@@ -57,7 +57,8 @@ def run_to_the_end(jobs: Jobs, name: str) -> tuple[Object, dict[int, dict[int, O
                 logged.setdefault(number, {}).update(lines(jobs, name, number))
         return is_true(job, "Succeeded") or is_true(job, "Failed")
 
-    job = jobs.wait(name, "ended", read)
+    # several attempts, each with its processes' start
+    job = jobs.wait(name, "ended", read, timeout=600)
     assert is_true(job, "Succeeded"), json.dumps(job["status"], indent=1)
     return job, logged
 
