@@ -163,6 +163,30 @@ async def test_an_event_that_changes_nothing_that_is_read_wakes_nobody() -> None
     assert [(pod.version, pod.phase) for pod in caches.pods] == [(102, "Failed")]
 
 
+@settings(max_examples=cases(100))
+@given(item=dirty(POD))
+def test_an_event_wakes_exactly_when_something_that_is_read_has_changed(item: Any) -> None:
+    if not isinstance(item, dict):
+        return
+    item["metadata"] = copy.deepcopy(POD["metadata"])
+    try:
+        news = pod_record(item) != pod_record(POD)
+    except Exception:  # unreadable: what was known of it is dropped
+        news = True
+    item["metadata"]["resourceVersion"] = "1000000"
+    asyncio.run(_woken(item, news))
+
+
+async def _woken(item: Any, news: bool) -> None:
+    caches, told = Caches(), list[ObjectKey]()
+    script = Stream([POD], [("MODIFIED", item)])
+    mirror = Mirror(script, Selection(PODS), caches.pods, told.extend, resync=60)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.wait_for(script.shown.wait(), 20)
+    task.cancel()
+    assert len(told) == 1 + news
+
+
 def broken(index: str, version: int = 7) -> Any:
     item = clean(7)
     item["metadata"]["resourceVersion"] = str(version)
