@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.burst_kinds import NAMESPACE, UNSEEN, Kind, Sample, ours
+from benchmarks.burst_kinds import NAMESPACE, Kind, Sample, ours, unseen
 from grpo_api.contract import API_VERSION, GROUP, KIND
 from grpo_operator.cluster.api import BOUND_PODS, EVENTS, GRPOJOBS, JOBS, PODS, Selection
 from grpo_operator.cluster.client import HttpCluster
@@ -16,7 +16,7 @@ from grpo_operator.names import LABEL_JOB
 
 SCRIPT = f"bench.{GROUP}/script"
 """Who manages the GRPOJobs that the operator is to leave alone."""
-LABEL = LABEL_JOB.replace(f"{GROUP}/", UNSEEN)
+LABEL = unseen(LABEL_JOB)
 WATCHED = (Selection(GRPOJOBS), Selection(JOBS, labels=LABEL), Selection(PODS, fields=BOUND_PODS))
 """What the operator watches of a burst beside the pods of its jobs."""
 

@@ -19,8 +19,6 @@ from grpo_operator.reasons import Reason
 
 NAMESPACE = "default"
 ROUND = f"bench.{GROUP}/round"
-UNSEEN = f"unseen.{GROUP}/"
-"""What stands before our labels of objects that the operator is not to look at."""
 CLIENTS = 32
 """Requests that scripts have under way at a time."""
 FAILS = {
@@ -125,9 +123,13 @@ class Sample:
         return job
 
 
+def unseen(label: str) -> str:
+    """What one of our labels is called on an object that the operator is not to look at."""
+    return label.replace(f"{GROUP}/", f"unseen.{GROUP}/")
+
+
 def _unseen(labels: Mapping[str, str]) -> dict[str, str]:
-    own = {name: value for name, value in labels.items() if name not in CONTROLLER_LABELS}
-    return {name.replace(f"{GROUP}/", UNSEEN): value for name, value in own.items()}
+    return {unseen(name): value for name, value in labels.items() if name not in CONTROLLER_LABELS}
 
 
 async def sample(client: HttpCluster, pods: int, *, gpus: bool) -> Sample:
