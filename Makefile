@@ -58,9 +58,10 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 endif
 
 test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs: lint, types, layers, and all tests with coverage
-	$(BIN)/pytest tests/trainer tests/integration $(HARNESS) tests/unit -n 2 --dist loadfile --no-loadscope-reorder \
-	  --durations=8 --cov --cov-report=
-	$(BIN)/pytest tests/e2e --ignore $(HARNESS) --durations=8 --cov --cov-append --cov-report=term:skip-covered
+	$(BIN)/pytest tests/trainer tests/integration $(HARNESS) tests/unit -m 'not slow and not soak' -n 2 --dist loadfile \
+	  --no-loadscope-reorder --durations=8 --cov --cov-report=
+	$(BIN)/pytest tests/e2e --ignore $(HARNESS) -m 'not slow and not soak' --durations=8 --cov --cov-append \
+	  --cov-report=term:skip-covered
 	$(BIN)/coverage report --include='*/grpo_trainer/*' --skip-covered
 	$(BIN)/coverage report --include='*/grpo_codegen/*' --skip-covered
 

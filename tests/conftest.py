@@ -1,6 +1,7 @@
 """What all tests have in common: the order of their files, and the profile and the chance of generated ones."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,11 +19,18 @@ LONGEST = (
 )
 """Files that take a minute or more. Whichever process is free gets the next file, so the long ones must come first."""
 
+REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e"))
+"""Folders whose tests all stand on a real API server or real programs."""
+
 settings.load_profile("test")  # `--hypothesis-profile` replaces it
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, the others in their order."""
+    """Mark the tests of real folders as realtime; put the longest files first and leave the others in their order."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in REAL_FOLDERS):
+            item.add_marker(pytest.mark.realtime)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
