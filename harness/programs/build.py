@@ -66,6 +66,11 @@ PROGRAMS = {
         ("krew", "validate-krew-manifest"),
     ),
 }
+MODULE_FOLDERS = {
+    "kueue": ("config/components/crd/bases", "charts/kueue"),
+    "prometheus-operator": ("example/prometheus-operator-crd",),
+}
+"""What is needed of a module beside its programs."""
 NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause", "folder", "local-path-provisioner")
 
 
@@ -115,10 +120,24 @@ def go_version(text: str) -> tuple[int, int]:
 
 
 def module_folder(name: str) -> Path:
-    """Return the sources of the one module that `go/<name>/go.mod` requires, in Go's own cache."""
+    """Return the folders MODULE_FOLDERS of the one module that `go/<name>/go.mod` requires, downloaded once.
+
+    Raises:
+        ClusterError: the module can't be downloaded, or NO_BUILDS forbids it.
+    """
+    folder = SOURCES / name
+    key = content_key(folder / "go.mod", folder / "go.sum", repr(MODULE_FOLDERS[name]))
+    return cached(cache_root() / "modules" / f"{name}-module-{key}", lambda part: _copy_module(name, part))
+
+
+def _copy_module(name: str, target: Path) -> None:
     folder = SOURCES / name
     (module,) = re.findall(r"^require (\S+) ", (folder / "go.mod").read_text(), re.MULTILINE)
-    return Path(json.loads(run(go(), "-C", folder, "mod", "download", "-json", module))["Dir"])
+    sources = json.loads(run(go(), "-C", folder, "mod", "download", "-json", module))["Dir"]
+    for part in MODULE_FOLDERS[name]:
+        (target / part).parent.mkdir(parents=True, exist_ok=True)
+        # Go's own copies are read-only, and a folder that can't be written can't be removed later
+        run("cp", "--recursive", "--no-preserve=mode", Path(sources) / part, target / part)
 
 
 @cache

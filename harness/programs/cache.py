@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .processes import ClusterError
+
 GENERATED = ("__pycache__", ".egg-info")  # folders that appear beside sources and are no content
 KEY_DIGITS = 12
 KEYED = re.compile(rf"(?P<name>.+)-[0-9a-f]{{{KEY_DIGITS}}}(?P<suffix>(\..+)?)")
 KEPT = 3  # results of one name: another process may still use an older one
+NO_BUILDS = "GRPO_NO_BUILDS"
+"""Set to 1 in the environment of tests: what is missing is an error there, since a build would outlast its test."""
 
 
 def cache_root() -> Path:
@@ -59,9 +63,13 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
     """Return the target file or folder; when it is absent, let `make` write it under a temporary name, then rename.
 
     A second caller waits for the first one's result. What an interrupted caller left is deleted by the next.
+
+    Raises:
+        ClusterError: it is absent, and NO_BUILDS forbids to make it.
     """
     if target.exists():
         return target
+    require_builds_allowed(_name(target))
     with locked(target.parent / f".{target.name}.lock"):
         if not target.exists():
             part = target.parent / f".{target.name}.part"
@@ -71,6 +79,18 @@ def cached(target: Path, make: Callable[[Path], None]) -> Path:
             os.utime(target)  # a make may set an older time, and the newest are kept
             _drop_old(target)
     return target
+
+
+def require_builds_allowed(name: str) -> None:
+    """Raise ClusterError if NO_BUILDS forbids to build or download what is called `name`."""
+    if os.environ.get(NO_BUILDS) == "1":
+        raise ClusterError(f"{name} is not built: run `make tools`")
+
+
+def _name(target: Path) -> str:
+    """Return the name of a result without its key."""
+    match = KEYED.fullmatch(target.name)
+    return match["name"] if match else target.name
 
 
 def _drop_old(target: Path) -> None:

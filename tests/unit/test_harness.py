@@ -12,9 +12,15 @@ from harness.nodes import cgroups
 from harness.nodes.network import SLOTS, Addresses
 from harness.programs import prerequisites
 from harness.programs.build import go_version
-from harness.programs.cache import cached, content_key
+from harness.programs.cache import NO_BUILDS, cached, content_key
 from harness.programs.processes import ClusterError, until
 from harness.settings import ClusterSettings, GpuSettings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests make results of their own."""
+    monkeypatch.delenv(NO_BUILDS, raising=False)
 
 
 def test_a_key_changes_with_names_and_bytes_but_not_with_generated_files(tmp_path: Path) -> None:
@@ -53,6 +59,17 @@ def test_a_finished_build_is_not_repeated(tmp_path: Path) -> None:
     target = tmp_path / "tool"
     cached(target, lambda part: part.touch())
     cached(target, lambda _: pytest.fail("built twice"))
+
+
+def test_a_missing_result_is_an_error_where_builds_are_forbidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NO_BUILDS, "1")
+    target = tmp_path / "kwok-0123456789ab"
+    with pytest.raises(ClusterError, match=r"^kwok is not built: run `make tools`$"):
+        cached(target, lambda part: part.mkdir())
+    target.mkdir()
+    assert cached(target, lambda _: pytest.fail("built twice")) == target
 
 
 def test_only_the_newest_results_of_a_name_are_kept(tmp_path: Path) -> None:
