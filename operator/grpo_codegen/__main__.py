@@ -11,12 +11,14 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from . import acceptance, alert_page, alerts, chart_page, crd, documents, planner, recording
+from . import acceptance, alert_page, alerts, chart_page, crd, documents, planner, readme, recording
 from .dashboards import DASHBOARDS, grafana, page
 
 ROOT = Path(__file__).parents[2]
 
 OUTPUTS: dict[str, Callable[[], str]] = {
+    "README.md": readme.readme,
+    "docs/api.md": readme.api_page,
     "crds/grpojob.yaml": crd.render,
     "charts/grpo-operator/files/grpojob.yaml": crd.render,
     "crds/operatorleader.yaml": crd.render_leader,
