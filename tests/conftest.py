@@ -8,6 +8,8 @@ from hypothesis import settings
 
 from tests import generated  # noqa: F401  registers the profiles
 
+pytest_plugins = ("tests.real_world",)
+
 LONGEST = (
     "test_chaos",
     "test_memory_truth",
@@ -19,8 +21,8 @@ LONGEST = (
 )
 """Files that take a minute or more. Whichever process is free gets the next file, so the long ones must come first."""
 
-REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e"))
-"""Folders whose tests all stand on a real API server or real programs."""
+REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e", "trainer"))
+"""Folders whose tests all stand on real programs."""
 
 settings.load_profile("test")  # `--hypothesis-profile` replaces it
 

@@ -48,6 +48,7 @@ def check(function: str, seconds: int = 60, **rest: Any) -> Check:
     return Check(function, "tests.faulty_checks", function, seconds, **rest)
 
 
+@pytest.mark.realtime
 def test_what_differs_from_the_image_is_told_before_anything_is_imported() -> None:
     image = {"torch": "2.13.0", "trl": "1.16.0", "no-such-package": "1.0"}
     different = versions.differing({"torch": "2.13.0+cu130", "trl": "1.15.0", "no-such-package": "missing"}, image)
@@ -83,6 +84,7 @@ def test_a_report_of_anything_is_a_table_with_a_row_per_finding(
     assert all(row.count("|") == 4 for row in rows)
 
 
+@pytest.mark.realtime
 def test_a_bad_end_spoils_no_other_check_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -111,6 +113,7 @@ def test_a_bad_end_spoils_no_other_check_and_is_told(tmp_path: Path, monkeypatch
     assert not child.exists() or "Z" in (child / "stat").read_text().split()[2], "what a check started is ended with it"
 
 
+@pytest.mark.realtime
 def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(runner, "LEAST_SECONDS", 1.0)

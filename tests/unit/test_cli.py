@@ -228,6 +228,7 @@ def test_every_problem_of_a_file_is_told_and_nothing_is_printed(
     ]
 
 
+@pytest.mark.realtime
 def test_without_kubectl_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +240,7 @@ def test_without_kubectl_the_command_says_so(
 NEWER = job("a", CPU) | {"metadata": {"namespace": "n", "name": "a"}, "status": {"phase": "Dreaming"}}
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("prints", "says"),
     [

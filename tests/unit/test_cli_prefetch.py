@@ -72,6 +72,7 @@ def test_it_runs_where_the_job_s_pods_may() -> None:
     assert keys == [None, "nvidia.com/gpu", "amd.com/gpu"], "the nodes of the job have GPUs, which keep others away"
 
 
+@pytest.mark.realtime
 def test_it_goes_where_the_claim_of_its_cache_is(world: "World", capsys: pytest.CaptureFixture[str]) -> None:
     other = {"nodeName": "node-1", "volumes": [{"persistentVolumeClaim": {"claimName": "hub"}}]}
     claim = {"metadata": {"name": "hub"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
@@ -183,6 +184,7 @@ def command(world: World, *more: str) -> int:
     return main(["prefetch", "-f", str(world.folder / "job.yaml"), "--trainer-image", "trainer:1", *more])
 
 
+@pytest.mark.realtime
 def test_a_job_is_made_and_followed_to_its_end(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     waits = pod("a", "Pending", conditions=[{"reason": "Unschedulable", "message": "no node has room"}])
     first = pod("a", "Failed", said(Result.ERROR, "no answer"))
@@ -199,6 +201,7 @@ def test_a_job_is_made_and_followed_to_its_end(world: World, capsys: pytest.Capt
     assert [line[-1] for line in world.asked("logs")] == ["a", "b"]
 
 
+@pytest.mark.realtime
 def test_one_that_is_at_work_is_followed_and_one_that_has_ended_made_anew(world: World) -> None:
     done = [[pod("a", "Succeeded", said(Result.SUCCEEDED, "done"))]]
     world.answers([made(), ended("Complete")], done)
@@ -209,12 +212,14 @@ def test_one_that_is_at_work_is_followed_and_one_that_has_ended_made_anew(world:
     assert (len(world.created), len(world.asked("delete"))) == (1, 1)
 
 
+@pytest.mark.realtime
 def test_a_failure_is_told_with_the_last_pods_words(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.answers([None, ended("Failed")], [[pod("a", "Failed", said(Result.BAD_INPUT, "spec.model.name: no such"))]])
     assert command(world) == 1
     assert capsys.readouterr().err == "spec.model.name: no such\n"
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("fields", "jobs", "ends"),
     [

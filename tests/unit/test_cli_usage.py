@@ -9,6 +9,8 @@ import pytest
 
 from grpo_cli.__main__ import main
 
+pytestmark = pytest.mark.realtime
+
 
 def job(name: str, **usage: Any) -> dict[str, Any]:
     """A GRPOJob of a namespace with this usage; without any, one on CPUs."""

@@ -53,6 +53,7 @@ def test_it_imports_the_standard_library_alone() -> None:
     assert imported <= sys.stdlib_module_names
 
 
+@pytest.mark.realtime
 def test_a_machine_without_kubectl_is_told_so() -> None:
     command = [sys.executable, "-I", anywhere.__file__, "--context", "none"]
     done = subprocess.run(command, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)

@@ -60,6 +60,7 @@ def test_the_kit_has_the_image_s_versions() -> None:
     assert {*kit.LACKED, kit.BUILT} <= kit.pinned().keys()
 
 
+@pytest.mark.realtime
 def test_the_kit_is_installed_beside_what_the_machine_has(tmp_path: Path) -> None:
     script = tmp_path / "kit" / "install"
     script.parent.mkdir()

@@ -174,6 +174,7 @@ def test_a_repacked_wheel_needs_no_cuda() -> None:
     assert "Version: 2.15.0 of the text" in slim
 
 
+@pytest.mark.realtime
 def test_waiting_ends_with_the_last_reason() -> None:
     def refuses() -> bool:
         raise ConnectionError("refused by the peer")

@@ -28,6 +28,8 @@ from grpo_operator.errors import (
     Unavailable,
 )
 
+pytestmark = pytest.mark.realtime
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Seen = list[tuple[str, str, int]]
 ALL_PODS = Selection(PODS)

@@ -24,6 +24,8 @@ from tests.otlp_receiver import Receiver, parsed
 from tests.unit.operator_world import NOW, make_job
 from tests.unit.test_operator_client import serving
 
+pytestmark = pytest.mark.realtime
+
 TRACE = Trace.of(make_job(), 2, "1.2")
 
 

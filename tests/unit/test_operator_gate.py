@@ -15,6 +15,8 @@ from grpo_operator.errors import NotLeading, Unavailable
 from grpo_operator.names import FENCE
 from tests.unit.test_operator_client import ALL_PODS, Looked, serving, status, talking
 
+pytestmark = pytest.mark.realtime
+
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ def test_a_log_line_is_one_json_object() -> None:
     assert "a bug" in json.loads(line)["traceback"]
 
 
+@pytest.mark.realtime
 async def test_the_pages_tell_health_and_metrics() -> None:
     job = make_job(status=active_status(plan=GPU_PLAN, phase="Running", progress={"step": 140}))
     queue = WorkQueue()
@@ -172,6 +173,7 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert exported == {metric.name for metric in OPERATOR}
 
 
+@pytest.mark.realtime
 async def test_a_blocked_event_loop_is_seen() -> None:
     metrics = Metrics(WorkQueue(), 4)
     following = asyncio.create_task(metrics.follow_lag())
@@ -269,6 +271,7 @@ async def test_a_mirror_outlives_an_outage() -> None:
     assert script.versions == [7, 8]
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(("address", "asked"), [("", "127.0.0.1"), ("", "[::1]"), ("::1", "[::1]")])
 async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str) -> None:
     metrics, jobs = Metrics(WorkQueue(), 4), JobMetrics(list, lambda: NOW)
@@ -279,6 +282,7 @@ async def test_the_pages_are_served_over_ipv4_and_ipv6(address: str, asked: str)
         assert answer.status == 200
 
 
+@pytest.mark.realtime
 async def test_progress_is_pulled_from_a_pod_with_an_ipv6_address() -> None:
     pages = Application()
 

@@ -31,6 +31,7 @@ async def fetched(handler: Handler) -> Any:
         return await http_fetch(session, TOKENS, int(url.rsplit(":", 1)[1]))(target("127.0.0.1"))
 
 
+@pytest.mark.realtime
 async def test_progress_of_a_newer_trainer_is_understood() -> None:
     async def answer(request: web.Request) -> web.Response:
         assert request.path == "/progress"
@@ -39,6 +40,7 @@ async def test_progress_of_a_newer_trainer_is_understood() -> None:
     assert (await fetched(answer)).step == 3
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize("key", [0, 1], ids=["a key that was replaced", "the newest key"])
 async def test_it_shows_the_tokens_of_all_keys_of_its_attempt_alone(key: int) -> None:
     shown: list[str] = []
@@ -54,6 +56,7 @@ async def test_it_shows_the_tokens_of_all_keys_of_its_attempt_alone(key: int) ->
     assert not is_shown(shown, own.digest("other", 1))
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize("text", ["{}", "not json", '{"attempt": 0}', "x" * (MAX_ANSWER + 1)])
 async def test_answers_that_are_no_progress_are_failed_pulls(text: str) -> None:
     async def answer(_: web.Request) -> web.Response:
@@ -63,6 +66,7 @@ async def test_answers_that_are_no_progress_are_failed_pulls(text: str) -> None:
         await fetched(answer)
 
 
+@pytest.mark.realtime
 async def test_redirects_and_errors_are_failed_pulls() -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": "http://169.254.169.254/"})

@@ -209,6 +209,7 @@ def test_an_inventory_file_is_read_strictly(manifest: Any, capsys: pytest.Captur
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -237,6 +238,7 @@ def test_a_given_config_is_exact(manifest: Any, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["architecture"] == "Exact"
 
 
+@pytest.mark.realtime
 def test_a_cluster_is_seen_through_kubectl(
     manifest: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

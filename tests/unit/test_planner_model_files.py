@@ -55,6 +55,7 @@ def test_products_match_by_their_longest_beginning() -> None:
     assert not products.lookup("Tesla-T4").bfloat16
 
 
+@pytest.mark.realtime
 def test_the_hub_is_asked_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread

@@ -213,6 +213,7 @@ def test_the_newest_heading_is_the_first(changelog: str, heading: str) -> None:
     assert source.newest_heading(changelog) == heading
 
 
+@pytest.mark.realtime
 def test_checksums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     (tmp_path / "a b.tar").write_bytes(b"content")
     archives.write_checksums(tmp_path)
@@ -255,11 +256,13 @@ def launch(program: Path, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, "plan", "a b"], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.realtime
 def test_the_launcher_finds_its_library_through_links(launched: Path) -> None:
     done = launch(launched, os.defpath)
     assert (done.returncode, done.stdout) == (0, "['plan', 'a b']\n"), done.stderr
 
 
+@pytest.mark.realtime
 def test_the_launcher_says_which_python_it_needs(launched: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -44,6 +44,7 @@ def run(code: str, folder: Path = ROOT) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.realtime
 def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
     assert not (ROOT / "operator/__init__.py").exists()
     assert [path.name for path in (ROOT / "operator").glob("*.py")] == []
@@ -52,6 +53,7 @@ def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
         assert run("import operator; print(operator.itemgetter(0)('ok'))", folder) == "o"
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("packages", "absent"),
     [
@@ -72,6 +74,7 @@ print(sorted(set({absent!r}) & set(sys.modules)))
     assert run(code) == "[]"
 
 
+@pytest.mark.realtime
 def test_imports_keep_to_the_layers() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     sources = os.environ | {"PYTHONPATH": f"{ROOT}/operator:{ROOT}/trainer_image"}
