@@ -17,6 +17,7 @@ from grpo_trainer.generation.engine_client import EngineFailed, Rejected, Stale,
 from grpo_trainer.generation.engine_view import EngineView
 from grpo_trainer.generation.fleet import Engine, look
 from grpo_trainer.generation.messages import Completion, EngineState, Generate, Generated
+from tests.virtual_time import virtually
 
 VERSION = 7
 
@@ -45,10 +46,10 @@ class FakeClient:
         self.asked = 0
 
     async def generate(self, request: Generate) -> Generated:
-        """Answers in some later turn of the loop."""
+        """Answers a second later."""
         self.asked += 1
         failure = self.failures.get(self.asked)
-        await asyncio.sleep(0)
+        await asyncio.sleep(1.0)
         if failure is not None:
             raise failure
         completions = [sampled(request.prompt, seed) for seed in request.seeds]
@@ -77,7 +78,7 @@ def test_completions_are_the_same_whichever_engines_are_lost(failures: list[dict
     engines = [engine(index, one) for index, one in enumerate(failures)]
     completing = Completing(engines, sound, PIECES, {}, sequences=4, stall=60.0)
     version = VERSION
-    while not asyncio.run(completing.go_on(version)):
+    while not virtually(completing.go_on(version)):
         assert not any(one.view.serves(version) for one in engines)
         version += 1  # the same weights, brought again
         for one in engines:
@@ -98,7 +99,7 @@ def completed_although(failure: EngineFailed) -> list[Engine]:
             raise failure
 
     completing = Completing(engines, prove, PIECES, {}, sequences=4, stall=60.0)
-    assert asyncio.run(completing.go_on(VERSION))
+    assert virtually(completing.go_on(VERSION))
     return engines
 
 
@@ -118,14 +119,16 @@ def test_an_engine_that_is_gone_before_it_is_proven_again_has_failed_no_proof() 
 def test_both_engines_get_prompts_and_their_rates_are_told() -> None:
     engines = [engine(0, {}), engine(1, {})]
     completing = Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0)
-    assert asyncio.run(completing.go_on(VERSION))
-    assert set(completing.metrics()) == {"engine_tokens_per_second/0", "engine_tokens_per_second/1"}
+    assert virtually(completing.go_on(VERSION))
+    rates = completing.metrics()
+    assert set(rates) == {"engine_tokens_per_second/0", "engine_tokens_per_second/1"}
+    assert sum(rates.values()) == pytest.approx(12.0), "36 tokens, of which 4 pieces of 4 come in a second"
 
 
 def test_a_prompt_that_no_engine_takes_ends_the_run() -> None:
     engines = [engine(0, {1: Rejected("does not take it: too long")}), engine(1, {})]
     with pytest.raises(TrainingError, match="engine 0 at host-0 does not take it: too long"):
-        asyncio.run(Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0).go_on(VERSION))
+        virtually(Completing(engines, sound, PIECES, {}, sequences=2, stall=60.0).go_on(VERSION))
 
 
 def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewhere() -> None:
@@ -136,8 +139,8 @@ def test_an_engine_that_samples_no_token_is_given_up_and_its_prompts_go_elsewher
 
     stuck, good = engine(0, {}), engine(1, {})
     stuck.client = Stuck({})  # type: ignore[assignment]
-    completing = Completing([stuck, good], sound, PIECES, {}, sequences=2, stall=0.0)
-    assert asyncio.run(completing.go_on(VERSION))
+    completing = Completing([stuck, good], sound, PIECES, {}, sequences=2, stall=60.0)
+    assert virtually(completing.go_on(VERSION))
     assert stuck.view.condemned
     assert "sampled no token" in stuck.view.last
 
@@ -167,7 +170,7 @@ def looked(*answers: EngineState | EngineFailed, version: int | None = VERSION) 
     if version is not None:
         made.view.proven(version)
     for _ in range(len(answers)):
-        asyncio.run(look(made))
+        virtually(look(made))
     return made, client
 
 
@@ -188,5 +191,5 @@ def test_an_engine_that_was_given_up_is_told_to_end() -> None:
     made, client = looked(version=None)
     made.view.give_up("has other weights")
     client.answers.append(EngineState(incarnation="a", phase="Waiting"))
-    asyncio.run(look(made))
+    virtually(look(made))
     assert client.ended == ["has other weights"]

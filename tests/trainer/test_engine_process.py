@@ -12,6 +12,7 @@ from torch import nn
 
 from grpo_api.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_api.generation import EngineArguments, EnginePlan, GenerationSpec
+from grpo_api.patience import patience
 from grpo_api.plan import EngineAddresses, TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 from grpo_trainer.errors import BadInput, Transient
@@ -25,6 +26,7 @@ from grpo_trainer.telemetry.phases import PhaseClock
 from harness.ranks import runs
 from harness.ranks.launch import ISOLATED
 from harness.ranks.pods import free_port
+from tests.virtual_time import virtually
 
 
 def plan(folder: Path, kind: Any = "Servers", **execution: Any) -> TrainingPlan:
@@ -121,20 +123,26 @@ class FakeSampler:
             raise RuntimeError("EngineCore died")
 
 
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float, sampler: FakeSampler) -> Exception:
-    """Why an engine ends that nobody talks to."""
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: FakeSampler) -> tuple[Exception, float]:
+    """Why an engine ends that nobody talks to, and after how many seconds of its event loop."""
     monkeypatch.setenv(ENGINE_BIND_ENV, f"127.0.0.1:{free_port()}")
-    monkeypatch.setattr(program, "patience", lambda *_: patience)
-    monkeypatch.setattr(program, "CHECK_SECONDS", 0.01)
-    return asyncio.run(program.serve(plan(tmp_path), sampler))  # type: ignore[arg-type]
+
+    async def until_the_end() -> tuple[Exception, float]:
+        end = await program.serve(plan(tmp_path), sampler)  # type: ignore[arg-type]
+        return end, asyncio.get_running_loop().time()
+
+    return virtually(until_the_end())
 
 
 def test_an_engine_without_a_trainer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end = served(tmp_path, monkeypatch, 0.0, FakeSampler())
+    job = plan(tmp_path)
+    limit = 2 * patience("Training", job.guard, job.execution)
+    end, seconds = served(tmp_path, monkeypatch, FakeSampler())
     assert isinstance(end, Transient)
-    assert "no word from rank 0 at 127.0.0.1" in str(end)
+    assert str(end).startswith("no word from rank 0 at 127.0.0.1 for ")
+    assert limit < seconds <= limit + 2 * program.CHECK_SECONDS
 
 
 def test_an_engine_whose_process_died_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="EngineCore died"):
-        served(tmp_path, monkeypatch, 600.0, FakeSampler(dead=True))
+        served(tmp_path, monkeypatch, FakeSampler(dead=True))

@@ -22,8 +22,11 @@ from grpo_trainer.generation.messages import (
     Sync,
 )
 from grpo_trainer.generation.serving import EngineServer
+from tests.virtual_time import virtually
 
 ATTEMPT = "uid/1"
+PATIENCE = 60.0
+"""Of a request to a server in this process: only against hangs."""
 SHAPES = {"a": [2], "b": [3, 4]}
 
 
@@ -78,8 +81,8 @@ class World:
 
     async def serve(self, version: int) -> None:
         """Bring a version and confirm it."""
-        await self.client.learn(Learn(shapes=SHAPES, dtype="float32"), 5.0)
-        await self.client.sync(Sync(version=version, meeting={"name": "m"}, names=list(SHAPES)), 5.0)
+        await self.client.learn(Learn(shapes=SHAPES, dtype="float32"), PATIENCE)
+        await self.client.sync(Sync(version=version, meeting={"name": "m"}, names=list(SHAPES)), PATIENCE)
         await self.client.confirm(version)
 
 
@@ -103,7 +106,7 @@ async def test_weights_come_in_are_proven_and_sampled_with(world: World) -> None
     assert (method, meeting, version) == ("weights_receive", {"name": "m"}, 3)
     assert [list(one) for one in tensors] == [["a", [2]], ["b", [3, 4]]]
     assert world.sampler.forgot == 1, "what is cached of earlier weights is forgotten"
-    assert await world.client.prints(3, 11, 5.0) == [{"a": [2**64 - 1], "b": [0]}]
+    assert await world.client.prints(3, 11, PATIENCE) == [{"a": [2**64 - 1], "b": [0]}]
     state = await world.client.state()
     assert (state.phase, state.version, state.waiting, state.tokens) == ("Serving", 3, 2, 40)
     answer = await world.client.generate(wanted(state.incarnation))
@@ -122,7 +125,7 @@ async def test_what_was_not_confirmed_is_not_sampled_with(world: World) -> None:
         await world.client.generate(wanted(incarnation, 4))
     with pytest.raises(Stale, match="not another"):
         await world.client.generate(wanted("another"))
-    await world.client.learn(Learn(shapes=SHAPES, dtype="float32"), 5.0)
+    await world.client.learn(Learn(shapes=SHAPES, dtype="float32"), PATIENCE)
     with pytest.raises(Stale, match="no weights"):
         await world.client.generate(wanted(incarnation))
 
@@ -142,7 +145,7 @@ async def test_a_sync_that_fails_leaves_no_weights_and_says_why(world: World) ->
     await world.serve(3)
     world.sampler.failure = RuntimeError("a of version 4 did not get there")
     with pytest.raises(EngineFailed, match="500: RuntimeError: a of version 4 did not get there"):
-        await world.client.sync(Sync(version=4, meeting={}, names=["a"]), 5.0)
+        await world.client.sync(Sync(version=4, meeting={}, names=["a"]), PATIENCE)
     state = await world.client.state()
     assert (state.phase, state.version) == ("Waiting", None)
 
@@ -162,7 +165,7 @@ async def test_only_its_own_attempt_is_answered(world: World) -> None:
 async def test_what_nobody_learnt_or_vllm_does_not_know_is_no_failure_of_the_engine(world: World) -> None:
     await world.serve(3)
     with pytest.raises(Rejected, match="1 tensors were never learnt, the first is c"):
-        await world.client.sync(Sync(version=4, meeting={}, names=["c"]), 5.0)
+        await world.client.sync(Sync(version=4, meeting={}, names=["c"]), PATIENCE)
     with pytest.raises(Rejected, match="no such setting"):
         await world.client.generate(wanted((await world.client.state()).incarnation, bad=1))
 
@@ -174,22 +177,29 @@ async def test_any_other_body_is_refused(world: World, path: str) -> None:
             assert answer.status == 400, (path, body)
 
 
+async def asked_at(port: int, seconds: float) -> Unreachable:
+    """How a sync ends at a port where no engine answers."""
+    async with ClientSession() as session:
+        with pytest.raises(Unreachable) as ended:
+            await EngineClient(session, "127.0.0.1", port, ATTEMPT).sync(
+                Sync(version=1, meeting={}, names=["a"]), seconds
+            )
+    return ended.value
+
+
 def test_an_engine_that_is_not_there_is_told_from_one_that_is_late() -> None:
-    async def ask() -> None:
-        async with ClientSession() as session:
-            with pytest.raises(Unreachable) as gone:
-                await EngineClient(session, "127.0.0.1", 1, ATTEMPT).state()
-            assert not gone.value.late
-            silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-            port = silent.sockets[0].getsockname()[1]
-            with pytest.raises(Unreachable) as late:
-                await EngineClient(session, "127.0.0.1", port, ATTEMPT).sync(
-                    Sync(version=1, meeting={}, names=["a"]), 0.1
-                )
-            assert late.value.late
+    async def say_nothing(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def asked_in_vain() -> Unreachable:
+        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        try:
+            return await asked_at(silent.sockets[0].getsockname()[1], 600.0)
+        finally:
             silent.close()
 
-    asyncio.run(ask())
+    assert not asyncio.run(asked_at(1, PATIENCE)).late
+    assert virtually(asked_in_vain()).late
 
 
 LIES = st.one_of(

@@ -6,13 +6,24 @@ Over gloo, between threads of this process that meet as pods do. NCCL needs seve
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
-from grpo_trainer.generation.transfer import Meeting, TransferFailed, WeightGroup, invite, join, open_store
+from grpo_trainer.generation import transfer
+from grpo_trainer.generation.transfer import (
+    POLL_SECONDS,
+    Meeting,
+    TransferFailed,
+    WeightGroup,
+    invite,
+    join,
+    open_store,
+)
 from harness.ranks.pods import free_port
+from tests.stepped_clock import SteppedClock
 
 TENSORS = [torch.arange(5.0), torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(())]
 
@@ -21,7 +32,7 @@ TENSORS = [torch.arange(5.0), torch.ones(3, 4, dtype=torch.bfloat16), torch.zero
 def meeting() -> Iterator[Meeting]:
     port = free_port()
     store = open_store("127.0.0.1", port)
-    yield Meeting("127.0.0.1", port, "first", "engine 0 at host-0", workers=1, seconds=20.0, gpu=False)
+    yield Meeting("127.0.0.1", port, "first", "engine 0 at host-0", workers=1, seconds=60.0, gpu=False)
     del store
 
 
@@ -48,24 +59,68 @@ def test_every_worker_receives_every_tensor(meeting: Meeting) -> None:
         group.leave()
 
 
-def test_a_worker_that_takes_nothing_is_named_with_the_tensor_and_the_time(meeting: Meeting) -> None:
+class Waiting:
+    """A broadcast that nobody takes: gloo raises once its time is up, NCCL only says that it goes on."""
+
+    def wait(self) -> None:
+        """As gloo ends."""
+        raise RuntimeError("timed out")
+
+    def is_completed(self) -> bool:
+        """As NCCL says."""
+        return False
+
+
+class DeafGroup:
+    """A process group whose other side takes nothing."""
+
+    def broadcast(self, _: list[torch.Tensor], options: Any) -> Waiting:
+        """Keeps what it was given."""
+        self.seconds = options.timeout.total_seconds()
+        return Waiting()
+
+    def abort(self) -> None:
+        """Nothing goes on."""
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_worker_that_takes_nothing_is_named_with_the_tensor_and_the_time(gpu: bool) -> None:
+    clock, deaf = SteppedClock(), DeafGroup()
+    meeting = Meeting("trainer-0", 29600, "silent", "engine 0 at host-0", workers=1, seconds=600.0, gpu=gpu)
+    with pytest.raises(TransferFailed) as failed:
+        WeightGroup(meeting, 0, deaf, clock).broadcast(torch.zeros(4), "lm_head.weight of version 3", 90.0)
+    assert str(failed.value).startswith(
+        "lm_head.weight of version 3 did not get from rank 0 at trainer-0 to engine 0 at host-0: gave up after "
+        f"{clock.now():.1f} s of at most 90.0 s: "
+    )
+    assert deaf.seconds == 90.0
+    assert clock.now() == pytest.approx(90.0 if gpu else 0.0, abs=0.01), "NCCL is asked until the time is up"
+
+
+def test_a_group_that_was_left_sends_nothing() -> None:
+    group = WeightGroup(Meeting("trainer-0", 1, "left", "engine 0", workers=1, seconds=9.0, gpu=False), 0, DeafGroup())
+    group.leave()
+    group.leave()
+    with pytest.raises(TransferFailed, match="this side has left the group"):
+        group.broadcast(torch.zeros(4), "norm.weight")
+
+
+@pytest.mark.slow  # gloo's own clock
+def test_gloo_gives_up_a_worker_that_takes_nothing(meeting: Meeting) -> None:
     main, worker = met(replace(meeting, name="silent"))
     large = torch.zeros(20_000_000)  # more than the sockets' buffers take
-    with pytest.raises(TransferFailed) as failed:
-        main.broadcast(large, "lm_head.weight of version 3", 0.2)
-    assert str(failed.value).startswith(
-        "lm_head.weight of version 3 did not get from rank 0 at 127.0.0.1 to engine 0 at host-0: gave up after"
-    )
+    with pytest.raises(TransferFailed, match=r"lm_head.weight did not get .* s of at most 10.0 s"):
+        main.broadcast(large, "lm_head.weight", 10.0)
     worker.leave()
 
 
 def test_a_side_that_leaves_ends_the_others_wait(meeting: Meeting) -> None:
-    main, worker = met(replace(meeting, name="left"))
+    main, worker = met(replace(meeting, name="left", seconds=600.0))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.broadcast, torch.zeros(4), "norm.weight")
         main.leave()
         with pytest.raises(TransferFailed, match=r"norm.weight did not get .* to engine 0 at host-0"):
-            waiting.result()
+            waiting.result(60.0)  # of the 600 s that gloo would wait
 
 
 def test_a_group_that_broke_leaves_another_engines_alone(meeting: Meeting) -> None:
@@ -81,16 +136,38 @@ def test_a_group_that_broke_leaves_another_engines_alone(meeting: Meeting) -> No
 
 
 @pytest.mark.parametrize(
-    ("abandoned", "words"),
-    [(lambda: True, "did not come to the transfer"), (lambda: False, "did not meet for a transfer of weights within")],
+    ("abandoned", "words", "seconds"),
+    [
+        (lambda: True, "did not come to the transfer", 0.0),
+        (lambda: False, "did not meet for a transfer of weights within 60 s: not all of its workers came", 60.0),
+    ],
 )
-def test_an_engine_that_does_not_come_is_not_waited_for_longer(meeting: Meeting, abandoned: Any, words: str) -> None:
+def test_an_engine_that_does_not_come_is_not_waited_for_longer(
+    meeting: Meeting, abandoned: Any, words: str, seconds: float
+) -> None:
+    clock = SteppedClock()
     with pytest.raises(TransferFailed, match=words):
-        invite(replace(meeting, name="nobody", seconds=0.2), abandoned)
+        invite(replace(meeting, name="nobody", seconds=60.0), abandoned, clock)
+    assert clock.now() == pytest.approx(seconds, abs=2 * POLL_SECONDS)
 
 
-def test_an_engine_that_can_not_reach_rank_0_says_where_it_looked() -> None:
-    nowhere = Meeting("127.0.0.1", free_port(), "x", "engine 1 at host-1", workers=1, seconds=0.2, gpu=False)
+def unreachable(*_: Any, timeout: timedelta, **__: Any) -> None:
+    """What torch raises where nobody listens."""
+    raise RuntimeError(f"timed out after {timeout.total_seconds():.0f} s")
+
+
+def test_an_engine_that_can_not_reach_rank_0_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "TCPStore", unreachable)
+    nowhere = Meeting("trainer-0", 29600, "x", "engine 1 at host-1", workers=1, seconds=600.0, gpu=False)
+    with pytest.raises(
+        TransferFailed, match=r"rank 0 at trainer-0:29600 and engine 1 at host-1 did not meet .* timed out after 30 s"
+    ):
+        join(nowhere, 1)
+
+
+@pytest.mark.slow  # the store's own clock
+def test_nobody_who_listens_is_looked_for_as_long_as_the_meeting_says() -> None:
+    nowhere = Meeting("127.0.0.1", free_port(), "x", "engine 1 at host-1", workers=1, seconds=10.0, gpu=False)
     with pytest.raises(
         TransferFailed, match=rf"rank 0 at 127.0.0.1:{nowhere.port} and engine 1 at host-1 did not meet"
     ):

@@ -6,12 +6,12 @@ that the ranks met by whether it is done; that the work gets on, they hear as of
 
 import itertools
 import os
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from ..clock import SYSTEM_CLOCK
 from . import ranks
 from .placement import LOCAL_RANK_ENV
 
@@ -52,4 +52,4 @@ def _lead(name: str, leaders: list[int], action: Callable[[], T] | None) -> T | 
         if action:
             store.set(f"{name}/{ranks.rank()}", "done")
         while not store.check([f"{name}/{leader}" for leader in leaders]):
-            time.sleep(POLL_SECONDS)
+            SYSTEM_CLOCK.sleep(POLL_SECONDS)

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import signal
 import sys
-import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     while not server.ended.done():
         await asyncio.wait([server.ended], timeout=CHECK_SECONDS)
         await sampler.check()
-        silent = time.monotonic() - server.heard_at
+        silent = server.silent_seconds()
         if silent > limit:
             return Transient(
                 f"no word from rank 0 at {plan.rendezvous.address} for {silent:.0f} s: it is probably gone"

@@ -1,7 +1,6 @@
 """One generation over several engines: prompts go out, completions come in, and what an engine loses goes elsewhere."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +57,7 @@ class Completing:
         self._samples: dict[int, list[Sample]] = {}
         self._tasks: dict[asyncio.Task[Generated], tuple[int, int]] = {}
         self._begun: dict[int, float] = {}
-        """When each engine was last given a prompt or answered one, by the monotonic clock."""
+        """When each engine was last given a prompt or answered one, by the time of the event loop."""
         self._tokens: dict[int, int] = {}
         self._seconds = 0.0
 
@@ -79,7 +78,7 @@ class Completing:
         Raises:
             TrainingError: the engines don't take a prompt.
         """
-        begun = time.monotonic()
+        begun = asyncio.get_running_loop().time()
         try:
             while not (self._division.done and await self._settled()):
                 live = [index for index, engine in self._engines.items() if engine.serves(version)]
@@ -90,7 +89,7 @@ class Completing:
             return True
         finally:
             self._drop(set(self._division.held))
-            self._seconds += time.monotonic() - begun
+            self._seconds += asyncio.get_running_loop().time() - begun
 
     async def _advance(self, live: list[int], version: int) -> None:
         """Hand out what engines have room for, and wait for an answer or a moment."""
@@ -127,7 +126,7 @@ class Completing:
                 seeds=piece.seeds,
                 sampling=self._sampling,
             )
-            self._begun[index] = time.monotonic()
+            self._begun[index] = asyncio.get_running_loop().time()
             self._tasks[asyncio.create_task(engine.client.generate(asked))] = (index, number)
 
     def _take(self, task: "asyncio.Task[Generated]") -> None:
@@ -146,12 +145,12 @@ class Completing:
             self._drop({index})
             return
         self._division.answered(index, number)
-        self._begun[index] = time.monotonic()
+        self._begun[index] = asyncio.get_running_loop().time()
         self._samples[number] = [Sample(one.tokens, one.logprobs, answer.version) for one in answer.completions]
         self._tokens[index] = self._tokens.get(index, 0) + sum(len(one.tokens) for one in answer.completions)
 
     def _lose_stalled(self) -> None:
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         for index in [index for index, held in self._division.held.items() if held]:
             engine = self._engines[index]
             if now - max(engine.moved_at, self._begun[index]) > self._stall:

@@ -3,14 +3,15 @@
 Every call ends within a time of its own. Which engine is used for what follows from engine_view.py and division.py.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from grpo_api.clock import Clock
 from grpo_api.patience import patience
 
+from ..clock import SYSTEM_CLOCK
 from ..errors import EngineLost, RendezvousTimeout, WeightSyncTimeout
 from .base import EngineSetup, Sample
 from .colocated import unprovable
@@ -32,10 +33,11 @@ SHARE_OF_PATIENCE = 0.5
 class EnginesMain:
     """Rank 0's part: it alone knows the engines."""
 
-    def __init__(self, setup: EngineSetup, model: nn.Module) -> None:
+    def __init__(self, setup: EngineSetup, model: nn.Module, clock: Clock = SYSTEM_CLOCK) -> None:
         plan = setup.plan
         assert plan.engines is not None
         self._setup = setup
+        self._clock = clock
         self._addresses = plan.engines
         self._shapes = {name: list(shape) for name, shape in weight_shapes(model).items()}
         self._limit = min(
@@ -78,7 +80,8 @@ class EnginesMain:
         if not targets and any(engine.serves(version) for engine in self._fleet.engines):
             return False
         while not (lanes := self._learnt(targets)):
-            if not self._fleet.call(self._fleet.await_usable(1, max(0.0, began + self._limit - time.monotonic()))):
+            seconds_left = max(0.0, began + self._limit - self._clock.now())
+            if not self._fleet.call(self._fleet.await_usable(1, seconds_left)):
                 raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
             targets = self._fleet.usable()
         self._passes += 1
@@ -185,7 +188,7 @@ class EnginesMain:
         if incarnation not in self._lanes:
             for known in [known for known, lane in self._lanes.items() if lane.engine is engine]:
                 self._lanes.pop(known).close()
-            self._lanes[incarnation] = Lane(engine, incarnation)
+            self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
         return self._lanes[incarnation]
 
     def _learn(self, lane: Lane) -> None:

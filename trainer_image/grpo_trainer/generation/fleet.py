@@ -7,7 +7,6 @@ numbers are published by whoever makes some.
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class Engine:
     state: EngineState | None = None
     """What it last said of itself."""
     moved_at: float = 0.0
-    """When its count of tokens was last seen to change, by the monotonic clock."""
+    """When its count of tokens was last seen to change, by the time of the engines' event loop."""
     syncing: bool = False
     """Whether a sync is under way, in which it may say of itself what it likes."""
     misses: int = 0
@@ -87,9 +86,10 @@ class Fleet:
 
     async def await_usable(self, wanted: int, seconds: float) -> bool:
         """Wait until so many engines are usable; whether they are before the time is up."""
-        deadline = time.monotonic() + seconds
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
         while len(self.usable()) < wanted:
-            if time.monotonic() > deadline:
+            if loop.time() > deadline:
                 return False
             await asyncio.sleep(LOOK_SECONDS / 4)
         return True
@@ -147,7 +147,7 @@ def _note(engine: Engine, state: EngineState, *, settled: bool) -> None:
     view = engine.view
     engine.misses = 0
     if engine.state is None or state.tokens != engine.state.tokens:
-        engine.moved_at = time.monotonic()
+        engine.moved_at = asyncio.get_running_loop().time()
     engine.state = state
     view.seen(state.incarnation)
     if settled and view.version is not None and state.version != view.version:

@@ -4,13 +4,15 @@ A dead engine's pod is replaced by its Job; here it is used again once it has co
 present weights. As long as one engine is left, the run goes on with it.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
+from grpo_api.clock import Clock
+
+from ..clock import SYSTEM_CLOCK
 from ..gang import ranks
 from .base import EngineGeneration, EngineSetup, Sample
 from .engines_main import EnginesMain
@@ -21,7 +23,9 @@ from .sampling import sampling_arguments
 class ServersGeneration(EngineGeneration):
     """The engines of the attempt."""
 
-    def __init__(self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int]) -> None:
+    def __init__(
+        self, setup: EngineSetup, model: nn.Module, stop_tokens: list[int], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Wait for the engines. A collective.
 
         Raises:
@@ -29,7 +33,8 @@ class ServersGeneration(EngineGeneration):
             BadInput: this model's weights in an engine can't be proven.
         """
         super().__init__(setup, model, stop_tokens)
-        self._main = EnginesMain(setup, model) if ranks.rank() == 0 else None
+        self._clock = clock
+        self._main = EnginesMain(setup, model, clock) if ranks.rank() == 0 else None
         self._led(lambda main: main.await_engines())
 
     def attempt_sync(self, version: int) -> Sequence[str]:
@@ -39,7 +44,7 @@ class ServersGeneration(EngineGeneration):
             WeightSyncTimeout: no engine took them in guard.weightSyncTimeoutSeconds.
         """
         wrong: list[str] = []
-        began = time.monotonic()
+        began = self._clock.now()
         while self._led(lambda main: main.begin(version, began)):
             sending = self._main.sending if self._main else None
             for name, tensor in self.weights():
@@ -49,7 +54,7 @@ class ServersGeneration(EngineGeneration):
             if wrong:
                 break
         if self._main:
-            self.timed(*self._main.seconds(time.monotonic() - began))
+            self.timed(*self._main.seconds(self._clock.now() - began))
         return wrong
 
     def sample(self, prompts: list[list[int]], seeds: list[int]) -> list[Sample]:

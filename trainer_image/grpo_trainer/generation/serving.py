@@ -14,7 +14,6 @@ All but the first two answer their own attempt alone.
 """
 
 import asyncio
-import time
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,8 +57,7 @@ class EngineServer:
         self._shapes: dict[str, list[int]] = {}
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, once the trainer has given this process up."""
-        self.heard_at = time.monotonic()
-        """When the trainer was last heard of."""
+        self._heard_at = asyncio.get_running_loop().time()
 
     def application(self) -> web.Application:
         """The routes."""
@@ -77,7 +75,7 @@ class EngineServer:
         if request.path not in ("/healthz", "/metrics"):
             if request.headers.get(ATTEMPT_HEADER) != self._attempt:
                 raise web.HTTPForbidden(text=f"this engine belongs to attempt {self._attempt}")
-            self.heard_at = time.monotonic()
+            self._heard_at = asyncio.get_running_loop().time()
         try:
             return await handler(request)
         except Refused as refused:
@@ -90,6 +88,10 @@ class EngineServer:
         except Exception as error:  # vLLM's of any kind: whoever asked is told, and the engine goes on if it can
             traceback.print_exc()
             raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}"[:MAX_WORDS]) from error
+
+    def silent_seconds(self) -> float:
+        """Return the time since the last request of the own attempt, in seconds."""
+        return asyncio.get_running_loop().time() - self._heard_at
 
     def state(self) -> EngineState:
         """The weights' state with the load."""

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from grpo_api.clock import Clock
+
+from ..clock import SYSTEM_CLOCK
 from .comparing import differing, expected_prints
 from .engine_client import Differs, EngineFailed, Prints
 from .fleet import Engine, Fleet
@@ -63,8 +66,9 @@ class Verdict:
 class Lane:
     """The way to one engine; its thread does one thing after the other."""
 
-    def __init__(self, engine: Engine, incarnation: str) -> None:
+    def __init__(self, engine: Engine, incarnation: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.engine = engine
+        self._clock = clock
         self.incarnation = incarnation
         self.workers: list[Sources] = []
         """What each worker writes; empty until it has been asked."""
@@ -107,7 +111,7 @@ class Lane:
 
     def _meet(self, meeting: Meeting) -> None:
         if self._group is None:
-            self._timed(lambda: setattr(self, "_group", invite(meeting, self._refused)))
+            self._timed(lambda: setattr(self, "_group", invite(meeting, self._refused, self._clock)))
 
     def _refused(self) -> bool:
         """Whether the engine has answered already, which it does before its end only where it fails."""
@@ -121,13 +125,13 @@ class Lane:
             self._timed(lambda: group.broadcast(tensor, what, self.left))
 
     def _timed(self, action: Any) -> None:
-        begun = time.monotonic()
+        begun = self._clock.now()
         try:
             action()
         except TransferFailed as error:
             self.failed = str(error)
         finally:
-            self.left -= time.monotonic() - begun
+            self.left -= self._clock.now() - begun
 
 
 class SyncPass:
@@ -173,12 +177,13 @@ class SyncPass:
         return list(await asyncio.gather(*(self._verdict(lane) for lane in self.lanes)))
 
     async def _verdict(self, lane: Lane) -> Verdict:
-        begun = time.monotonic()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         try:
             return await self._proven(lane)
         except (EngineFailed, TimeoutError) as error:
             lane.leave()
-            blocked = lane.left - (time.monotonic() - begun) <= 0.0
+            blocked = lane.left - (loop.time() - begun) <= 0.0
             said = str(error) or f"did not take version {self.version} within the time that it has"
             return Verdict(lane.engine, said, blocked=blocked, gone=isinstance(error, EngineFailed) and error.gone)
         finally:

@@ -10,8 +10,7 @@ show of gloo (time-outs, lost peers) is not shown of it.
 """
 
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
+from grpo_api.clock import Clock
+
+from ..clock import SYSTEM_CLOCK
 from ..gang.interfaces import own_address
 
 POLL_SECONDS = 0.01
@@ -58,10 +60,11 @@ class Meeting:
 class WeightGroup:
     """One side of a group that has come about."""
 
-    def __init__(self, meeting: Meeting, rank: int, group: Any) -> None:
+    def __init__(self, meeting: Meeting, rank: int, group: Any, clock: Clock = SYSTEM_CLOCK) -> None:
         self.meeting = meeting
         self.rank = rank
         self._group = group
+        self._clock = clock
 
     def broadcast(self, tensor: torch.Tensor, what: str, seconds: float | None = None) -> None:
         """Rank 0's tensor for all ranks; the others' is written. Contiguous, on this rank's device.
@@ -78,30 +81,36 @@ class WeightGroup:
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=max(limit, 0.001))
-        begun = time.monotonic()
+        group, begun = self._group, self._clock.now()
+        if group is None:
+            raise TransferFailed(f"{what} was not sent to {self.meeting.engine}: this side has left the group")
         try:
-            work = self._group.broadcast([tensor], options)
+            work = group.broadcast([tensor], options)
             if self.meeting.gpu:
-                _await_nccl(work, begun + limit)
+                _await_nccl(work, begun + limit, self._clock)
             else:
                 work.wait()
         except RuntimeError as error:
             raise TransferFailed(
                 f"{what} did not get from rank 0 at {self.meeting.address} to {self.meeting.engine}: gave up after "
-                f"{time.monotonic() - begun:.1f} s of at most {limit:.1f} s: {error}"
+                f"{self._clock.now() - begun:.1f} s of at most {limit:.1f} s: {error}"
             ) from error
 
     def leave(self) -> None:
         """Close the connections, so that the other side, should it wait, waits no longer."""
-        self._group.abort()
+        group, self._group = self._group, None
+        if group is not None:
+            # NCCL ends what waits on this device. Gloo's abort closes nothing (torch 2.13): its connections close when
+            # the last reference to the group is gone, which was the other side's whole time-out later.
+            group.abort()
 
 
-def _await_nccl(work: Any, deadline: float) -> None:
+def _await_nccl(work: Any, deadline: float, clock: Clock) -> None:
     """Block until the device has it; NCCL's own wait would only put the wait into the stream."""
     while not work.is_completed():
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             raise RuntimeError("the device is still waiting for the other side")
-        time.sleep(NCCL_POLL_SECONDS)
+        clock.sleep(NCCL_POLL_SECONDS)
     if error := work.exception():
         raise RuntimeError(str(error))
 
@@ -115,7 +124,7 @@ def open_store(address: str, port: int) -> Store:
     return TCPStore(address, port, None, True, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
 
 
-def invite(meeting: Meeting, abandoned: Any = lambda: False) -> WeightGroup:
+def invite(meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK) -> WeightGroup:
     """Rank 0's side of a meeting; returns once all workers are there.
 
     Args:
@@ -127,8 +136,8 @@ def invite(meeting: Meeting, abandoned: Any = lambda: False) -> WeightGroup:
     """
     with _named(meeting):
         store = _connected(meeting)
-        _await_workers(store, meeting, abandoned)
-        return _formed(store, meeting, 0)
+        _await_workers(store, meeting, abandoned, clock)
+        return _formed(store, meeting, 0, clock)
 
 
 def join(meeting: Meeting, rank: int) -> WeightGroup:
@@ -140,7 +149,7 @@ def join(meeting: Meeting, rank: int) -> WeightGroup:
     with _named(meeting):
         store = _connected(meeting)
         store.set(f"here/{rank}", "1")
-        return _formed(store, meeting, rank)
+        return _formed(store, meeting, rank, SYSTEM_CLOCK)
 
 
 @contextmanager
@@ -163,21 +172,22 @@ def _connected(meeting: Meeting) -> Store:
     return PrefixStore(meeting.name, store)
 
 
-def _await_workers(store: Store, meeting: Meeting, abandoned: Any) -> None:
-    deadline = time.monotonic() + meeting.seconds
+def _await_workers(store: Store, meeting: Meeting, abandoned: Callable[[], bool], clock: Clock) -> None:
+    deadline = clock.now() + meeting.seconds
     keys = [f"here/{rank}" for rank in range(1, meeting.workers + 1)]
     while not store.check(keys):
         if abandoned():
             raise TransferFailed(f"{meeting.engine} did not come to the transfer of weights")
-        if time.monotonic() > deadline:
+        if clock.now() > deadline:
             raise RuntimeError("not all of its workers came")
-        time.sleep(POLL_SECONDS)
+        clock.sleep(POLL_SECONDS)
 
 
-def _formed(store: Store, meeting: Meeting, rank: int) -> WeightGroup:
+def _formed(store: Store, meeting: Meeting, rank: int, clock: Clock) -> WeightGroup:
     size, limit = meeting.workers + 1, timedelta(seconds=meeting.seconds)
     form = _nccl if meeting.gpu else _gloo
-    return WeightGroup(meeting, rank, form(PrefixStore("group", store), rank, size, limit, meeting))
+    group = form(PrefixStore("group", store), rank, size, limit, meeting)
+    return WeightGroup(meeting, rank, group, clock)
 
 
 def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting) -> Any:
