@@ -11,8 +11,12 @@ CODEGEN := PYTHONPATH=operator:trainer_image $(BIN)/python -m grpo_codegen
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# The harness's own tests train nothing worth waiting for: they may share the machine.
-HARNESS := tests/e2e/test_harness_nodes.py
+# a cluster that is lent to the tests has its own programs
+TOOLS := $(if $(GRPO_TEST_KUBECONFIG),,tools)
+# `make test` and `make test-all`: one of the parts of tests/runs.py; `make flaky-check`: files or ids of tests
+PARTS := lint unit memory trainer kueue chaos pictures release upgrade api nodes e2e coverage
+PART ?=
+TESTS ?=
 NODES ?= 2
 GPUS_PER_NODE ?= 8
 # `make soak`: a seed that is new every day
@@ -33,10 +37,11 @@ IMAGES ?=
 # `make gpu-kit`: the other machine's Python
 KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo test test-unit test-trainer test-integration test-e2e soak chaos lint codegen pictures cluster cluster-down images bench tools gpu gpu-kit release
+.PHONY: help venv demo check test test-all flaky-check soak chaos lint codegen pictures cluster cluster-down images bench tools gpu gpu-kit release
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
+	@echo "  PART is one of: $(PARTS)"
 
 venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test tool
 .venv/.stamp: pyproject.toml constraints.txt
@@ -57,29 +62,21 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo
 endif
 
-test: venv lint $(if $(GRPO_TEST_KUBECONFIG),,tools) ## everything that CI runs: lint, types, layers, and all tests with coverage
-	$(BIN)/pytest tests/trainer tests/integration $(HARNESS) tests/unit -m 'not slow and not soak' -n 2 --dist loadfile \
-	  --no-loadscope-reorder --durations=8 --cov --cov-report=
-	$(BIN)/pytest tests/e2e --ignore $(HARNESS) -m 'not slow and not soak' --durations=8 --cov --cov-append \
-	  --cov-report=term:skip-covered
-	$(BIN)/coverage report --include='*/grpo_trainer/*' --skip-covered
-	$(BIN)/coverage report --include='*/grpo_codegen/*' --skip-covered
+check: venv ## lint, types, layers, generated files and pure tests, in 5 minutes: no root, no Go, no torch
+	@$(BIN)/python -m tests.runs check
+
+test: venv $(TOOLS) ## what CI runs, in 15 minutes: lint and all tests but slow ones (PART=… for some)
+	@$(BIN)/python -m tests.runs test --part "$(PART)"
+
+test-all: venv $(TOOLS) ## every test, with coverage and its limit, in 100 minutes, or one part of it (PART=…)
+	@$(BIN)/python -m tests.runs test-all --part "$(PART)"
+
+flaky-check: venv $(TOOLS) ## ten times the realtime tests that differ from main, on one busy core (TESTS=…)
+	@$(BIN)/python -m tests.flaky_check $(TESTS)
 
 tools: venv ## build the programs and images that the tests need, before anything else wants the cores
 	@$(CLUSTER) --name prepare up >/dev/null && $(CLUSTER) --name prepare down
 	@$(CLUSTER) images operator trainer-light trainer-engine trainer-slim gpu-stand-in python >/dev/null
-
-test-unit: venv ## pure tests, seconds
-	$(BIN)/pytest tests/unit
-
-test-trainer: venv ## the trainer on real TRL and DeepSpeed, on the CPU
-	$(BIN)/pytest tests/trainer
-
-test-integration: venv ## the operator, CRD and chart on a real API server
-	$(BIN)/pytest tests/integration
-
-test-e2e: venv ## everything on a real multi-node cluster (needs root)
-	$(BIN)/pytest tests/e2e
 
 soak: venv ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
 	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \

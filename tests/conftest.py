@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import generated  # noqa: F401  registers the profiles
+from tests import generated
 
 pytest_plugins = ("tests.real_world",)
 
@@ -24,7 +24,7 @@ LONGEST = (
 REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e", "trainer"))
 """Folders whose tests all stand on real programs."""
 
-settings.load_profile("test")  # `--hypothesis-profile` replaces it
+settings.load_profile(generated.GATE)  # `--hypothesis-profile` replaces it
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

@@ -46,7 +46,7 @@ CHANGES = st.fixed_dictionaries(
     },
 )
 ONCE = {"size": "1Ti", "accessMode": "ReadWriteOnce"}
-FEW = settings(max_examples=cases(40))
+FEW = settings(max_examples=cases(40, gate=10))
 
 
 @st.composite
@@ -109,7 +109,7 @@ def fits(job: GRPOJobSpec, plan: ExecutionPlan, groups: list[Node]) -> None:
     assert plan.world_size * plan.micro_batch * plan.gradient_accumulation == step
 
 
-@settings(max_examples=cases(200))
+@settings(max_examples=cases(200, gate=50))
 @given(jobs(), st.lists(OFFERS, min_size=1, max_size=3), st.integers(1, 60_000), st.randoms(use_true_random=False))
 def test_invariants_of_every_plan(job: GRPOJobSpec, offers: list[Node], more: int, random: Any) -> None:
     """What is chosen fits; order and repetition change nothing; with more memory it is no worse and still there."""
@@ -190,7 +190,7 @@ def test_longer_completions_never_make_an_infeasible_job_feasible(job: GRPOJobSp
         assert plan_job(job, Inventory((group,))).feasible
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=cases(300, gate=75))
 @given(setups(), st.sampled_from(sorted(catalogue.shapes())))
 def test_more_of_anything_never_needs_less(setup: Setup, name: str) -> None:
     shape = catalogue.shapes()[name]

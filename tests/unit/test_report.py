@@ -76,7 +76,7 @@ STAYS = {"result", "rank", "step", "total_steps", "attempt", "diverged_on", "sho
 """What tells how the attempt ended."""
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=cases(300, gate=75))
 @given(OUTCOMES, st.lists(PARTS, max_size=4))
 def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[str, int]]) -> None:
     message = "".join(text * times for text, times in parts)
@@ -95,7 +95,7 @@ def test_any_outcome_fits_and_is_read_back(outcome: Outcome, parts: list[tuple[s
     assert len(no_message.encode()) <= TERMINATION_BYTES - min(MESSAGE_BYTES, len(said) - len(no_message.encode()))
 
 
-@settings(max_examples=cases(200))
+@settings(max_examples=cases(200, gate=50))
 @given(OUTCOMES, st.sampled_from(["", "a" * 4000]))
 def test_what_matters_least_is_left_out_first(outcome: Outcome, message: str) -> None:
     told = with_message(outcome, message)

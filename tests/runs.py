@@ -1,0 +1,242 @@
+"""The three runs of the tests, which `make check`, `make test` and `make test-all` start.
+
+A test's marks decide on its runs: `make check` has the pure ones, `make test` all but `slow`, `make test-all` all.
+Its file decides on its part: `make test PART=…` and `make test-all PART=…` run the tests of that part alone.
+A stage that fails does not keep the next one from running, so that one run shows everything that is broken.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[1]
+COVERAGE_DATA = ROOT / ".coverage-parts"
+PURE = "not realtime and not slow and not soak"
+GATE = "not slow and not soak"
+ALL = "not soak"
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The test files that match one of the patterns and none of an earlier part."""
+
+    name: str
+    content: str
+    patterns: tuple[str, ...]
+    workers: int = 2
+
+
+PARTS = (
+    Part("unit", "pure logic, and the client's side of wires", ("unit/*",)),
+    Part("memory", "the memory model against counted and live memory", ("trainer/test_memory_*",)),
+    Part("trainer", "the trainer on real TRL and DeepSpeed", ("trainer/*",)),
+    Part("kueue", "Kueue's real manager and its stand-in", ("integration/test_kueue*",)),
+    Part("chaos", "100 faults of all kinds", ("integration/test_chaos*",), workers=1),
+    Part("pictures", "drawn dashboards", ("integration/test_pictures*",), workers=1),
+    Part("release", "what a release publishes", ("integration/test_release*", "e2e/test_release*"), workers=1),
+    Part("upgrade", "from version to version", ("integration/test_chart_upgrade*", "integration/test_api_versions*")),
+    Part("api", "the operator, CRD and chart on a real API server", ("integration/*",)),
+    Part("nodes", "the harness's own nodes", ("e2e/test_harness_nodes*",), workers=1),
+    Part("e2e", "jobs on real kubelets", ("e2e/*",), workers=1),
+)
+LINT_PART, COVERAGE_PART = "lint", "coverage"
+NAMES = (LINT_PART, *(part.name for part in PARTS), COVERAGE_PART)
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command of a run, with what it adds to the environment."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def start(self, output: IO[bytes] | None = None) -> "Running":
+        """Start the command; its output goes to the terminal or into the file."""
+        sys.stdout.flush()
+        variables = os.environ | dict(self.environment)
+        process = subprocess.Popen(self.command, cwd=ROOT, env=variables, stdout=output, stderr=output)
+        return Running(self, process, time.monotonic())
+
+
+@dataclass(frozen=True)
+class Running:
+    """A stage that has been started."""
+
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    started: float
+
+    def wait(self) -> "Result":
+        """Wait for the command's end."""
+        try:
+            code = self.process.wait()
+        except KeyboardInterrupt:
+            self.process.wait()  # the terminal has interrupted it, too, and it removes its clusters
+            raise
+        return Result(self.stage.name, code == 0, time.monotonic() - self.started)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a stage ended."""
+
+    name: str
+    passed: bool
+    seconds: float
+
+
+def files_of(part: Part) -> list[str]:
+    """Return the part's test files, as paths from the repository's root."""
+    return [path for path, owner in part_of_files().items() if owner is part]
+
+
+def part_of_files() -> dict[str, Part]:
+    """Return every test file of the tree with its part, by path.
+
+    Raises:
+        LookupError: a file belongs to none, so no run would have it.
+    """
+    tests = ROOT / "tests"
+    owners = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        matching = [part for part in PARTS if any(path.match(f"tests/{pattern}.py") for pattern in part.patterns)]
+        if not matching:
+            raise LookupError(f"{path.relative_to(ROOT)} belongs to no part of PARTS in tests/runs.py")
+        owners[str(path.relative_to(ROOT))] = matching[0]
+    return owners
+
+
+def lint() -> Stage:
+    """Return the stage of linters, types, import layers and generated files."""
+    return Stage("lint", ("make", "--no-print-directory", "lint"))
+
+
+def pytest_stage(name: str, files: Sequence[str], marks: str, workers: int, *options: str) -> Stage:
+    """Return a stage that runs the files' tests with these marks."""
+    distribution = TWO_WORKERS if workers > 1 else ()
+    durations = ("--durations=8", "--durations-min=5")
+    return Stage(name, (sys.executable, "-m", "pytest", *files, "-m", marks, *distribution, *durations, *options))
+
+
+def covered_stage(part: Part) -> Stage:
+    """Return the stage of `make test-all` that runs a part's tests, with coverage in a file of the part's own."""
+    options = ("--hypothesis-profile=all", "--cov", "--cov-report=")
+    stage = pytest_stage(part.name, files_of(part), ALL, part.workers, *options)
+    return Stage(stage.name, stage.command, (("COVERAGE_FILE", str(COVERAGE_DATA / part.name)),))
+
+
+def coverage_stages() -> list[Stage]:
+    """Return the stages that put the parts' coverage together and fail below the limit."""
+    coverage = (sys.executable, "-m", "coverage")
+    data = [str(COVERAGE_DATA / part.name) for part in PARTS if (COVERAGE_DATA / part.name).exists()]
+    reports = {
+        "all packages": (),
+        "trainer": ("--include=*/grpo_trainer/*",),
+        "codegen": ("--include=*/grpo_codegen/*",),
+    }
+    combine = Stage("coverage: data", (*coverage, "combine", "--keep", *data))
+    return [
+        combine,
+        *(Stage(f"coverage: {name}", (*coverage, "report", "--skip-covered", *only)) for name, only in reports.items()),
+    ]
+
+
+def gate_stages() -> list[Stage]:
+    """Return the stages of `make test`: all that shares the cores, then jobs on real kubelets in one process."""
+    shared: list[str] = []
+    alone: list[str] = []
+    for path, part in part_of_files().items():
+        has_kubelets = path.startswith("tests/e2e/") and part.name != "nodes"
+        (alone if has_kubelets else shared).append(path)
+    return [pytest_stage("tests", shared, GATE, 2), pytest_stage("end-to-end tests", alone, GATE, 1)]
+
+
+def run_in_turn(stages: Sequence[Stage]) -> list[Result]:
+    """Run each stage to its end, whatever became of the one before."""
+    results = []
+    for stage in stages:
+        print(f"== {stage.name}")
+        results.append(stage.start().wait())
+    return results
+
+
+def run_beside(stage: Stage, others: Sequence[Stage]) -> list[Result]:
+    """Run a stage while the others run in turn, and print its output after theirs."""
+    with tempfile.TemporaryFile() as output:
+        running = stage.start(output)
+        results = run_in_turn(others)
+        results.insert(0, running.wait())
+        print(f"== {stage.name}", flush=True)
+        output.seek(0)
+        sys.stdout.buffer.write(output.read())
+    return results
+
+
+def check() -> list[Result]:
+    """Run lint beside the pure tests."""
+    unit = next(part for part in PARTS if part.name == "unit")
+    return run_beside(lint(), [pytest_stage("pure tests", files_of(unit), PURE, 2)])
+
+
+def test(only: str) -> list[Result]:
+    """Run all tests but the slow ones, or those of one part."""
+    if only:
+        return run_in_turn([_single(only)])
+    stages = gate_stages()
+    # The end-to-end tests mostly wait for pods, and leave a core to lint.
+    return [*run_in_turn(stages[:1]), *run_beside(lint(), stages[1:])]
+
+
+def test_all(only: str) -> list[Result]:
+    """Run every test with coverage and judge that, or one part alone."""
+    COVERAGE_DATA.mkdir(exist_ok=True)
+    if only == COVERAGE_PART:
+        return run_in_turn(coverage_stages())
+    if only:
+        return run_in_turn([lint() if only == LINT_PART else covered_stage(_part(only))])
+    for file in COVERAGE_DATA.iterdir():
+        file.unlink()
+    results = run_in_turn([lint(), *map(covered_stage, PARTS)])
+    return [*results, *run_in_turn(coverage_stages())]
+
+
+def _single(name: str) -> Stage:
+    if name == LINT_PART:
+        return lint()
+    part = _part(name)
+    return pytest_stage(part.name, files_of(part), GATE, part.workers)
+
+
+def _part(name: str) -> Part:
+    return next(part for part in PARTS if part.name == name)
+
+
+def main() -> int:
+    """Run what the command line names, print how each stage ended, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.runs", description=__doc__)
+    parser.add_argument("run", choices=["check", "test", "test-all"])
+    parser.add_argument("--part", choices=("", *NAMES), default="")
+    options = parser.parse_args()
+    runs = {"check": lambda _: check(), "test": test, "test-all": test_all}
+    try:
+        results = runs[options.run](options.part)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    print(f"== make {options.run}")
+    for result in results:
+        print(f"{'passed' if result.passed else 'FAILED'}  {result.seconds:6.0f} s  {result.name}")
+    return 0 if all(result.passed for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Every test file is in the runs of the tests, and in one part of them."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+
+ROOT = Path(__file__).parents[2]
+UNIT = Path(__file__).parent
+
+
+def files(stage: runs.Stage) -> list[str]:
+    return [argument for argument in stage.command if re.fullmatch(r"tests/\S+\.py", argument)]
+
+
+def all_test_files() -> list[str]:
+    found = [path.relative_to(ROOT) for path in ROOT.rglob("test_*.py")]
+    return sorted(str(path) for path in found if not path.parts[0].startswith("."))
+
+
+def test_each_part_has_files_and_each_test_file_of_the_repository_one_part() -> None:
+    parts = [runs.files_of(part) for part in runs.PARTS]
+    assert all(parts)
+    assert sorted(path for part in parts for path in part) == all_test_files()
+
+
+def test_a_file_outside_the_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "PARTS", [part for part in runs.PARTS if part.name not in ("chaos", "api")])
+    with pytest.raises(LookupError, match=r"^tests/integration/test_alerts\.py belongs to no part"):
+        runs.part_of_files()
+
+
+def test_the_gate_and_the_long_run_have_every_file_once() -> None:
+    gate = [path for stage in runs.gate_stages() for path in files(stage)]
+    long = [path for part in runs.PARTS for path in files(runs.covered_stage(part))]
+    assert sorted(gate) == sorted(long) == all_test_files()
+
+
+def test_pure_tests_are_collected_without_torch(request: pytest.FixtureRequest) -> None:
+    only_unit = all(item.path.is_relative_to(UNIT) for item in request.session.items)
+    assert not only_unit or "torch" not in sys.modules
+
+
+def test_the_page_of_the_tests_has_all_parts_and_a_test_for_each_page_of_the_docs() -> None:
+    page = (ROOT / "tests/README.md").read_text()
+    assert [part.name for part in runs.PARTS if f"| `{part.name}` | {part.content} |" not in page] == []
+    for name in (path.name for path in (ROOT / "docs").glob("*.md")):
+        (test,) = re.findall(rf"^\| \[\S+\]\(\.\./docs/{re.escape(name)}\) \| \[\S+\]\((\S+)\) \|", page, re.MULTILINE)
+        assert (ROOT / "tests" / test).exists()
+
+
+def test_the_list_of_commands_has_all_parts() -> None:
+    assert f"PARTS := {' '.join(runs.NAMES)}\n" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.realtime
+def test_a_failed_stage_keeps_no_later_one_from_running() -> None:
+    stages = [runs.Stage("lint", ("false",)), runs.Stage("tests", ("true",))]
+    assert [(result.name, result.passed) for result in runs.run_in_turn(stages)] == [("lint", False), ("tests", True)]
+
+
+@pytest.mark.realtime
+def test_what_runs_beside_is_shown_after_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+    beside = runs.Stage("lint", ("sh", "-c", "echo a finding; false"))
+    results = runs.run_beside(beside, [runs.Stage("tests", ("sh", "-c", "sleep 0.2; echo all passed"))])
+    assert [(result.name, result.passed) for result in results] == [("lint", False), ("tests", True)]
+    assert capfd.readouterr().out.splitlines() == ["== tests", "all passed", "== lint", "a finding"]
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_the_command_fails_when_a_stage_has_failed(
+    passed: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [runs.Result("lint", passed, 31.2), runs.Result("pure tests", True, 100)]
+    monkeypatch.setattr(runs, "check", lambda: results)
+    monkeypatch.setattr(sys, "argv", ["runs", "check"])
+    assert runs.main() == code
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"{'passed' if passed else 'FAILED'}      31 s  lint",
+        "passed     100 s  pure tests",
+    ]
