@@ -12,7 +12,7 @@ from grpo_trainer.checkpoints.volume import list_files
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.stores.client import PART_BYTES
+from grpo_trainer.stores.base import PART_BYTES
 from harness.programs.object_stores import BUCKET
 from harness.ranks import runs
 

@@ -19,6 +19,8 @@ from tests.trainer.store_proxy import StoreProxy, proxy_to
 
 UID = "5ee0"
 KEEP = 2
+PART_BYTES = 5 * MIB
+"""The smallest part that S3 takes."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def served_world(kind: str, folder: Path) -> Iterator[World]:
         serving(kind, folder) as served,
         proxy_to(served.endpoint) as proxy,
     ):
-        patch.setattr(client, "PART_BYTES", 5 * MIB)
+        patch.setattr(client, "PART_BYTES", PART_BYTES)
         patch.setattr(client, "FIRST_PAUSE", 0.01)
         patch.setattr(client, "LONGEST_PAUSE", 0.05)
         patch.setattr(client, "POLL_SECONDS", 0.01)

@@ -98,7 +98,7 @@ def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
 
     def down(self: client.Client, request: object, **options: object) -> object:
         if "preupload" in str(request.url):  # type: ignore[attr-defined]
-            raise client.NotNow("HTTP 503")
+            raise patience.NotNow("HTTP 503")
         return send(self, request, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(client.Client, "send", down)

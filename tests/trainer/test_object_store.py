@@ -13,14 +13,13 @@ import pytest
 from grpo_api.report import Outcome, Result
 from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.errors import BadInput, Denied, Preempted, StoreFailed
-from grpo_trainer.stores import client
 from grpo_trainer.stores.client import open_store
 from grpo_trainer.stores.head import HEAD, Head
 from grpo_trainer.stores.multiparts import multiparts_of
 from grpo_trainer.stores.run import RunStore, checkpoint_key
 from harness.programs.object_stores import BUCKET, CREDENTIALS, KINDS
 from tests.trainer.store_proxy import FAULTS
-from tests.trainer.store_world import KEEP, UID, World, named, open_uploads, save, served_world
+from tests.trainer.store_world import KEEP, PART_BYTES, UID, World, named, open_uploads, save, served_world
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -43,7 +42,7 @@ def test_what_is_committed_stays_and_what_is_not_goes(world: World, tmp_path: Pa
     head = second.head()
     assert head is not None
     assert [(one.attempt, one.step) for one in head.checkpoints] == [(1, 2), (1, 3)]
-    (tmp_path / "model.safetensors").write_bytes(b"w" * (client.PART_BYTES + 1))
+    (tmp_path / "model.safetensors").write_bytes(b"w" * (PART_BYTES + 1))
     assert second.export(tmp_path) == f"s3://{BUCKET}/runs/{folder}/attempt-2/export"
     second.finish(Outcome(result=Result.SUCCEEDED, attempt=2))
     assert set(second.store.listed()) == named(second)

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from grpo_api.report import Outcome, Result
 from grpo_trainer.errors import Preempted, StoreFailed
-from grpo_trainer.stores import client
 from grpo_trainer.stores.head import Head
 from grpo_trainer.stores.run import RunStore
 from harness.programs.object_stores import KINDS
 from tests.generated import cases
 from tests.trainer.store_proxy import FAULTS
-from tests.trainer.store_world import UID, World, named, open_uploads, save, served_world
+from tests.trainer.store_world import PART_BYTES, UID, World, named, open_uploads, save, served_world
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -65,7 +64,7 @@ def test_whatever_happens_the_head_only_goes_forward(
 ) -> None:
     """Old attempts change nothing, what counts is whole, an act that failed was done or not, and nothing is left."""
     folder, model = world.folder(), tmp_path_factory.mktemp("model")
-    (model / "model.safetensors").write_bytes(b"w" * (client.PART_BYTES + 1))
+    (model / "model.safetensors").write_bytes(b"w" * (PART_BYTES + 1))
     direct = world.run(folder, 9)
     alive: set[int] = set()
     for number, act in enumerate(acts):

@@ -14,9 +14,31 @@ import pytest
 
 from grpo_trainer.acceptance.report import PAGE
 from harness.gpu import kit, page
+from harness.gpu.import_closure import import_closure, modules_of
 from harness.programs.processes import ClusterError
 
+RUN_PATH = (
+    *modules_of("grpo_trainer.acceptance"),
+    "grpo_trainer.__main__",
+    "grpo_trainer.worker",
+    "grpo_trainer.training",
+    "grpo_trainer.building",
+    "grpo_trainer.engine",
+)
 LIBRARIES = ["cpu", "cuda118", "cuda128", "cuda130", "cuda132", "rocm72", "xpu2026"]
+
+
+def test_a_run_without_a_store_hub_or_signing_key_imports_none_of_their_libraries() -> None:
+    third_party = import_closure(RUN_PATH, inside_functions=False).third_party
+    assert {"torch", "trl", "pydantic"} <= third_party.keys()
+    assert {"obstore", "httpx2", "cryptography", "vllm"} & third_party.keys() == set()
+
+
+def test_the_import_closure_follows_functions_only_when_asked() -> None:
+    at_import, when_called = (import_closure(["grpo_trainer.stores.run"], inside_functions=on) for on in (False, True))
+    assert "obstore" not in at_import.third_party
+    assert when_called.third_party["obstore"] == {"grpo_trainer.stores.client"}
+    assert {"grpo_trainer", "grpo_trainer.stores", "grpo_api.plan"} <= at_import.first_party
 
 
 def wheel_of_bitsandbytes(path: Path) -> Path:

@@ -21,7 +21,7 @@ from ..errors import DiskFailed
 from ..files import disk_errors, patiently, sync_folder, sync_tree
 from ..gang import led, ranks
 from ..paths import attempt_name, run_folder
-from ..stores.client import Tell, silent
+from ..stores.base import Tell, silent
 from ..stores.run import run_store
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from ..weights.models import Source, load_causal

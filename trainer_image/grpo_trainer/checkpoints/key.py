@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from grpo_api.contract import SIGNING_KEY, SIGNING_KEY_ENV
-from grpo_api.signing import KeyUnusable, key_id, private_key, sign
 
 from ..errors import BadInput
 
@@ -56,6 +55,9 @@ def _run(action: str, payload: bytes) -> bytes:
 
 def main(action: str, path: str) -> int:
     """The process: tries the key, or signs what comes in."""
+    # Only this process needs `cryptography`; the one that trains imports this module, too.
+    from grpo_api.signing import KeyUnusable, key_id, private_key, sign
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.plan import TrainingPlan
@@ -21,12 +21,15 @@ from ..errors import BadInput
 from ..files import disk_errors
 from ..gang import led, ranks
 from ..paths import ATTEMPTS, CHECKPOINTS, MANIFEST, attempt_named, checkpoint_folder, number, run_folder
-from ..stores.client import PART_BYTES, Store, Tell, silent
+from ..stores.base import PART_BYTES, Tell, silent
 from ..stores.head import Committed
 from ..stores.run import SAVE_WAIT, RunStore, StoredRun, checkpoint_key, run_store, source_run
 from .hashing import Part, cut, hash_of, read_part, recorded, records, share
 from .manifest import FileRecord, Manifest
 from .volume import list_files, read_manifest
+
+if TYPE_CHECKING:
+    from ..stores.client import Store
 
 T = TypeVar("T")
 
@@ -214,7 +217,7 @@ def _merged(listed: Sequence[dict[str, int]], leader: int) -> tuple[dict[str, in
     return sizes, {name: size for name, size in sizes.items() if owners[name] == leader}
 
 
-def _send(store: Store, key: str, checkpoint: Path, parts: Sequence[Part]) -> dict[Part, str]:
+def _send(store: "Store", key: str, checkpoint: Path, parts: Sequence[Part]) -> dict[Part, str]:
     """Upload parts; the hash of each, of the very bytes that were sent."""
 
     def send(part: Part) -> tuple[Part, str]:

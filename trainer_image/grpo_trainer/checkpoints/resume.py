@@ -15,7 +15,7 @@ from ..errors import BadInput, DiskFailed, Diverged
 from ..files import disk_errors, patiently
 from ..gang import led, ranks
 from ..paths import CHECKPOINTS, run_folder
-from ..stores.client import Tell, silent
+from ..stores.base import Tell, silent
 from ..weights.files import ADAPTER, ADAPTER_CONFIG
 from .hashing import damage
 from .identity import require_continuable, require_same_run

@@ -13,21 +13,14 @@ import httpx2
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory, hf_request_event_hook
 
+from .patience import NotNow
+
 SECONDS = 30.0
 """Longest wait for one answer where huggingface_hub sets none."""
 ANY_ANSWER = ("/auth-check", "/complete_multipart")
 """Parts of the API's paths where no kind of answer is documented, so that only a page is taken for a proxy's."""
 PASSING = frozenset({408, 425, 429})
 """Refusals that the same request may not get again, as none that says 5xx (RFC 9110, section 15)."""
-
-
-class NotNow(Exception):
-    """The hub did not answer, or asked to come again."""
-
-    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
-        super().__init__(problem)
-        self.retry_after = retry_after
-        """Seconds that the hub asked to wait."""
 
 
 class _Counted(httpx2.SyncByteStream):

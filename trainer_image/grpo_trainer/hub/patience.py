@@ -12,17 +12,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import httpx2
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from ..errors import DiskFailed, HubUnavailable
 from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
-from .client import NotNow
 
 Tell = Callable[[int], None]
 """Told the bytes that are there: by that, whoever waits knows that something happens."""
 T = TypeVar("T")
 A = TypeVar("A", bound="Arrivals")
+
+
+class NotNow(Exception):
+    """The hub did not answer, or asked to come again."""
+
+    def __init__(self, problem: str, retry_after: float = 0.0) -> None:
+        super().__init__(problem)
+        self.retry_after = retry_after
+        """Seconds that the hub asked to wait."""
 
 
 class Arrivals:
@@ -128,6 +135,9 @@ def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
 
 def passing(error: BaseException) -> NotNow | None:
     """The error in words, if the next try may have none; None if it would be the same."""
+    # The hub's client, which only a run that asks the hub needs.
+    import httpx2
+
     for one in _chain(error):
         if isinstance(one, NotNow):
             return one

@@ -24,8 +24,7 @@ from grpo_api.exporting import HubExportSpec
 from grpo_api.provenance import OWN_FILES
 
 from ..errors import BadInput
-from .client import NotNow, in_use
-from .patience import Arrivals, Tell, measuring, patiently
+from .patience import Arrivals, NotNow, Tell, measuring, patiently
 
 ONLY_COPY_SECONDS = 86400.0
 """Longest wait for a hub that takes nothing, while the model is nowhere else."""
@@ -150,6 +149,9 @@ def require_target(spec: HubExportSpec, tell: Tell) -> None:
         BadInput: the token is refused or may not write, or the repository is public and should be private.
         HubUnavailable: the hub can't be asked.
     """
+    # As in `push`: only a run that pushes needs the hub's client.
+    from .client import in_use
+
     target, sending = Target.of(spec), Sending(tell)
     with in_use(), measuring(sending):
         _refused(target, lambda: patiently(lambda: _prepared(target), target.words, sending))
@@ -169,6 +171,8 @@ def push(folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_co
         BadInput: the hub refuses it for good.
         HubUnavailable: the hub took nothing for too long.
     """
+    from .client import in_use
+
     target, sending = Target.of(spec), Sending(tell, ONLY_COPY_SECONDS if only_copy else None)
     files = Files.of(folder, sending.still_there)
     with in_use(sending.sent, ANSWER_SECONDS), measuring(sending):

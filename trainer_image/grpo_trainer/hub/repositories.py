@@ -18,7 +18,6 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 from ..errors import BadInput
 from ..files import write_atomically
 from ..gang import led
-from .client import in_use
 from .lease import Lease
 from .patience import Arrivals, Tell, measuring, patiently
 
@@ -168,6 +167,9 @@ def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Pa
     lease = Lease(storage.parent / f".{storage.name}.lease")
 
     def under_lease() -> T:
+        # Needed here only: a run with a local model has no use for the hub's client.
+        from .client import in_use
+
         with in_use(), measuring(Arrivals([storage, *more], tell), lease.beat) as arrivals:
             died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
             try:

@@ -28,33 +28,23 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from grpo_api.quantity import MIB
 from grpo_api.stores import ObjectStoreSpec
 
 from ..errors import BadInput, Denied, StoreFailed
 from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
+from .base import PART_BYTES, REGION, Tell, silent
 
 REQUEST_SECONDS = 120
 """Longest time of one request, so that a part of PART_BYTES gets through at 140 KB/s."""
-PART_BYTES = 16 * MIB
-"""Bytes of one request of a large object: a request that fails costs no more than these."""
 DELETED_AT_ONCE = 1000
 """Most objects that S3 deletes by one request."""
-REGION = "us-east-1"
-"""What a store that has no regions takes, too."""
 
-Tell = Callable[[], None]
-"""Told when something has come or gone, and while a pause lasts: somebody is at work."""
 Version = dict[str, str]
 """What a conditional write says of the object that it replaces: `e_tag`, `version`, or both."""
 T = TypeVar("T")
 
 _FOR_GOOD = re.compile(r"status code: 4(?!08|09|25|29)[0-9]{2}\b")
 """A client error that the same request would get again (RFC 9110, section 15.5)."""
-
-
-def silent() -> None:
-    """A Tell that nobody hears."""
 
 
 class Store:

@@ -7,7 +7,7 @@ refused, or whose answer is lost, may have been carried out; the nonce that is r
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
@@ -15,7 +15,9 @@ from grpo_api.base import Model
 from grpo_api.report import Outcome
 
 from ..errors import BadInput, Preempted, StoreFailed
-from .client import Store
+
+if TYPE_CHECKING:
+    from .client import Store
 
 HEAD = "head.json"
 TRIES = 100
@@ -54,7 +56,7 @@ class Head(Model):
     """How the attempt ended that finished the run."""
 
 
-def read(store: Store) -> Head | None:
+def read(store: "Store") -> Head | None:
     """The head; None before the first claim.
 
     Raises:
@@ -65,7 +67,7 @@ def read(store: Store) -> Head | None:
     return _parsed(store, found[0]) if found else None
 
 
-def claim(store: Store, uid: str, attempt: int) -> Head:
+def claim(store: "Store", uid: str, attempt: int) -> Head:
     """Take the run for this attempt; older ones can't commit from now on.
 
     Raises:
@@ -81,7 +83,7 @@ def claim(store: Store, uid: str, attempt: int) -> Head:
     return _move(store, taken, Head(uid=uid, attempt=attempt))
 
 
-def change(store: Store, uid: str, attempt: int, changed: Change) -> Head:
+def change(store: "Store", uid: str, attempt: int, changed: Change) -> Head:
     """Move the head, if this attempt still has the run; what stands then.
 
     Raises:
@@ -108,14 +110,14 @@ def without_checkpoints(head: Head, dropped: Sequence[Committed]) -> Head:
     return head.model_copy(update={"checkpoints": [one for one in head.checkpoints if one not in dropped]})
 
 
-def _require_newest(store: Store, head: Head, uid: str, attempt: int) -> None:
+def _require_newest(store: "Store", head: Head, uid: str, attempt: int) -> None:
     if head.uid != uid:
         raise BadInput(f"{store.url} belongs to the job with uid {head.uid}, this one is {uid}; name another folder")
     if head.attempt > attempt:
         raise Preempted(f"attempt {attempt} is superseded by attempt {head.attempt}, which has {store.url}")
 
 
-def _move(store: Store, changed: Change, first: Head | None) -> Head:
+def _move(store: "Store", changed: Change, first: Head | None) -> Head:
     """Write until a write of ours stands. `first`: what is written where there is none."""
     written: set[str] = set()
     for _ in range(TRIES):
@@ -132,7 +134,7 @@ def _move(store: Store, changed: Change, first: Head | None) -> Head:
     raise StoreFailed(f"{store.url}/{HEAD}: {TRIES} writes were refused, although nobody else made one")
 
 
-def _parsed(store: Store, data: bytes) -> Head:
+def _parsed(store: "Store", data: bytes) -> Head:
     try:
         return Head.model_validate_json(data)
     except ValidationError as error:

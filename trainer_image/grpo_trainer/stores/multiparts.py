@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from grpo_api.stores import ObjectStoreSpec
 
-from .client import REGION
+from .base import REGION
 
 SECONDS = 30.0
 """Longest wait for an answer."""

@@ -4,12 +4,15 @@ Some that speak S3 ignore conditions. On such a store two attempts that live at 
 """
 
 import uuid
+from typing import TYPE_CHECKING
 
 from ..errors import BadInput
-from .client import Store
+
+if TYPE_CHECKING:
+    from .client import Store
 
 
-def require_conditions(store: Store, folder: str) -> None:
+def require_conditions(store: "Store", folder: str) -> None:
     """Try both conditions that the head stands on, with an object of this moment in a folder.
 
     Raises:
@@ -30,7 +33,7 @@ def require_conditions(store: Store, folder: str) -> None:
         store.delete([key])
 
 
-def _useless(store: Store, condition: str, how: str) -> BaseException:
+def _useless(store: "Store", condition: str, how: str) -> BaseException:
     return BadInput(
         f"{store.url}: this store took a write with {condition} {how}, so it doesn't keep conditions and can't tell "
         "the newest attempt from an old one. Use a store with conditional writes (docs/object-stores.md), or a volume"

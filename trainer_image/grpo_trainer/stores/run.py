@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
 from grpo_api.plan import TrainingPlan
@@ -23,10 +24,13 @@ from grpo_api.report import Outcome
 from ..errors import BadInput, Denied, Preempted, StoreFailed
 from ..paths import MANIFEST, attempt_named, checkpoint_folder, run_folder
 from . import head as heads
-from .client import Store, Tell, open_store, silent
+from .base import Tell, silent
 from .head import Committed, Head
 from .multiparts import Multiparts, multiparts_of
 from .probe import require_conditions
+
+if TYPE_CHECKING:
+    from .client import Store
 
 _ATTEMPT = re.compile(rf"{ATTEMPT_PREFIX}([0-9]{{1,15}})/")
 SAVE_WAIT = 60.0
@@ -37,7 +41,7 @@ SAVE_WAIT = 60.0
 class StoredRun:
     """The folder of one run, for who reads it."""
 
-    store: Store
+    store: "Store"
 
     def head(self) -> Head | None:
         """What is true of the run."""
@@ -184,6 +188,8 @@ def run_store(plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str,
     spec, folder = plan.checkpoint.store, run_folder(plan)
     if spec is None or folder is None:
         return None
+    from .client import open_store
+
     settings = _settings(CHECKPOINT_STORE_ENV, environment)
     store = open_store(spec, settings, tell, folder.name)
     multiparts = multiparts_of(spec, settings, folder.name)
@@ -200,6 +206,8 @@ def source_run(
     """
     if plan.resume_store is None or plan.resume_from is None:
         return None
+    from .client import open_store
+
     folder = Path(plan.resume_from).name
     return StoredRun(open_store(plan.resume_store, _settings(RESUME_STORE_ENV, environment), tell, folder))
 

@@ -1,0 +1,17 @@
+"""What users of a store share with its client, importable without the client's library."""
+
+from collections.abc import Callable
+
+from grpo_api.quantity import MIB
+
+PART_BYTES = 16 * MIB
+"""Bytes of one request of a large object: a request that fails costs no more than these."""
+REGION = "us-east-1"
+"""What a store that has no regions takes, too."""
+
+Tell = Callable[[], None]
+"""Told when something has come or gone, and while a pause lasts: somebody is at work."""
+
+
+def silent() -> None:
+    """A Tell that nobody hears."""
