@@ -124,7 +124,7 @@ CASES = [
     Case(zero=2, precision="float32"),
     Case(world=4, zero=2, accumulation=2),
 ]
-"""Those of `make test`."""
+"""Those of `make test-all`."""
 MORE = [
     Case(zero=0),
     Case(zero=0, accumulation=2, lora_rank=8),

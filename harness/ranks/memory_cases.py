@@ -91,6 +91,13 @@ UNFUSED = [
     case("gpt-oss-20b", "gpt_oss", lora_rank=16, checkpointing=False),
 ]
 """Mixtures of experts, and models without a fused attention kernel."""
+GATE = (
+    case("qwen2.5-0.5b", "qwen2", "mixed", eight_bit=True),
+    case("llama-3.2-1b", "llama", lora_rank=16, checkpointing=False, micro_batch=16),
+    case("gemma-3-1b", "gemma3_text", "mixed", layers=6, checkpointing=False, micro_batch=8),
+    case("qwen3-30b-a3b", "qwen3_moe"),
+)
+"""Those of `make test`: a full policy with 8-bit moments, an adapter, sliding windows, and experts."""
 
 
 def predicted(case: Case, accumulation: int) -> Prediction:

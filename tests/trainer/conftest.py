@@ -1,5 +1,6 @@
 """What the trainer's tests have in common: processes that coverage doesn't trace unless they ask, and vLLM for some."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,13 @@ def vllm_cpu() -> Iterator[dict[str, str]]:
     """
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
         yield isolated(str(engine_packages())) | {"TMPDIR": scratch}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def frozen_libraries() -> None:
+    """Keep what was imported out of every later garbage collection, of which each test of trainers makes one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

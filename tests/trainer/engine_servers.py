@@ -1,5 +1,6 @@
 """Tells, as JSON, what becomes of training with two engine pods and of faults in them. Run in a process of its own,
-which has vLLM, since TRL looks for it: `python -m tests.trainer.engine_servers FOLDER`.
+which has vLLM, since TRL looks for it: `python -m tests.trainer.engine_servers FOLDER PART`. The part `gate` is one
+calm run and one with an engine that dies; `more` is the rest.
 """
 
 import json
@@ -7,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,6 @@ def faults(pods: EnginePods, world: World) -> dict[str, Any]:
 
 def stopped(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     """Engines are told to end: one in mid-batch, one that has answered all the same, and one that is only starting."""
-    pods.start(1)
-    pods.await_up(1)
     pods.strike(1, STOPS)
     pods.strike(0, STOPS_LATER)
     with ThreadPoolExecutor(2) as pool:
@@ -93,31 +93,45 @@ def differing(pods: EnginePods, job: TrainingPlan) -> dict[str, Any]:
     return found | {"code": code, "outcome": outcome.message}
 
 
-def main(folder: Path) -> None:
-    """All of it."""
+Jobs = Callable[..., TrainingPlan]
+
+
+def gate(pods: EnginePods, job: Jobs) -> dict[str, Any]:
+    """A training whose engines live, and the same training with one that dies."""
+    calm = World(job()).trained()
+    pods.strike(1, DIES)
+    return {"calm": calm, "killed": World(job()).trained()}
+
+
+def more(pods: EnginePods, job: Jobs) -> dict[str, Any]:
+    """Every other fault."""
+    found = {
+        "faults": faults(pods, World(job())),
+        "stopped": stopped(pods, job()),
+        "restarted": restarted(pods, job(0)),
+        "blocked": blocked(pods, job(0, weightSyncTimeoutSeconds=10)),
+    }
+    pods.start(0)
+    pods.await_up(0)
+    return found | {"differing": differing(pods, job(0))}
+
+
+def main(folder: Path, part: str) -> None:
+    """One part."""
     set_up(folder)
     port = free_port()
 
     def job(*indices: int, **guard: Any) -> TrainingPlan:
         return plan(folder, port, indices or (0, 1), guard=guard)
 
-    found: dict[str, Any] = {}
     with EnginePods(job(), folder) as pods:
-        found["calm"] = World(job()).trained()
-        found["faults"] = faults(pods, World(job()))
-        pods.strike(1, DIES)
-        found["killed"] = World(job()).trained()
-        found["stopped"] = stopped(pods, job())
-        found["restarted"] = restarted(pods, job(0))
-        found["blocked"] = blocked(pods, job(0, weightSyncTimeoutSeconds=5))
-        pods.start(0)
-        pods.await_up(0)
-        found["differing"] = differing(pods, job(0))
-    found["ranks"] = engine_ranks.told(folder)
-    found["soak"] = engine_soak.told(folder, "0", steps=16, kills=3)
+        found = gate(pods, job) if part == "gate" else more(pods, job)
+    if part == "more":
+        found["ranks"] = engine_ranks.told(folder)
+        found["soak"] = engine_soak.told(folder, "0", steps=16, kills=3)
     (folder / FACTS).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
     os._exit(0)

@@ -26,6 +26,7 @@ def facts(kinds: list[str], folder: Path, vllm: dict[str, str]) -> dict[str, Any
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [FIRST, pytest.param(ALL, marks=pytest.mark.soak)], ids=["first", "all"])
 def test_weights_of_proven_families_are_covered_whole_and_derived_layouts_are_refused(
     kinds: list[str], tmp_path: Path, vllm_cpu: dict[str, str]

@@ -66,6 +66,7 @@ def numbers(steps: Mapping[int, Mapping[str, Any]]) -> list[float]:
     return [steps[step]["weights_version"] for step in sorted(steps)]
 
 
+@pytest.mark.slow
 def test_a_resumed_attempt_samples_the_same_completions_with_weights_of_new_numbers(
     folder: Path, vllm_cpu: dict[str, str]
 ) -> None:

@@ -104,6 +104,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_computes_the_same_sums() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True, check=False)
@@ -127,6 +128,7 @@ print("compiled")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90", "100"])
 def test_the_kernel_is_compiled_for_gpus(capability: str, tmp_path: object) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}

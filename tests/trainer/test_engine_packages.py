@@ -74,6 +74,7 @@ def facts(made: tuple[LlamaForCausalLM, Path], vllm_cpu: dict[str, str]) -> Fact
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "packed"])
 def test_an_engine_on_cpus_samples_as_transformers_does(
     made: tuple[LlamaForCausalLM, Path], facts: Facts, kind: str
@@ -81,6 +82,7 @@ def test_an_engine_on_cpus_samples_as_transformers_does(
     assert facts[kind]["tokens"] == [greedy(made[0], ids) for ids in GREEDY_PROMPTS]
 
 
+@pytest.mark.slow
 def test_with_the_plugin_weights_are_plain_tensors(facts: Facts) -> None:
     width = HIDDEN // HEADS
     shapes = facts["plain"]["shapes"]
@@ -88,6 +90,7 @@ def test_with_the_plugin_weights_are_plain_tensors(facts: Facts) -> None:
     assert shapes["model.layers.0.mlp.gate_up_proj.weight"] == [2 * MIDDLE, HIDDEN]
 
 
+@pytest.mark.slow
 def test_packed_weights_read_back_through_their_kernels_are_the_checkpoints(
     made: tuple[LlamaForCausalLM, Path], facts: Facts
 ) -> None:
@@ -99,6 +102,7 @@ def test_packed_weights_read_back_through_their_kernels_are_the_checkpoints(
     assert packed["flipped"] == ["model.layers.1.mlp.up_proj.weight"]
 
 
+@pytest.mark.slow
 def test_packed_weights_are_refused_for_training_since_no_hash_reaches_them(facts: Facts) -> None:
     assert (
         "model.layers.0.mlp.gate_up_proj.weight: its values are packed away, where nothing can read them"

@@ -54,6 +54,7 @@ def host_is_held(case: Case, peaks: list[Any]) -> None:
     assert live(peaks, "save", "host") <= case.host() + weights + UNDER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_live_ranks_hold_what_is_planned(world: int, tmp_path: Path) -> None:
     held([case for case in CASES if case.world == world], tmp_path)

@@ -47,6 +47,7 @@ def test_moments_are_kept_in_8_bits_but_for_embeddings_and_small_tensors(facts: 
     assert (facts["off"]["optimizer"], facts["on"]["optimizer"]) == ("torch", "bitsandbytes")
 
 
+@pytest.mark.slow
 def test_8_bit_moments_and_their_scales_survive_a_resume_to_the_digit(tmp_path: Path) -> None:
     model = demo_model.save_policy(tmp_path / "model")
     job = runs.plan(model, execution={"optimizer": "AdamW8bit"}, training={"maxSteps": 4})

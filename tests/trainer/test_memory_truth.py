@@ -5,9 +5,11 @@ models; most have few layers, since each further layer adds the same bytes, and 
 harder ones, weigh more then. benchmarks/memory_truth.py runs whole models.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -21,7 +23,7 @@ from grpo_planner.model.architecture import from_config
 from grpo_trainer.weights import proof
 from harness.ranks.accounting import account
 from harness.ranks.fake_models import Case
-from harness.ranks.memory_cases import CASES, UNFUSED, case, counted, predicted
+from harness.ranks.memory_cases import CASES, GATE, UNFUSED, case, counted, predicted
 from tests.generated import cases as so_many
 from tests.unit.test_planner_properties import GROUPS, jobs
 
@@ -31,7 +33,12 @@ UNFUSED_TOLERANCE = 0.03
 pytestmark = pytest.mark.no_cover  # fake tensors are all Python: a tracer takes a fifth of their time
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def marked(cases: Iterable[Case]) -> list[ParameterSet]:
+    """Those outside GATE are slow."""
+    return [pytest.param(one, id=one.name, marks=[] if one in GATE else [pytest.mark.slow]) for one in cases]
+
+
+@pytest.mark.parametrize("case", marked(CASES))
 def test_the_total_peak_is_within_one_percent(case: Case) -> None:
     truth = account(case)
     adapter = truth.trained if case.lora_rank else 0
@@ -40,7 +47,11 @@ def test_the_total_peak_is_within_one_percent(case: Case) -> None:
         assert predicted(case, accumulation).peak == pytest.approx(counted(truth, accumulation), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", UNFUSED, ids=lambda case: case.name)
+def test_the_gate_has_cases_of_the_lists() -> None:
+    assert set(GATE) < {*CASES, *UNFUSED}
+
+
+@pytest.mark.parametrize("case", marked(UNFUSED))
 def test_experts_and_eager_attention_are_within_three_percent(case: Case) -> None:
     truth = account(case)
     adapter = truth.trained if case.lora_rank else 0
@@ -112,6 +123,7 @@ def test_the_plan_knows_the_proofs_chunk() -> None:
     assert states.PROOF_CHUNK == proof.CHUNK
 
 
+@pytest.mark.slow
 def test_an_account_is_the_same_every_time() -> None:
     small = case("smollm2-360m", "llama", lora_rank=8, layers=1)
     assert account(small) == account(small)

@@ -23,6 +23,7 @@ def test_plans_are_made_for_the_gpus_that_the_pinned_torch_is_built_for() -> Non
     assert [(int(flag[:-1]), int(flag[-1])) for flag in built] == list(IMAGE)
 
 
+@pytest.mark.slow
 def test_what_a_gpu_run_loads_late_is_there(tmp_path: Path) -> None:
     command, environment = [sys.executable, native_parts.__file__], {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -37,6 +38,7 @@ def test_what_a_gpu_run_loads_late_is_there(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("cuda_utils*.so")), "Triton keeps what it compiled in the home"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
 def test_an_optimizer_in_host_memory_needs_no_compiler(zero: int, tmp_path: Path) -> None:
     (facts,) = run_gang("harness.ranks.offload_facts:offloaded", tmp_path, 1, zero=zero)

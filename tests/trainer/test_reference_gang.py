@@ -22,6 +22,10 @@ from harness.ranks.gang_facts import PARALLELISMS, STRIKES
 from tests.trainer import kl
 from tests.trainer.strikes import stopped_in_time
 
+GATE: dict[str, Any] = {"overflow": ["DDP"], "strikes": [0, 3, 4], "drift": ["DDP"]}
+"""What `make test` measures, beside one cell for each strategy, every wrong weight and the memory savers."""
+MORE: dict[str, Any] = {"overflow": ["ZeRO-2", "ZeRO-3"], "strikes": [1, 2, 5, 6, 7], "drift": ["ZeRO-2"]}
+"""What `make test-all` has besides."""
 CELLS = {"DDP": ["Clone"], "ZeRO-2": ["Offload"], "ZeRO-3": ["Sharded", "Adapter"]}
 FULL = ["Clone", "Offload", "Sharded"]
 
@@ -33,7 +37,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gang(folder: Path) -> list[dict[str, Any]]:
-    return run_gang("harness.ranks.gang_facts:everything", folder, 2, cells=CELLS)
+    return run_gang("harness.ranks.gang_facts:everything", folder, 2, cells=CELLS, **GATE)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    none: dict[str, Any] = {"cells": {}, "step": [], "faults": [], "savers": False}
+    return run_gang("harness.ranks.gang_facts:everything", tmp_path_factory.mktemp("more"), 2, **none, **MORE)
+
+
+def of_both(fact: str) -> pytest.MarkDecorator:
+    """Parametrizes `launch`, the fixture, and `key` by what GATE and MORE have of a fact."""
+    gate = [pytest.param("gang", key, id=named(key)) for key in GATE[fact]]
+    slow = [pytest.param("more", key, id=named(key), marks=pytest.mark.slow) for key in MORE[fact]]
+    return pytest.mark.parametrize(("launch", "key"), [*gate, *slow])
+
+
+def named(key: str | int) -> str:
+    """A parallelism, or what is struck."""
+    return " ".join(map(str, STRIKES[key].values())) if isinstance(key, int) else key
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +104,10 @@ def test_the_sync_is_trls_to_the_bit(gang: list[dict[str, Any]], alone: dict[str
             assert facts["synced"] == facts["synced_by_trl"] == expected, strategy
 
 
-@pytest.mark.parametrize("parallelism", PARALLELISMS)
-def test_an_overflow_on_one_rank_is_answered_by_all(gang: list[dict[str, Any]], parallelism: str) -> None:
-    for facts in gang:
-        measured = facts["overflow"][parallelism]
+@of_both("overflow")
+def test_an_overflow_on_one_rank_is_answered_by_all(request: pytest.FixtureRequest, launch: str, key: str) -> None:
+    for facts in request.getfixturevalue(launch):
+        measured = facts["overflow"][key]
         assert [row[overflow.METRIC] for row in measured["rows"]] == [0.0, 1.0, 0.0, 0.0]
         assert all(row["finite"] for row in measured["rows"])
         assert measured["rows"][1]["kl"] > 1e6
@@ -137,18 +159,22 @@ def test_right_weights_are_accepted(gang: list[dict[str, Any]], parallelism: str
     assert [facts["faults"][parallelism]["none"] for facts in gang] == ["", ""]
 
 
-@pytest.mark.parametrize("parallelism", ["DDP", "ZeRO-2"])
-def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(gang: list[dict[str, Any]], parallelism: str) -> None:
-    first, second = (facts["drift"][parallelism] for facts in gang)
+@of_both("drift")
+def test_ranks_that_drifted_apart_write_no_checkpoint_and_go_back(
+    request: pytest.FixtureRequest, launch: str, key: str
+) -> None:
+    first, second = (facts["drift"][key] for facts in request.getfixturevalue(launch))
     assert first["error"] == second["error"]
     assert first["error"].startswith("DriftedApart: policy: parameter model.layers.1.mlp.down_proj.weight differs")
     assert first["written"] == []
     assert classify(DriftedApart(""))[0] not in PERMANENT
 
 
-@pytest.mark.parametrize("number", range(len(STRIKES)), ids=lambda number: " ".join(map(str, STRIKES[number].values())))
-def test_a_rank_that_is_not_finite_stops_all_before_anything_is_sealed(gang: list[dict[str, Any]], number: int) -> None:
-    first, second = (facts["divergence"][number] for facts in gang)
+@of_both("strikes")
+def test_a_rank_that_is_not_finite_stops_all_before_anything_is_sealed(
+    request: pytest.FixtureRequest, launch: str, key: int
+) -> None:
+    first, second = (facts["divergence"][str(key)] for facts in request.getfixturevalue(launch))
     assert first["ended"] == second["ended"]
     for facts in (first, second):
         stopped_in_time(facts)
