@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from torch import nn
 
@@ -146,3 +147,28 @@ def test_an_engine_without_a_trainer_ends(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_engine_whose_process_died_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="EngineCore died"):
         served(tmp_path, monkeypatch, FakeSampler(dead=True))
+
+
+class Child:
+    """A process of vLLM's that is listed; one that has ended meanwhile can't be killed."""
+
+    def __init__(self, *, ended: bool) -> None:
+        self.ended = ended
+        self.killed = False
+
+    def kill(self) -> None:
+        """As psutil does it."""
+        if self.ended:
+            raise psutil.NoSuchProcess(7)
+        self.killed = True
+
+
+def test_a_child_that_ends_by_itself_changes_neither_the_exit_code_nor_the_end_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children, codes = [Child(ended=True), Child(ended=False)], list[int]()
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: children)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    program.leave(143)
+    assert codes == [143]
+    assert children[1].killed

@@ -110,7 +110,7 @@ def test_an_engine_that_restarted_serves_after_a_sync_alone(more: Facts) -> None
 def test_a_sync_that_blocks_ends_with_both_sides_named(more: Facts) -> None:
     sync = more["blocked"]["sync"]
     assert sync["error"] == "WeightSyncTimeout"
-    assert "guard.weightSyncTimeoutSeconds = 5" in sync["message"]
+    assert "guard.weightSyncTimeoutSeconds = 10" in sync["message"]
     assert "rank 0 at 127.0.0.1; engine 0 at 127.0.0.2" in sync["message"]
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -109,7 +110,8 @@ def _stop(_number: int, _frame: object) -> None:
 def leave(code: int) -> None:
     """End with all of vLLM's processes, which would outlive this one, and without interpreter teardown."""
     for child in psutil.Process().children(recursive=True):
-        child.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
