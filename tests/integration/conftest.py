@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.client import ApiClient
 from harness.cluster import Cluster
 from harness.fixtures import AnyCluster, api_level, serve_grpojobs
 from harness.kueue import serve_kueue_kinds
@@ -44,6 +45,12 @@ def grpo_cluster(crd_cluster: AnyCluster) -> Cluster:
         raise ClusterError("the operator's integration tests need a cluster of their own; unset GRPO_TEST_KUBECONFIG")
     crd_cluster.add_kwok_nodes(0, 8)
     return crd_cluster
+
+
+@pytest.fixture(scope="session")
+def api(grpo_cluster: Cluster) -> ApiClient:
+    """A client of its API server that costs no process per request."""
+    return grpo_cluster.control_plane.client()
 
 
 @pytest.fixture

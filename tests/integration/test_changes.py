@@ -13,7 +13,6 @@ from grpo_api.changes import ALWAYS, NEVER, WHILE_STOPPED
 from grpo_api.job import GRPOJobSpec
 from harness.access import CommandError
 from harness.client import ApiClient, ApiStatusError
-from harness.cluster import Cluster
 from harness.fixtures import AnyCluster
 from tests.integration.operator_bench import GRPOJOBS, MERGE
 from tests.samples import REMOVE, SPEC, changed, job
@@ -114,11 +113,6 @@ def state(crd_cluster: AnyCluster, request: pytest.FixtureRequest) -> Iterator[s
     crd_cluster.kubectl("patch", "grpojob", name, "--subresource=status", "--type=merge", "-p", patch)
     yield name
     crd_cluster.kubectl("delete", "grpojob", name)
-
-
-@pytest.fixture(scope="module")
-def api(grpo_cluster: Cluster) -> ApiClient:
-    return grpo_cluster.control_plane.client()
 
 
 def change(api: ApiClient, name: str, *changes: tuple[str, object], **more: Any) -> str:
