@@ -5,7 +5,6 @@ Whatever ends the command (the last byte, an error, Ctrl-C, a closed terminal), 
 
 import signal
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,9 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_api.artifacts import Listing
+from grpo_api.clock import Clock
 
 from . import kubectl
 from .claims import Holder
+from .clock import SYSTEM_CLOCK
 from .download import PAUSES, require_safe
 from .errors import KubectlError
 from .export_job import DELIVERY, Manifest
@@ -29,7 +30,9 @@ _ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr
 class Delivery:
     """The export of one job behind `kubectl exec`."""
 
-    def __init__(self, options: Namespace, manifest: Manifest, holder: Holder | None = None) -> None:
+    def __init__(
+        self, options: Namespace, manifest: Manifest, holder: Holder | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """Makes nothing yet; `options.timeout` is the longest wait for a pod, in seconds.
 
         `holder`: the pod for whose sake there is one node only that the Job's pod can run on.
@@ -37,6 +40,7 @@ class Delivery:
         self._options = options
         self._manifest = manifest
         self._holder = holder
+        self._clock = clock
         self._job = self._pod = ""
         self._listing: Listing | None = None
 
@@ -54,7 +58,7 @@ class Delivery:
                 self._require_alive()
                 if pause is None or "(Forbidden)" in str(error):
                     raise
-                time.sleep(pause)
+                self._clock.sleep(pause)
             else:
                 return self._same(found)
         raise AssertionError("the last try returns or raises")
@@ -92,7 +96,7 @@ class Delivery:
 
     def _started(self) -> str:
         """Name of the Job's pod, once it runs."""
-        until, told = time.monotonic() + self._options.timeout, ""
+        deadline, told = self._clock.now() + self._options.timeout, ""
         while True:
             pod = self._found()
             phase, why = _state(pod)
@@ -103,12 +107,12 @@ class Delivery:
                 why = self._waits(pod, why)
             if phase in ("Succeeded", "Failed"):
                 raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
-            if time.monotonic() > until:
+            if self._clock.now() > deadline:
                 raise KubectlError(f"the pod of {self._job} does not run after {self._options.timeout} s: {why}")
             if why != told:
                 print(f"waiting for the pod of {self._job}: {why}", file=sys.stderr)
                 told = why
-            time.sleep(POLL_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
 
     def _waits(self, pod: Manifest, why: str) -> str:
         """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone."""

@@ -8,13 +8,14 @@ import hashlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from grpo_api.artifacts import FileEntry, Listing
+from grpo_api.clock import Clock
 from grpo_api.quantity import format_bytes
 
+from .clock import SYSTEM_CLOCK
 from .errors import KubectlError, OptionError
 
 Read = Callable[[str, int], Iterable[bytes]]
@@ -104,7 +105,9 @@ def _part_name(entry: FileEntry) -> str:
     return f".{entry.sha256[:32]}.part"
 
 
-def download(folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: Arrived) -> None:
+def download(
+    folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: Arrived, clock: Clock = SYSTEM_CLOCK
+) -> None:
     """Bring the files into the folder, one after the other, and clear away parts of other versions.
 
     Raises:
@@ -115,7 +118,7 @@ def download(folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: Ar
         for name, entry in wanted.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            _fetch(path, name, entry, read, arrived)
+            _fetch(path, name, entry, read, arrived, clock=clock)
         for part in folder.rglob("*.part"):
             if _PART.fullmatch(part.name):
                 part.unlink()
@@ -125,12 +128,12 @@ def download(folder: Path, wanted: dict[str, FileEntry], read: Read, arrived: Ar
         ) from error
 
 
-def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived) -> None:
+def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived, *, clock: Clock) -> None:
     part = path.with_name(_part_name(entry))
     part.touch()
     arrived(part.stat().st_size)
     for _ in range(2):
-        _complete(part, name, entry, read, arrived)
+        _complete(part, name, entry, read, arrived, clock=clock)
         if _is_same(part, entry):
             _publish(part, path)
             return
@@ -141,13 +144,13 @@ def _fetch(path: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived
     )
 
 
-def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived) -> None:
+def _complete(part: Path, name: str, entry: FileEntry, read: Read, arrived: Arrived, *, clock: Clock) -> None:
     """Ask for what is missing until nothing is, with growing pauses while nothing comes."""
     failed, why = 0, ""
     while (before := part.stat().st_size) < entry.bytes:
         if failed == len(PAUSES):
             raise KubectlError(f"{name}: nothing came for a minute{why}; the same command goes on from there")
-        time.sleep(PAUSES[failed])
+        clock.sleep(PAUSES[failed])
         why = _append(part, entry, read(name, before), arrived)
         failed = 0 if part.stat().st_size > before else failed + 1
 

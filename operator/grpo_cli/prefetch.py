@@ -5,7 +5,6 @@ A Job of the cluster does it, which goes on whatever becomes of the command; the
 
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from grpo_operator.names import ObjectKey
 from . import kubectl
 from .attempts import TRAINER_IMAGE
 from .claims import Holder, placed
+from .clock import SYSTEM_CLOCK
 from .errors import NotYet, OptionError
 from .manifest import load_specs
 from .prefetch_job import prefetch_job, prefetch_name, wanted
@@ -138,7 +138,7 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         if waiting not in ("", said):
             print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
         said = waiting
-        time.sleep(POLL_SECONDS)
+        SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
 
 def _began(pod: Object) -> bool:

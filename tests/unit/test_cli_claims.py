@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_cli import delivery, kubectl
+from grpo_cli import kubectl
 from grpo_cli.claims import Holder, beside, placed
 from grpo_cli.delivery import Delivery
 from grpo_cli.errors import KubectlError, NotYet
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 
-OPTIONS = Namespace(context=None, namespace="team", timeout=0)
+OPTIONS = Namespace(context=None, namespace="team", timeout=600)
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 NAMES = ("models", "kept", "hub")
 ONE, MANY = ["ReadWriteOnce"], ["ReadWriteMany"]
@@ -128,7 +129,6 @@ def test_a_pod_that_waits_too_long_says_what_the_kubelet_says_and_beside_whom_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kubectl, "create", lambda *_: "run-export-x")
-    monkeypatch.setattr(delivery, "POLL_SECONDS", 0.0)
     waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     events = [
         {"lastTimestamp": "2026-01-01T00:00:09Z", "reason": "FailedAttachVolume", "message": "Multi-Attach error"},
@@ -137,15 +137,15 @@ def test_a_pod_that_waits_too_long_says_what_the_kubelet_says_and_beside_whom_it
     ]
     mine = {"metadata": {"name": "p"}, "status": {"phase": "Pending", "containerStatuses": [waiting]}}
     cluster = Cluster(monkeypatch, pods=[mine], events=events)
-    with pytest.raises(KubectlError, match=r"does not run after 0 s: FailedAttachVolume: Multi-Attach error$"):
-        Delivery(OPTIONS, {}).listing()
+    with pytest.raises(KubectlError, match=r"does not run after 600 s: FailedAttachVolume: Multi-Attach error$"):
+        Delivery(OPTIONS, {}, clock=SteppedClock()).listing()
     holder = Holder("kept", "run-1-0", "node-1")
     unbound = {"status": "False", "reason": "Unschedulable", "message": "no room"}
     mine["status"] = {"phase": "Pending", "conditions": [unbound]}
     told = "Unschedulable: no room; it can run only beside claim kept, which pod run-1-0 has on node node-1"
     with pytest.raises(KubectlError, match=f"{told}$"):
-        Delivery(OPTIONS, {}, holder).listing()
+        Delivery(OPTIONS, {}, holder, SteppedClock()).listing()
     mine["status"] = {"phase": "Pending"}
     cluster.items["events"] = KubectlError("(Forbidden)")
-    with pytest.raises(KubectlError, match=r"does not run after 0 s: $"):
-        Delivery(OPTIONS, {}, holder).listing()
+    with pytest.raises(KubectlError, match=r"does not run after 600 s: $"):
+        Delivery(OPTIONS, {}, holder, SteppedClock()).listing()

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from grpo_api.artifacts import Export, FileEntry, Listing, weights_hash
 from grpo_api.job import GRPOJob
-from grpo_cli import download as downloads
 from grpo_cli.attempts import attempt
-from grpo_cli.download import download, missing, require_folder, require_room, require_safe
+from grpo_cli.download import PAUSES, download, missing, require_folder, require_room, require_safe
 from grpo_cli.errors import CliError, KubectlError, NotYet, OptionError
 from grpo_cli.export import exported, requested, require_reported
 from grpo_cli.export_job import export_job
 from grpo_operator.names import LABEL_JOB, LABEL_UID
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PLAN, PODS, UID, active_status, at, make_job
 
 EXPORT = {"to": "Volume", "path": "pvc://team/run/export", "format": "Model", "bytes": 9}
@@ -197,13 +197,12 @@ def test_whatever_cuts_the_connection_every_byte_arrives_once(
     files: dict[str, bytes], cuts: list[int], spoils: int | None
 ) -> None:
     volume = Volume(files, cuts, spoils)
-    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(downloads, "PAUSES", (0,) * 7)
+    with TemporaryDirectory() as place:
         folder, counted = Path(place, "to"), list[int]()
         require_safe(volume.listing)
         wanted = missing(folder, volume.listing)
         require_room(folder, wanted)
-        download(folder, wanted, volume.read, counted.append)
+        download(folder, wanted, volume.read, counted.append, SteppedClock())
         found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         assert found == files
         assert sum(counted) == sum(map(len, files.values()))
@@ -213,12 +212,13 @@ def test_whatever_cuts_the_connection_every_byte_arrives_once(
     assert sizes <= volume.sent <= sizes + again, "only a spoiled file is sent again"
 
 
-def test_the_next_command_goes_on_where_this_one_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "PAUSES", (0, 0))
-    volume = Volume({"a": b"12345", "b": b"67890"}, [5, 2, 0, 0])
+def test_the_next_command_goes_on_where_this_one_was_cut(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    volume = Volume({"a": b"12345", "b": b"67890"}, [5, 2, *[0] * len(PAUSES)])
     wanted = missing(tmp_path, volume.listing)
     with pytest.raises(KubectlError, match="b: nothing came for a minute: error: unexpected EOF; the same"):
-        download(tmp_path, wanted, volume.read, lambda _: None)
+        download(tmp_path, wanted, volume.read, lambda _: None, clock)
+    assert clock.now() == sum(PAUSES)
     assert (tmp_path / "a").read_bytes() == b"12345"
     assert not (tmp_path / "b").exists()
     wanted = missing(tmp_path, volume.listing)
@@ -228,11 +228,10 @@ def test_the_next_command_goes_on_where_this_one_was_cut(tmp_path: Path, monkeyp
     assert volume.sent == 10
 
 
-def test_a_part_of_another_version_is_not_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "PAUSES", (0,))
-    before, after = Volume({"a": b"12345"}, [3, 0]), Volume({"a": b"abcde"}, [])
+def test_a_part_of_another_version_is_not_continued(tmp_path: Path) -> None:
+    before, after = Volume({"a": b"12345"}, [3, *[0] * len(PAUSES)]), Volume({"a": b"abcde"}, [])
     with pytest.raises(KubectlError):
-        download(tmp_path, missing(tmp_path, before.listing), before.read, lambda _: None)
+        download(tmp_path, missing(tmp_path, before.listing), before.read, lambda _: None, SteppedClock())
     download(tmp_path, missing(tmp_path, after.listing), after.read, lambda _: None)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"abcde")]
 

@@ -19,6 +19,7 @@ from grpo_cli.__main__ import main
 from grpo_cli.prefetch_job import prefetch_job, wanted
 from grpo_operator.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY, ObjectKey
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PODS
 
 SPEC: dict[str, Any] = {
@@ -155,7 +156,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("KUBECTL", f"{sys.executable} {tmp_path}/kubectl.py")
-    monkeypatch.setattr(prefetch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(prefetch, "SYSTEM_CLOCK", SteppedClock())
     (tmp_path / "job.yaml").write_text(manifest())
     return World(tmp_path)
 
