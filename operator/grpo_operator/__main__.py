@@ -39,11 +39,15 @@ GENERATIONS = (5_000, 10, 100)
 
 
 async def run(
-    chosen: settings.Settings, stop: threading.Event | None = None, filled: Callable[[], None] = lambda: None
+    chosen: settings.Settings,
+    stop: threading.Event | None = None,
+    filled: Callable[[], None] = lambda: None,
+    *,
+    wall: Callable[[], float] = time.time,
 ) -> None:
     """The whole process, from login to SIGTERM, or until `stop` is set by another thread.
 
-    `filled` is called once the caches are full.
+    `filled` is called once the caches are full; `wall` gives unix seconds.
     """
     configuration = await credentials.load(chosen.kubeconfig)
     caches, queue, told, leading = Caches(), WorkQueue(), asyncio.Event(), asyncio.Event()
@@ -51,18 +55,18 @@ async def run(
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
-        _standing(chosen.election, configuration, metrics, leading) as elector,
+        _standing(chosen.election, configuration, metrics, leading, wall) as elector,
         HttpCluster(configuration, metrics.requested, gate=elector.answer_within if elector else _open) as cluster,
         aiohttp.ClientSession(connector=pods) as session,
     ):
         operator = Operator(
-            chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session, leading=leading
+            chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session, leading=leading, wall=wall
         )
         unreadables = caches.unreadables, operator.facts.unreadables
         metrics.read({HEARD: operator.heard, UNREADABLE_OBJECTS: lambda: health.unreadable(*unreadables)})
         taken = elector.free_since if elector else lambda: None
         metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.took(taken())})
-        jobs = JobMetrics(operator.own_jobs, time.time, operator.standing)
+        jobs = JobMetrics(operator.own_jobs, wall, operator.standing)
         pages = application(metrics.registry, jobs.text, operator.unhealthy, operator.unready, operator.not_served)
         async with served(pages, chosen.metrics_address, chosen.metrics_port):
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
@@ -83,7 +87,11 @@ def _open() -> float:
 
 @asynccontextmanager
 async def _standing(
-    election: Election | None, configuration: Configuration, metrics: Metrics, leading: asyncio.Event
+    election: Election | None,
+    configuration: Configuration,
+    metrics: Metrics,
+    leading: asyncio.Event,
+    wall: Callable[[], float],
 ) -> AsyncIterator[Elector | None]:
     """The elector, which releases its Lease at the end of the block; None where this process leads by itself."""
     if election is None:
@@ -92,7 +100,7 @@ async def _standing(
         return
     patience = election.terms.deadline / 2
     async with HttpCluster(configuration, metrics.requested, tries=1, seconds=patience) as own:
-        elector = Elector(own, election, leading)
+        elector = Elector(own, election, leading, wall)
         try:
             yield elector
         finally:

@@ -26,9 +26,10 @@ def not_served(mirrors: Mirrors) -> str:
 def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
     """Which watches have heard nothing for `limit` seconds; what is still being tried is no reason to restart.
 
-    `now` is monotonic, as are the mirrors' times.
+    `now` is the event loop's time, as are the mirrors' times.
     """
-    names = [name for name, mirror in mirrors.items() if mirror.heard_at and now - mirror.heard_at > limit]
+    times = {name: mirror.heard_at for name, mirror in mirrors.items()}
+    names = [name for name, heard_at in times.items() if heard_at is not None and now - heard_at > limit]
     return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
 
 
@@ -40,7 +41,7 @@ def heard(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
     times: dict[str, float] = {}
     for name, mirror in mirrors.items():
         kind = name.partition("/")[0]
-        if mirror.heard_at:
+        if mirror.heard_at is not None:
             times[kind] = min(times.get(kind, unix), unix - (now - mirror.heard_at))
     return times
 

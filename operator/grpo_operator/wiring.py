@@ -7,7 +7,6 @@ job, pulls no progress, tells nothing.
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
@@ -64,15 +63,21 @@ class Operator:
         metrics: Metrics,
         session: aiohttp.ClientSession,
         leading: asyncio.Event,
+        wall: Callable[[], float],
     ) -> None:
-        """Puts the parts together; nothing runs yet. `leading` is set once this process leads."""
+        """Puts the parts together; nothing runs yet.
+
+        `leading` is set once this process leads; `wall` gives unix seconds.
+        """
         self.settings = chosen
+        self._wall = wall
+        self._clock = asyncio.get_running_loop().time
         self._cluster = cluster
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
         self._recorder = EventRecorder(cluster, lambda: len(queue) + queue.active > 0, metrics.told)
-        self._teller = Teller(cluster, caches.unreadables)
+        self._teller = Teller(cluster, caches.unreadables, wall)
         self.mirrors = self._mirrors(cluster)
         self._leading = leading
         self.warm = asyncio.Event()
@@ -90,9 +95,9 @@ class Operator:
         self._puller = self._rank0(session)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
-        gangs = Gangs(caches, time.time, chosen.limits.scheduling)
+        gangs = Gangs(caches, wall, chosen.limits.scheduling)
         self._admission = AdmissionQueue(
-            gangs, self.facts, queue.add_all, limits=chosen.limits, clock=time.time, pods=chosen.pods
+            gangs, self.facts, queue.add_all, limits=chosen.limits, clock=wall, pods=chosen.pods
         )
         self._reconcile = Reconciler(
             cluster,
@@ -100,13 +105,13 @@ class Operator:
             self._admission,
             self._wrote,
             limits=chosen.limits,
-            clock=time.time,
-            monotonic=lambda: Observed(time.monotonic()),
+            clock=wall,
+            monotonic=lambda: Observed(self._clock()),
             pods=chosen.pods,
             tokens=self._tokens,
             watchers=chosen.watchers,
             rank0=self._puller,
-            workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=time.time),
+            workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=wall),
             traces=self._traces,
             status_interval=chosen.status_interval,
         )
@@ -212,7 +217,7 @@ class Operator:
             await asyncio.gather(*(mirror.list_if_served() for mirror in known))
         if secret := self.settings.token_secret:
             self._tokens.keys = await keys.load(self._cluster, secret)
-        self._works_since = time.monotonic()
+        self._works_since = self._clock()
         self.working.set()
         self._add(job.key for job in self._caches.grpojobs)
 
@@ -266,11 +271,11 @@ class Operator:
 
     def unhealthy(self) -> str:
         """Which watch has gone deaf."""
-        return health.deaf(self._watched(), time.monotonic(), max(DEAF_SECONDS, 2 * self.settings.resync))
+        return health.deaf(self._watched(), self._clock(), max(DEAF_SECONDS, 2 * self.settings.resync))
 
     def heard(self) -> dict[str, float]:
         """When each kind of object was last heard of, in unix seconds."""
-        return health.heard(self._watched(), time.monotonic(), time.time())
+        return health.heard(self._watched(), self._clock(), self._wall())
 
     def _watched(self) -> dict[str, Mirror[Any]]:
         return self.mirrors | self.facts.mirrors()
@@ -292,4 +297,4 @@ class Operator:
     def standing(self, job: GRPOJobRecord) -> Iterable[Sample]:
         """See job_metrics.standing."""
         pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
-        return standing(job, pull, silence, lambda at: time.time() - (time.monotonic() - at.at))
+        return standing(job, pull, silence, lambda at: self._wall() - (self._clock() - at.at))

@@ -26,8 +26,9 @@ TOGETHER = 0.1
 class WorkQueue:
     """Keys that want to be looked at, in two lanes: what users wait for goes before what only has to be told."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds; it only measures waiting."""
+    def __init__(self) -> None:
+        """Starts empty; its time is that of the event loop that it is made in."""
+        self._loop = asyncio.get_running_loop()
         self._ready: asyncio.PriorityQueue[tuple[bool, int, ObjectKey]] = asyncio.PriorityQueue()
         self._waiting: dict[ObjectKey, float] = {}
         self._slow: dict[ObjectKey, bool] = {}
@@ -36,7 +37,6 @@ class WorkQueue:
         """Keys that are worked on, each with the time since when."""
         self._timers: dict[ObjectKey, asyncio.TimerHandle] = {}
         self._failures: dict[ObjectKey, int] = {}
-        self._clock = clock
         self.adds = 0
         """Keys that were put in since the start; one that waits already is not put in again."""
         self.retries = 0
@@ -53,7 +53,7 @@ class WorkQueue:
             return
         self._slow[key] = slow
         if first:
-            self._waiting[key] = self._clock()
+            self._waiting[key] = self._loop.time()
             self.adds += 1
         if key not in self._active:
             self._ready.put_nowait((slow, next(self._count), key))
@@ -65,12 +65,11 @@ class WorkQueue:
 
     def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
         """Wants the key looked at after a while, behind all others if `slow`; an earlier wish stays."""
-        loop = asyncio.get_running_loop()
         known = self._timers.get(key)
-        if known and known.when() <= loop.time() + seconds:
+        if known and known.when() <= self._loop.time() + seconds:
             return
         self._cancel(key)
-        self._timers[key] = loop.call_later(seconds, self._fire, key, slow)
+        self._timers[key] = self._loop.call_later(seconds, self._fire, key, slow)
 
     def _fire(self, key: ObjectKey, slow: bool) -> None:
         self._timers.pop(key, None)
@@ -88,10 +87,10 @@ class WorkQueue:
             # a key that moved to the fast lane stands in both
             if key in self._waiting and key not in self._active:
                 break
-        self._active[key] = self._clock()
+        self._active[key] = self._loop.time()
         self._slow.pop(key, None)
         self._cancel(key)
-        return key, self._clock() - self._waiting.pop(key)
+        return key, self._loop.time() - self._waiting.pop(key)
 
     def done(self, key: ObjectKey) -> None:
         """The worker is through; a key added meanwhile is ready again."""
@@ -119,7 +118,7 @@ class WorkQueue:
     @property
     def longest(self) -> float:
         """How long the one that is worked on for the longest has been, in seconds; 0 when there is none."""
-        return self._clock() - min(self._active.values()) if self._active else 0.0
+        return self._loop.time() - min(self._active.values()) if self._active else 0.0
 
     def close(self) -> None:
         """Cancels all timers."""

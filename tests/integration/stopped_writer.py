@@ -7,6 +7,7 @@ goes on. What became of each write is printed: first through the gate, then, whe
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ async def main(chosen: Settings) -> None:
     namespace, leading = chosen.election.lease.namespace, asyncio.Event()
     configuration = await credentials.load(chosen.kubeconfig)
     async with HttpCluster(configuration, tries=1) as plain:
-        elector = Elector(plain, chosen.election, leading)
+        elector = Elector(plain, chosen.election, leading, time.time)
         standing = asyncio.create_task(elector.run())
         async with HttpCluster(configuration, gate=elector.answer_within, tries=1) as gated:
             await leading.wait()

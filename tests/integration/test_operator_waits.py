@@ -66,7 +66,7 @@ def test_a_gang_that_does_not_start_tells_the_kubelets_words_and_fails_in_the_en
 
 def fails(bench: Bench, pod: Any, clock: float) -> None:
     """A pod ends with Error, says a kubelet whose clock is off by so many seconds."""
-    then = (datetime.now(UTC) + timedelta(seconds=clock)).strftime("%Y-%m-%dT%H:%M:%SZ")  # noqa: TID251
+    then = (datetime.now(UTC) + timedelta(seconds=clock)).strftime("%Y-%m-%dT%H:%M:%SZ")
     ended = {"exitCode": 1, "reason": "Error", "message": outcome("Error", message="the cause"), "finishedAt": then}
     container = {"name": "trainer", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
     status = {"phase": "Failed", "containerStatuses": [{**container, "state": {"terminated": ended}}]}

@@ -6,7 +6,7 @@ from typing import Any
 from grpo_operator import health
 
 
-def mirrors(**heard_at: float) -> Any:
+def mirrors(**heard_at: float | None) -> Any:
     named = {"pods_a": "pods/a", "pods_b": "pods/b", "jobs": "jobs/*"}
     served = {"not_served": "", "forbidden": False, "optional": False}
     return {named[name]: SimpleNamespace(heard_at=at, **served) for name, at in heard_at.items()}
@@ -18,14 +18,14 @@ def test_a_kind_was_heard_of_when_the_namespace_was_where_that_is_longest_ago() 
 
 
 def test_a_watch_that_is_being_tried_is_neither_heard_of_nor_deaf() -> None:
-    watched = mirrors(pods_a=0.0, jobs=10.0)
+    watched = mirrors(pods_a=None, jobs=10.0)
     assert health.heard(watched, 100.0, 1e9) == {"jobs": 1e9 - 90.0}
     assert health.deaf(watched, 100.0, 60.0) == "nothing heard for 60 s from: jobs/*"
     assert health.deaf(watched, 100.0, 95.0) == ""
 
 
 def test_what_is_not_served_is_named() -> None:
-    watched = mirrors(jobs=0.0)
+    watched = mirrors(jobs=None)
     watched["jobs/*"].not_served = "forbidden"
     assert health.not_served(watched) == "not served now: jobs/*: forbidden"
     watched["jobs/*"].optional = True

@@ -5,7 +5,6 @@ It has a client of its own, so that a burst of writes never keeps a renewal wait
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -28,12 +27,10 @@ class Elector:
         cluster: HttpCluster,
         election: Election,
         leading: asyncio.Event,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float],
     ) -> None:
         """`cluster` must have no gate, and give up soon; `leading` is set once this process leads, and it ends when
-        that is over. `clock` is monotonic, `wall` gives unix seconds for people.
+        that is over. `wall` gives unix seconds for people.
         """
         self._cluster = cluster
         self._lease = election.lease
@@ -42,9 +39,9 @@ class Elector:
         self._leadership = Leadership(election.identity, election.terms)
         self.leading = leading
         """Set once this process leads."""
-        self._clock = clock
+        self._clock = asyncio.get_running_loop().time
         self._wall = wall
-        self._began = clock()
+        self._began = self._clock()
         self._free_since: float | None = None
 
     async def run(self) -> None:
@@ -76,7 +73,7 @@ class Elector:
         return self._leadership.leads(self._clock())
 
     def free_since(self) -> float | None:
-        """Monotonic time of the last sign of the leader before, or of this process's own start; None for a follower."""
+        """Return the loop's time of the last sign of the leader before, or of the own start; None for a follower."""
         return self._free_since if self.leading.is_set() else None
 
     async def release(self) -> None:

@@ -11,7 +11,6 @@ After any other error before a first full LIST, and when nothing has been heard 
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -84,10 +83,10 @@ class Sight(Generic[F]):
         return self.mirror.forbidden
 
     def unknown(self, now: float) -> str:
-        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is monotonic time."""
+        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the event loop's time."""
         if self.forbidden:
             return ""
-        if not self.mirror.heard_at:
+        if self.mirror.heard_at is None:
             return f"{self.selection} have not been listed"
         silent = now - self.mirror.heard_at
         return f"nothing was heard of {self.selection} for {silent:.0f} s" if silent > DEAF_SECONDS else ""
@@ -175,7 +174,7 @@ class ClusterFacts:
             Unavailable: it is not known, or has not been heard of for too long to be relied on.
         """
         pods = self._pods_of if self._pods.forbidden else [self._pods]
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
         for sight in needed:
             if why := sight.unknown(now):

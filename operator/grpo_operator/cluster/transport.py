@@ -7,7 +7,6 @@ tokens, and a pause before a watch whose predecessors ended at once.
 import asyncio
 import random
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -42,15 +41,8 @@ class WatchPace:
     nothing else would keep a client from asking thousands of times a second.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2),
-    ) -> None:
-        """`clock` and `sleep` work in seconds; `jitter` is a factor around 1."""
-        self._clock = clock
-        self._sleep = sleep
+    def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)) -> None:
+        """`jitter` is a factor around 1."""
         self._jitter = jitter
         self._last: dict[str, _Watch] = {}
 
@@ -61,8 +53,8 @@ class WatchPace:
         path = request.url.path
         short = self._short(path)
         if short:
-            await self._sleep(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** (short - 1)) * self._jitter())
-        began = self._clock()
+            await asyncio.sleep(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** (short - 1)) * self._jitter())
+        began = asyncio.get_running_loop().time()
         answer = await send(request)
         self._last[path] = _Watch(began, answer, short)
         return answer
@@ -70,7 +62,11 @@ class WatchPace:
     def _short(self, path: str) -> int:
         """How many watches of this path in a row have ended at once."""
         last = self._last.get(path)
-        if last is None or self._clock() - last.began >= SHORT_WATCH or last.answer.content.total_bytes:
+        if (
+            last is None
+            or asyncio.get_running_loop().time() - last.began >= SHORT_WATCH
+            or last.answer.content.total_bytes
+        ):
             return 0
         return min(last.short + 1, 16)
 

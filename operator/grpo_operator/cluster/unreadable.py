@@ -6,7 +6,6 @@ a watch, hide other objects or keep the process from starting.
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -92,7 +91,7 @@ def identity(item: object) -> ObjectKey:
 class Teller:
     """Tells on GRPOJobs that they can't be read."""
 
-    def __init__(self, cluster: Cluster, unreadables: Unreadables, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, cluster: Cluster, unreadables: Unreadables, clock: Callable[[], float]) -> None:
         """`clock` gives unix seconds."""
         self._cluster = cluster
         self._unreadables = unreadables

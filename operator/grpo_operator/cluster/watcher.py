@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable
 from typing import Generic
 
@@ -58,8 +57,8 @@ class Mirror(Generic[R]):
         self._wanted = asyncio.Event()
         self.settled = asyncio.Event()
         """Set once the first LIST is in the cache, or the API server has said that there will be none for now."""
-        self.heard_at = 0.0
-        """Monotonic time of the last LIST, event or bookmark; 0 while nothing can be heard."""
+        self.heard_at: float | None = None
+        """The event loop's time of the last LIST, event or bookmark; None while nothing can be heard."""
         self.not_served = ""
         """Why the API server does not serve this selection now; empty while it does."""
         self.forbidden = False
@@ -101,9 +100,10 @@ class Mirror(Generic[R]):
         """LIST, watch until the next LIST is due, and so on."""
         while True:
             version = await self.list_until_served()
-            due = time.monotonic() + self._resync * random.uniform(0.9, 1.1)
+            clock = asyncio.get_running_loop().time
+            due = clock() + self._resync * random.uniform(0.9, 1.1)
             try:
-                while (left := due - time.monotonic()) > 0:
+                while (left := due - clock()) > 0:
                     version = await self._watch(version, left)
             except ClusterError as error:
                 await self._failed(error)
@@ -129,7 +129,7 @@ class Mirror(Generic[R]):
         try:
             async for kind, item in self._cluster.watch(self._selection, version, seconds):
                 version = version_of(item)[1] or version
-                self.heard_at = time.monotonic()
+                self.heard_at = asyncio.get_running_loop().time()
                 self._backoff.reset()
                 if kind != "BOOKMARK":
                     self._changed(self._take(kind, item))
@@ -151,7 +151,7 @@ class Mirror(Generic[R]):
         if self.not_served:
             log.info("%s are served again", self._selection)
         self.not_served, self.forbidden = "", False
-        self.heard_at = time.monotonic()
+        self.heard_at = asyncio.get_running_loop().time()
         self.settled.set()
 
     async def _failed(self, error: ClusterError) -> None:
@@ -160,7 +160,7 @@ class Mirror(Generic[R]):
             if not self.not_served:
                 level = logging.INFO if self.optional and isinstance(error, NotFound) else logging.WARNING
                 log.log(level, "%s are not served now; trying again: %s", self._selection, error)
-            self.not_served, self.heard_at = str(error), 0.0
+            self.not_served, self.heard_at = str(error), None
             self.forbidden = isinstance(error, Forbidden)
             self.settled.set()
             self._changed(())
