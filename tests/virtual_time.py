@@ -28,8 +28,24 @@ class _Loop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now
 
+    def advance(self, seconds: float) -> None:
+        """Move the clock on."""
+        self._clock.now += seconds
+
+
+def block(seconds: float) -> None:
+    """Let time pass in the running virtual loop without letting it run, as code that computes for long does."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _Loop)
+    loop.advance(seconds)
+
+
+def virtual_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop whose time starts at 0 and jumps from timer to timer."""
+    return _Loop(_Jump())
+
 
 def virtually(test: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that meets nothing outside the process; its loop's time starts at 0."""
-    with asyncio.Runner(loop_factory=lambda: _Loop(_Jump())) as runner:
+    with asyncio.Runner(loop_factory=virtual_loop) as runner:
         return runner.run(test)

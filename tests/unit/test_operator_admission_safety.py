@@ -6,7 +6,6 @@ happens while a pass is in its thread. At every commit the gangs that lack pods 
 if they were before: by brute force, unless somebody else took or moved something between the verdict and the commit.
 """
 
-import asyncio
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -29,6 +28,7 @@ from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, PODS, make_job, make_seen
 from tests.unit.queue_world import ASKED, gang, job, packs
 from tests.unit.test_operator_inventory import GFD, node
+from tests.virtual_time import virtually
 
 GPU = "nvidia.com/gpu"
 STEPS = 120
@@ -282,9 +282,9 @@ async def live(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.seeded
 def test_gpus_are_never_given_twice(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-    worlds = [World(random.Random(chance.getrandbits(64))) for _ in range(cases(40))]
+    worlds = [World(random.Random(chance.getrandbits(64))) for _ in range(cases(20))]
     for world in worlds:
-        asyncio.run(live(world, monkeypatch))
+        virtually(live(world, monkeypatch))
     assert sum(world.committed for world in worlds) > 4 * len(worlds)
 
 

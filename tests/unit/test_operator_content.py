@@ -45,6 +45,7 @@ from tests.unit.dirty_objects import (
     places,
 )
 from tests.unit.operator_world import KEY, LIMITS, NOW
+from tests.virtual_time import virtually
 
 PARSERS: list[tuple[Callable[[Any], Any], Any]] = [
     (pod_record, POD), (job_record, JOB), (grpojob_record, GRPOJOB), (service_record, SERVICE),
@@ -52,7 +53,7 @@ PARSERS: list[tuple[Callable[[Any], Any], Any]] = [
 ]  # fmt: skip
 
 
-@settings(max_examples=cases(250))
+@settings(max_examples=cases(60))
 @given(data=st.data())
 @pytest.mark.parametrize(("parse", "base"), PARSERS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_parser_names_what_it_can_not_read(parse: Callable[[Any], Any], base: Any, data: st.DataObject) -> None:
@@ -60,7 +61,7 @@ def test_a_parser_names_what_it_can_not_read(parse: Callable[[Any], Any], base: 
         parse(data.draw(dirty(base) | VALUES))
 
 
-@settings(max_examples=cases(1000))
+@settings(max_examples=cases(200))
 @given(
     job=st.just(GRPOJOB) | dirty(GRPOJOB),
     child=st.just(RUNNING_JOB) | dirty(JOB),
@@ -128,7 +129,7 @@ def clean(number: int) -> Any:
     events=st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), dirty(POD) | VALUES), max_size=40),
 )
 def test_the_watch_goes_on_over_any_objects(listed: list[Any], events: list[Any]) -> None:
-    asyncio.run(_watched(listed, events))
+    virtually(_watched(listed, events))
 
 
 async def _watched(listed: list[Any], events: list[Any]) -> None:
@@ -174,7 +175,7 @@ def test_an_event_wakes_exactly_when_something_that_is_read_has_changed(item: An
     except Exception:  # unreadable: what was known of it is dropped
         news = True
     item["metadata"]["resourceVersion"] = "1000000"
-    asyncio.run(_woken(item, news))
+    virtually(_woken(item, news))
 
 
 async def _woken(item: Any, news: bool) -> None:

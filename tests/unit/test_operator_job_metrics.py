@@ -1,6 +1,5 @@
 """The grpo_job_* families: valid whatever jobs are called and say, few, and made anew only for what has changed."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +22,7 @@ from grpo_operator.times import Observed
 from tests.generated import cases
 from tests.unit.dirty_objects import GRPOJOB, dirty
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, at, condition, make_job
+from tests.virtual_time import virtually
 
 PEAK = {"predictedBytes": 5, "measuredBytes": 4, "ratio": "1.250"}
 MEMORY = {**PEAK, "phases": {"forward": PEAK}}
@@ -38,7 +38,7 @@ def over(name: str, ago: float, phase: str = "Succeeded", **more: Any) -> GRPOJo
 
 
 def page(jobs: Iterable[GRPOJobRecord], metrics: JobMetrics | None = None) -> list[Metric]:
-    text = asyncio.run((metrics or JobMetrics(lambda: jobs, lambda: NOW)).text())
+    text = virtually((metrics or JobMetrics(lambda: jobs, lambda: NOW)).text())
     return list(text_string_to_metric_families(text))
 
 
@@ -115,7 +115,7 @@ def test_two_thousand_jobs_of_the_chattiest_kind_fit_into_two_megabytes() -> Non
     jobs += [over(f"gsm8k-llama-{number}", ago=1, usage=usage) for number in range(1000, 2000)]
     pull = make_pull(ago=1)
     metrics = JobMetrics(lambda: jobs, lambda: NOW, lambda job: standing(job, pull, None, lambda at: NOW - at.at))
-    text = asyncio.run(metrics.text())
+    text = virtually(metrics.text())
     assert text.count("grpo_job_gpu_seconds{") == 1300 * len(GPUSeconds.model_fields)
     assert text.count("grpo_job_patience_seconds{") == 1000
     assert len(text) < 2e6
@@ -183,15 +183,15 @@ def test_a_jobs_lines_are_made_once_per_version(monkeypatch: pytest.MonkeyPatch)
     jobs = [live("a"), live("b"), over("c", ago=5)]
     metrics = JobMetrics(lambda: jobs, lambda: NOW)
     for _ in range(3):
-        asyncio.run(metrics.text())
+        virtually(metrics.text())
     assert made == ["uid-a", "uid-b", "uid-c"]
     jobs[0] = make_job(status=active_status(), name="a", uid="uid-a", resourceVersion="11")
     jobs[1] = make_job(status=active_status(), name="b", uid="another")
-    asyncio.run(metrics.text())
+    virtually(metrics.text())
     assert made[3:] == ["uid-a", "another"]
 
 
-@settings(max_examples=cases(150))
+@settings(max_examples=cases(50))
 @given(st.lists(dirty(GRPOJOB), max_size=4), st.lists(st.text(min_size=1, max_size=20), min_size=4, max_size=4))
 def test_the_page_is_valid_whatever_jobs_are_called_and_say(items: list[Any], names: list[str]) -> None:
     jobs = []

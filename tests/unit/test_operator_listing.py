@@ -152,7 +152,7 @@ def play(steps: list[Any], lost: bool) -> World:
     return world
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=cases(100))
 @given(st.lists(STEPS, min_size=12, max_size=60))
 def test_with_every_event_heard_the_cache_is_like_the_cluster(steps: list[Any]) -> None:
     world = play(steps, lost=False)
@@ -164,7 +164,7 @@ def test_with_every_event_heard_the_cache_is_like_the_cluster(steps: list[Any]) 
     assert world.caches.unreadables.counts().get("pods", 0) == len(world.now) - len(world.readable())
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=cases(100))
 @given(st.lists(STEPS, min_size=12, max_size=60), st.booleans())
 def test_one_more_list_heals_whatever_no_event_told_of(steps: list[Any], late: bool) -> None:
     world = play(steps, lost=True)

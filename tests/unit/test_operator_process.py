@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -31,6 +30,7 @@ from grpo_operator.workqueue import WorkQueue
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
 from tests.unit.test_operator_queue import item, pods
+from tests.virtual_time import block
 
 
 def test_flags_become_settings() -> None:
@@ -173,13 +173,12 @@ async def test_the_pages_tell_health_and_metrics() -> None:
     assert exported == {metric.name for metric in OPERATOR}
 
 
-@pytest.mark.realtime
 async def test_a_blocked_event_loop_is_seen() -> None:
     metrics = Metrics(WorkQueue(), 4)
     following = asyncio.create_task(metrics.follow_lag())
-    await asyncio.sleep(0.01)
-    time.sleep(0.3)  # noqa: ASYNC251  nobody may do that, and this is how it shows
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    block(1.0)
+    await asyncio.sleep(1.0)
     following.cancel()
     assert (metrics.registry.get_sample_value("grpo_operator_event_loop_lag_seconds_sum") or 0.0) > 0.2
 

@@ -94,14 +94,14 @@ async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
     targets = [target("10.0.0.1")]
     puller = ProgressPuller(lambda: targets, trainer.fetch, told.append, 5.0, results.append)
     puller.tick(0.0)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(1)
     kept = puller.pull(ObjectKey("n", "a"))
     assert puller.silence(ObjectKey("n", "a")) is None
     assert kept is not None
     assert (kept.progress.step, told) == (3, [ObjectKey("n", "a")])
     trainer.broken = True
     puller.tick(1e9)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(1)
     assert puller.pull(ObjectKey("n", "a")) is kept
     silence = puller.silence(ObjectKey("n", "a"))
     assert silence is not None
@@ -112,15 +112,15 @@ async def test_the_last_answer_is_kept_while_its_pod_lives() -> None:
     assert puller.pull(ObjectKey("n", "a")) is None
     targets.clear()
     puller.tick(0.0)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(1)
 
 
 async def test_a_target_that_does_not_answer_is_asked_less_often() -> None:
     trainer = Trainer()
     trainer.broken = True
-    puller = ProgressPuller(lambda: [target("10.0.0.1")], trainer.fetch, lambda _: None, 0.01)
+    puller = ProgressPuller(lambda: [target("10.0.0.1")], trainer.fetch, lambda _: None, 5.0)
     running = asyncio.create_task(puller.run())
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(200)
     running.cancel()
     assert 2 <= trainer.asked <= 8
 

@@ -100,7 +100,7 @@ def test_those_that_take_their_time_wait_for_silent_ones_only_at_first() -> None
     assert gangs.longest_gap("slow", seconds, since=SECONDS + 3 * INTERVAL) < 3 * INTERVAL
 
 
-@settings(max_examples=cases(12))
+@settings(max_examples=cases(4))
 @given(
     mix=st.builds(
         Mix,

@@ -42,7 +42,7 @@ def judged_spec(spec: Any) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
         return None, tuple(error.problems)
 
 
-@settings(max_examples=cases(150))
+@settings(max_examples=cases(50))
 @given(dirty(GRPOJOB), st.sampled_from(["Succeeded", "Failed"]), st.sampled_from(["True", "False"]))
 def test_what_an_object_says_is_the_same_whether_it_has_ended_or_not(item: Any, kind: str, status: str) -> None:
     assume(isinstance(item, dict))
@@ -64,7 +64,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key, _ in pairs] + [place for _, part in pairs for place in places(part)]
 
 
-@settings(max_examples=cases(300))
+@settings(max_examples=cases(100))
 @given(data=st.data())
 def test_a_spec_that_was_typed_before_is_never_taken_for_another(data: st.DataObject) -> None:
     """Neighbours in writing, read one after the other: each says what its types say of it alone."""
@@ -97,7 +97,7 @@ def test_an_ended_job_of_fifty_pods_is_kept_in_two_kilobytes() -> None:
     assert sys.getsizeof(record) + sys.getsizeof(record.packed) < 2048
 
 
-@settings(max_examples=cases(150))
+@settings(max_examples=cases(50))
 @given(dirty(POD))
 def test_what_is_known_of_a_pods_end_is_kept_to_the_last_field(item: Any) -> None:
     try:

@@ -72,7 +72,7 @@ METRICS = st.dictionaries(
 FIELDS = tuple(field.alias or name for name, field in Progress.model_fields.items())
 
 
-@settings(max_examples=cases(500))
+@settings(max_examples=cases(150))
 @given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS | VALUES | ARTIFACTS | METRICS, max_size=6))
 @example({"metrics": {"weights_version": 1e308, "engine_mismatch": "NaN", "phase_seconds/sync": "Infinity"}})
 @example(
@@ -92,7 +92,7 @@ def message(**fields: Any) -> str:
     return json.dumps({"result": "Succeeded", "message": "done", **fields})
 
 
-@settings(max_examples=cases(500))
+@settings(max_examples=cases(150))
 @given(st.dictionaries(st.sampled_from(DETAILS), NUMBERS | VALUES | ARTIFACTS, max_size=4))
 def test_numbers_that_nobody_believes_do_not_change_how_it_ended(fields: dict[str, Any]) -> None:
     ended = terminated(0, message(**fields))

@@ -59,7 +59,7 @@ NEWS = st.tuples(
 )
 
 
-@settings(max_examples=cases(80))
+@settings(max_examples=cases(40))
 @given(st.lists(NEWS, max_size=12))
 def test_whatever_comes_spans_are_once_in_order_and_in_their_attempt(news: list[Any]) -> None:
     spans: list[Span] = []

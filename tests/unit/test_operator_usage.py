@@ -14,17 +14,16 @@ from tests.generated import cases
 from tests.unit.operator_world import at
 from tests.unit.usage_world import LOSSES, World
 
-MANY = 50
-
 
 @pytest.mark.seeded
-def test_usage_is_the_truth_over_fifty_losses(chance: random.Random) -> None:
-    world, told = World(chance, MANY), Usage(as_of=at(0))
+@pytest.mark.parametrize("losses", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_usage_is_the_truth_over_many_losses(chance: random.Random, losses: int) -> None:
+    world, told = World(chance, losses), Usage(as_of=at(0))
     for told in world.live():
         again = summed(Usage.model_validate_json(told.model_dump_json(exclude_none=True)))
         assert again.model_dump_json() == told.model_dump_json(), "the records alone make the sums"
-    assert len(world.gangs) == MANY + 1
-    assert world.restarts > MANY / 2
+    assert len(world.gangs) == losses + 1
+    assert world.restarts > losses / 2
     assert {gang.loss for gang in world.gangs} == {*LOSSES, "succeeded"}
     truth = world.truth()
     assert told.held_gpu_seconds == pytest.approx(truth.held, rel=0.01)
@@ -32,7 +31,7 @@ def test_usage_is_the_truth_over_fifty_losses(chance: random.Random) -> None:
         assert getattr(told.gpu_seconds, state) == pytest.approx(getattr(truth, state), abs=0.01 * truth.held), state
     assert float(told.effective) == pytest.approx(truth.productive / truth.held, rel=0.01)
     # since when a job waits is not known where its gang went with its Job while nobody looked
-    assert world.queued - world.away - MANY < told.queued_seconds < 1.01 * world.queued + MANY
+    assert world.queued - world.away - losses < told.queued_seconds < 1.01 * world.queued + losses
     assert told.waiting_since is None
 
 

@@ -163,7 +163,10 @@ class World:
 
     def _start(self, attempt: int) -> None:
         """Creates the gang, and with it its fate."""
-        loss = "succeeded" if attempt > self.losses else self.chance.choice(LOSSES)
+        # each loss once at first, so that a short life meets them all
+        loss = LOSSES[attempt - 1] if attempt <= len(LOSSES) else self.chance.choice(LOSSES)
+        if attempt > self.losses:
+            loss = "succeeded"
         gang = Gang(attempt, loss, [])
         bound = self.now + self.chance.uniform(0.2, 30.0)
         for index in range(GPU_PLAN.nodes):
