@@ -65,10 +65,7 @@ class Operator:
         leading: asyncio.Event,
         wall: Callable[[], float],
     ) -> None:
-        """Puts the parts together; nothing runs yet.
-
-        `leading` is set once this process leads; `wall` gives unix seconds.
-        """
+        """Puts the parts together. `leading` is set once this process leads; `wall` gives unix seconds."""
         self.settings = chosen
         self._wall = wall
         self._clock = asyncio.get_running_loop().time
@@ -95,16 +92,15 @@ class Operator:
         self._puller = self._rank0(session)
         served, prices = chosen.namespaces, chosen.gpu_hour_prices
         self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
-        gangs = Gangs(caches, wall, chosen.limits.scheduling)
-        self._admission = AdmissionQueue(
-            gangs, self.facts, queue.add_all, limits=chosen.limits, clock=wall, pods=chosen.pods
-        )
+        limits = chosen.limits
+        gangs = Gangs(caches, wall, limits.scheduling)
+        self._admission = AdmissionQueue(gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=chosen.pods)
         self._reconcile = Reconciler(
             cluster,
             caches,
             self._admission,
             self._wrote,
-            limits=chosen.limits,
+            limits=limits,
             clock=wall,
             monotonic=lambda: Observed(self._clock()),
             pods=chosen.pods,

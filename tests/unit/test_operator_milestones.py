@@ -60,7 +60,7 @@ def test_a_restart_has_the_reason_of_the_end_before(before: Any, after: Any, rea
     assert restart_reason(job(**before), job(**after).status) == reason
 
 
-def test_the_metrics_hold_no_series_of_a_job_whatever_comes_and_goes() -> None:
+async def test_the_metrics_hold_no_series_of_a_job_whatever_comes_and_goes() -> None:
     metrics = Metrics(WorkQueue(), 1)
     families = {one.name: len(one.samples) for one in metrics.registry.collect()}
     for number in range(1000):

@@ -126,9 +126,9 @@ class AdmissionQueue:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), again)
                 await asyncio.sleep(pause)
-                began = self._clock()
+                began = asyncio.get_running_loop().time()
                 again = await self._survive_pass()
-                pause = min(max(GATHER, self._clock() - began), NOT_KNOWN_PAUSE)
+                pause = min(max(GATHER, asyncio.get_running_loop().time() - began), NOT_KNOWN_PAUSE)
 
     async def _survive_pass(self) -> float | None:
         """One pass; a mistake in it must not end the process, which has gangs to look after."""
