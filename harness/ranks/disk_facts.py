@@ -17,7 +17,6 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_api.plan import TrainingPlan
-from grpo_trainer import files
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.seal import SealCheckpoints
@@ -110,7 +109,6 @@ def _job(folder: Path, strategy: str, steps: int) -> TrainingPlan:
 
 def _export_to_a_full_disk(folder: Path, export: Any, trainer: Any) -> bool:
     """Whether the export is there although the disk got room only when the first try had failed."""
-    files.PAUSES = (1, 1, 1, 1)
     if ranks.rank() == 0:
         fill(folder / BALLAST)
     ranks.gather(None)

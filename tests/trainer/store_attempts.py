@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_api.clock import Clock
 from grpo_api.plan import TrainingPlan
 from grpo_trainer.checkpoints.remote import Remote, remote_of
 from grpo_trainer.checkpoints.resume import choose, claim_folder
 from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.checkpoints.volume import list_files
+from grpo_trainer.clock import SYSTEM_CLOCK
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.preemption import Preemption
 from grpo_trainer.process.recorder import Recorder
@@ -27,11 +29,11 @@ def plan(endpoint: str, folder: Path, attempt: int, keep: int = 3, name: str = "
     return TrainingPlan.model_validate(made)
 
 
-def started(made: TrainingPlan) -> tuple[SealCheckpoints, Recorder]:
-    """What saves an attempt's checkpoints, once it has claimed the run."""
+def started(made: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> tuple[SealCheckpoints, Recorder]:
+    """What saves an attempt's checkpoints, by this clock, once it has claimed the run."""
     claim_folder(made)
     recorder = Recorder(made, Placement(0, 0, 1, 1), 0.0)
-    return SealCheckpoints(made, {}, recorder, Preemption.of(made)), recorder
+    return SealCheckpoints(made, {}, recorder, Preemption.of(made), clock=clock), recorder
 
 
 def save(seal: SealCheckpoints, made: TrainingPlan, step: int, files: Mapping[str, bytes] = FILES) -> None:

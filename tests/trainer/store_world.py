@@ -15,12 +15,15 @@ from grpo_trainer.stores.head import HEAD
 from grpo_trainer.stores.multiparts import Multiparts, multiparts_of
 from grpo_trainer.stores.run import RunStore, checkpoint_key, export_key
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
+from tests.stepped_clock import SteppedClock
 from tests.trainer.store_proxy import StoreProxy, proxy_to
 
 UID = "5ee0"
 KEEP = 2
 PART_BYTES = 5 * MIB
 """The smallest part that S3 takes."""
+SHORT_WAIT = 20.0
+"""Seconds of a clock that only sleeps move, without any answer: five tries."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class World:
     def store(self, folder: str, **settings: str) -> Store:
         """The folder, as a client sees it that gives up soon."""
         spec = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=self.proxy.url)
-        return replaced_wait(open_store(spec, {**CREDENTIALS, **settings}, folder=folder))
+        found = open_store(spec, {**CREDENTIALS, **settings}, folder=folder, clock=SteppedClock())
+        return found.within(SHORT_WAIT)
 
     def run(self, folder: str, attempt: int) -> RunStore:
         """The folder, as an attempt's."""
@@ -57,11 +61,6 @@ def open_uploads(multiparts: Multiparts | None) -> list[str]:
     assert multiparts
     multiparts.abort(lambda key: found.append(key) or False)  # type: ignore[func-returns-value]
     return found
-
-
-def replaced_wait(store: Store) -> Store:
-    """The store, waited for a moment only."""
-    return store.within(0.5)
 
 
 def save(run: RunStore, step: int) -> None:
@@ -84,14 +83,11 @@ def named(run: RunStore) -> set[str]:
 
 @contextmanager
 def served_world(kind: str, folder: Path) -> Iterator[World]:
-    """One of the implementations, whose pauses are short, and parts as small as S3 has them."""
+    """One of the implementations, with parts as small as S3 has them."""
     with (
         pytest.MonkeyPatch.context() as patch,
         serving(kind, folder) as served,
         proxy_to(served.endpoint) as proxy,
     ):
         patch.setattr(client, "PART_BYTES", PART_BYTES)
-        patch.setattr(client, "FIRST_PAUSE", 0.01)
-        patch.setattr(client, "LONGEST_PAUSE", 0.05)
-        patch.setattr(client, "POLL_SECONDS", 0.01)
         yield World(proxy, iter(range(1_000_000)))

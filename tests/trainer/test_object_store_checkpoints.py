@@ -10,29 +10,25 @@ import pytest
 from grpo_api.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.quantity import MIB
-from grpo_api.training_metrics import CHECKPOINT_SECONDS
 from grpo_trainer.checkpoints import remote
 from grpo_trainer.checkpoints.resume import begin, claim_folder
 from grpo_trainer.checkpoints.volume import read_manifest, sealed_at
 from grpo_trainer.errors import BadInput, Diverged, Preempted
-from grpo_trainer.stores import client
+from grpo_trainer.stores.run import SAVE_WAIT
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from harness.ranks import runs
+from tests.stepped_clock import SteppedClock
 from tests.trainer.store_attempts import FILES, brought, of, plan, save, started
-from tests.trainer.store_proxy import Pace, StoreProxy, proxy_to
+from tests.trainer.store_proxy import StoreProxy, proxy_to
 
-WAIT = 0.1
-"""Seconds without any answer after which a save is given up."""
+pytestmark = pytest.mark.realtime
 
 
 @pytest.fixture
 def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
-    """A store behind a proxy; its clients have keys and short pauses."""
+    """A store behind a proxy; its clients have keys."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(CHECKPOINT_STORE_ENV + name, value)
-    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "POLL_SECONDS"):
-        monkeypatch.setattr(client, name, 0.01)
-    monkeypatch.setattr(remote, "SAVE_WAIT", WAIT)
     with serving("moto", tmp_path / "store") as served, proxy_to(served.endpoint) as proxy:
         yield proxy
 
@@ -58,12 +54,13 @@ def test_a_checkpoint_comes_back_whole_and_leaves_no_copy(proxy: StoreProxy, tmp
 
 
 def test_a_storm_costs_a_checkpoint_and_no_step(proxy: StoreProxy, tmp_path: Path) -> None:
-    made = plan(proxy.url, tmp_path, 1)
-    seal, recorder = started(made)
+    made, clock = plan(proxy.url, tmp_path, 1), SteppedClock()
+    seal, recorder = started(made, clock)
     proxy.reset(lambda *_: "503")
     save(seal, made, 2)
     problem = recorder.progress.checkpoint_problem
     assert "the checkpoint of step 2 could not be written: rank 0: s3://bucket/runs/demo-0: put attempt-1/" in problem
+    assert clock.now() > 0, "it was tried again"
     assert not list(tmp_path.glob("disk-1/demo-0/attempt-1/*"))
     proxy.reset()
     save(seal, made, 3)
@@ -76,13 +73,18 @@ def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(remote, "PART_BYTES", MIB)
     first, second = plan(proxy.url, tmp_path, 1), plan(proxy.url, tmp_path, 2)
-    seal, recorder = started(first)
-    proxy.pace = Pace(latency=0.01, bytes_per_second=16 * MIB)
-    proxy.reset(lambda number, _: "503" if number % 5 == 4 else "")
+    clock = SteppedClock()
+    seal, recorder = started(first, clock)
+
+    def slow(number: int, _: str) -> str:
+        clock.advance(SAVE_WAIT / 2)
+        return "503" if number % 5 == 4 else ""
+
+    proxy.reset(slow)
     save(seal, first, 2)
     assert recorder.progress.checkpoint_problem == ""
-    told = recorder.progress.metrics[CHECKPOINT_SECONDS.key]
-    assert told > 10 * WAIT, "a save may take long, as long as something moves"
+    assert clock.now() > 5 * SAVE_WAIT, "a save may take long, as long as something moves"
+    proxy.reset()
     found = brought(second)
     assert found is not None
     assert found.name == "checkpoint-2"

@@ -6,7 +6,6 @@ supervisor, and turns every end into an Outcome and its exit code: no process en
 
 import os
 import sys
-import time
 import traceback
 
 from grpo_api.contract import THREADS_ENV
@@ -15,6 +14,7 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from .checkpoints.key import require_key
+from .clock import unix_time
 from .errors import BadInput, Diverged, classify
 from .gang.placement import LOCAL_RANK_ENV, Placement, launch_environment, placement
 from .plan_file import read_plan
@@ -61,7 +61,7 @@ def work(plan: TrainingPlan, place: Placement, started: float) -> int:
 
 def main() -> int:
     """Run this pod's part of the plan; returns the exit code."""
-    started = time.time()
+    started = unix_time()
     try:
         plan = read_plan(os.environ)
         require_supported(plan)

@@ -13,6 +13,7 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
+from grpo_api.clock import Clock
 from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
 from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
@@ -23,6 +24,7 @@ from .checkpoints.identity import identity
 from .checkpoints.resume import Beginning, begin
 from .checkpoints.seal import SealCheckpoints
 from .checkpoints.volume import read_manifest
+from .clock import SYSTEM_CLOCK
 from .data.columns import hidden
 from .data.dataset import Prompts, load_prompts
 from .data.order import Cadence, merged
@@ -74,14 +76,18 @@ class TrainerParts:
     """Makes what samples the completions; None where the policy does."""
 
 
-def build(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver) -> Run:
-    """Everything up to the first step; `observer` is new. A collective.
+def build(
+    plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock = SYSTEM_CLOCK
+) -> Run:
+    """Everything up to the first step. A collective.
+
+    `observer` is new, `clock` the time by which the hub is waited for.
 
     Raises:
         TrainingError: the plan, the model, the data, a reward or the checkpoint can't be used.
     """
     recorder.stage("Loading")
-    hub = Hub(plan.revisions, recorder.fetched)
+    hub = Hub(plan.revisions, recorder.fetched, clock=clock)
     rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
     require_patience(plan, rewards.longest_seconds)
     if uses_deepspeed(plan.execution):

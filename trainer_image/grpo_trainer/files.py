@@ -4,12 +4,14 @@ Manifests, owner files and outcomes must be whole or absent.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from grpo_api.clock import Clock
+
+from .clock import SYSTEM_CLOCK
 from .errors import DiskFailed, of_a_disk
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ def disk_errors() -> Iterator[None]:
         raise DiskFailed(f"{type(error).__name__}: {error}") from error
 
 
-def patiently(action: Callable[[], T]) -> T:
+def patiently(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
     """Does an action again, after growing PAUSES, as long as a disk fails it.
 
     A collective must be failed on all ranks alike (ranks.together), for then all of them try again together.
@@ -93,5 +95,5 @@ def patiently(action: Callable[[], T]) -> T:
             return action()
         except DiskFailed as error:
             print(f"tried again in {pause} s: {error}", flush=True)
-        time.sleep(pause)
+        clock.sleep(pause)
     return action()

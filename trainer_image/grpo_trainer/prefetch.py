@@ -8,13 +8,13 @@ same tokens and the same patience. Begun again, it goes on with what is missing.
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 
+from grpo_api.clock import Clock
 from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
+from .clock import SYSTEM_CLOCK
 from .errors import classify
 from .hub.repositories import Hub, Repository
 from .plan_file import read_plan
@@ -28,8 +28,8 @@ TELL_SECONDS = 5.0
 class Progress:
     """Prints what has arrived of one repository after the other."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing has been begun; `clock` gives seconds."""
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Nothing has been begun."""
         self._clock, self._what, self._last = clock, "", float("-inf")
 
     def begin(self, what: str) -> None:
@@ -38,13 +38,13 @@ class Progress:
 
     def arrived(self, count: int) -> None:
         """So many bytes of it are in the cache."""
-        now = self._clock()
+        now = self._clock.now()
         if now - self._last >= TELL_SECONDS:
             self._last = now
             print(f"{self._what}: {count / 1e6:.1f} MB in the cache", flush=True)
 
 
-def fetch(plan: TrainingPlan) -> Outcome:
+def fetch(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Outcome:
     """Fetches the plan's models and its dataset, those that are not folders; says what was fetched and its commits.
 
     Raises:
@@ -55,8 +55,8 @@ def fetch(plan: TrainingPlan) -> Outcome:
     from .data.hub_dataset import read_hub
     from .weights.models import locate
 
-    progress = Progress()
-    hub, models = Hub(plan.revisions, progress.arrived), _models(plan)
+    progress = Progress(clock)
+    hub, models = Hub(plan.revisions, progress.arrived, clock=clock), _models(plan)
     for repository in models:
         progress.begin(repository.words)
         locate(repository, plan.execution.dtype, hub)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_api.clock import Clock
 from grpo_api.exporting import HubExportSpec
 from grpo_api.plan import TrainingPlan
 from grpo_api.timing import Beginning
@@ -17,6 +18,7 @@ from .checkpoints.export import described, export_model, send_model
 from .checkpoints.provenance import Finished, write_provenance
 from .checkpoints.remote import shown
 from .checkpoints.volume import read_manifest, sealed_at, told
+from .clock import SYSTEM_CLOCK
 from .errors import BadInput, Diverged, DivergedKL, HubUnavailable, Preempted
 from .gang import led, rendezvous
 from .hub.card import HERE, Trained, write_card
@@ -29,26 +31,28 @@ from .telemetry.observer import StepObserver
 from .telemetry.shortage import shortage_of
 
 
-def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog) -> str:
+def run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, clock: Clock = SYSTEM_CLOCK) -> str:
     """Train and export; returns the sentence for the Outcome. A collective.
+
+    `clock`: the time by which the hub is waited for.
 
     Raises:
         TrainingError: any of its kinds; other exceptions are bugs, or failures of the machine.
     """
     observer = StepObserver()
     try:
-        return _run(plan, recorder, watchdog, observer)
+        return _run(plan, recorder, watchdog, observer, clock)
     except Exception as error:
         recorder.shortage = shortage_of(error, observer.clock)
         raise
 
 
-def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver) -> str:
+def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: StepObserver, clock: Clock) -> str:
     """Build, train and export."""
     hub = plan.export.hub if plan.export else None
     if hub:
-        led.by_main(lambda: require_target(hub, lambda _: recorder.event()))
-    built = build(plan, recorder, watchdog, observer)
+        led.by_main(lambda: require_target(hub, lambda _: recorder.event(), clock))
+    built = build(plan, recorder, watchdog, observer, clock)
     _announce_start(plan, recorder, built)
     checkpoint = built.beginning.checkpoint
     try:
@@ -60,7 +64,7 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
         raise _explained(plan, error, built) from error
     finally:
         built.rewards.close()
-    return _finish(plan, built, recorder)
+    return _finish(plan, built, recorder, clock)
 
 
 def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
@@ -107,7 +111,7 @@ def _last_good(plan: TrainingPlan, run: Run) -> str:
     return f"The last good checkpoint is {shown(plan, found)}" if found else "No checkpoint was saved before"
 
 
-def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
+def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
     """Export a finished run; say how far a preempted one came."""
     state = run.trainer.state
     if run.step_exchange.verdict == "save" and run.seal.last and number(run.seal.last) == state.global_step:
@@ -124,7 +128,7 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder) -> str:
         plan, run.trainer.source, run.trainer.write_model,
         describe=describe, attest=attest, read=lambda _: recorder.event(),
     )  # fmt: skip
-    where = _place(plan, folder, recorder) if folder else "spec.export keeps no model"
+    where = _place(plan, folder, recorder, clock) if folder else "spec.export keeps no model"
     rendezvous.leave_together()
     recorder.stage("Finished")
     return f"trained {state.global_step} steps; {where}{run.prompts.left_out}"
@@ -141,7 +145,7 @@ def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> Trained:
     return Trained(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
 
 
-def _place(plan: TrainingPlan, folder: Path, recorder: Recorder) -> str:
+def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -> str:
     """Send an exported model on to where the plan wants it; says where it is. A collective.
 
     Raises:
@@ -151,18 +155,22 @@ def _place(plan: TrainingPlan, folder: Path, recorder: Recorder) -> str:
     """
     url, hub = send_model(plan, folder, recorder.event), plan.export.hub if plan.export else None
     kept = url or (str(folder) if run_folder(plan) else "")
-    address = _pushed(plan, folder, hub, kept, recorder) if hub else ""
+    address = _pushed(plan, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = described(folder, url)
         recorder.export = export.model_copy(update={"to": "Hub", "path": address}) if hub else export
     return "the model is in " + " and in ".join(filter(None, (address, kept)))
 
 
-def _pushed(plan: TrainingPlan, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder) -> str:
+def _pushed(
+    plan: TrainingPlan, folder: Path, hub: HubExportSpec, kept: str, recorder: Recorder, *, clock: Clock
+) -> str:
     """Push an exported model; its address on the hub. `kept`: where else it is; empty for nowhere. A collective."""
     message = f"GRPO of {plan.model.name}, {recorder.step} steps"
     try:
-        commit = led.by_main(lambda: push(folder, hub, message, lambda _: recorder.event(), only_copy=not kept))
+        commit = led.by_main(
+            lambda: push(folder, hub, message, lambda _: recorder.event(), only_copy=not kept, clock=clock)
+        )
     except (BadInput, HubUnavailable) as error:
         raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
     return f"hf://{hub.repository}@{commit}"

@@ -5,7 +5,6 @@ certain; what a pod can't know (to which content an image's tag led, settings of
 """
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from grpo_api.provenance import (
 )
 from grpo_api.report import DATASET_FINGERPRINT, Progress
 
+from ..clock import unix_time
 from ..paths import attempt_folder_of
 from ..process.outcome import kept_outcomes
 from ..weights.models import Source
@@ -114,7 +114,7 @@ def _statement(run: Finished, about: list[Subject]) -> Statement:
                 metadata=BuildMetadata(
                     invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
                     started_on=moment(run.started),
-                    finished_on=moment(time.time()),
+                    finished_on=moment(unix_time()),
                 ),
                 grpo_run=_record(run),
             ),

@@ -7,16 +7,17 @@ it would be on a volume, so that whoever reads checkpoints needs to know nothing
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from grpo_api.clock import Clock
 from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.plan import TrainingPlan
 
+from ..clock import SYSTEM_CLOCK, unix_time
 from ..errors import BadInput
 from ..files import disk_errors
 from ..gang import led, ranks
@@ -162,7 +163,7 @@ class Remote(Stored):
             Preempted: a newer attempt has the run. StoreFailed: the store gave no answer for too long.
         """
         run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
-        run.commit(manifest.step, manifest.model_dump_json().encode(), time.time())
+        run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time())
 
     def withdraw(self, checkpoints: Iterable[Path]) -> None:
         """Make checkpoints count no more."""
@@ -171,13 +172,13 @@ class Remote(Stored):
         self.run.withdraw([one for one in head.checkpoints if (one.attempt, one.step) in named] if head else [])
 
 
-def remote_of(plan: TrainingPlan, tell: Tell = silent) -> Remote | None:
+def remote_of(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLOCK) -> Remote | None:
     """The run's checkpoints on its store; None where they are on a volume, or nowhere.
 
     Raises:
         BadInput: the store's settings are wrong.
     """
-    run, folder = run_store(plan, tell), run_folder(plan)
+    run, folder = run_store(plan, tell, clock=clock), run_folder(plan)
     return Remote(run, folder, plan.execution.processes_per_node) if run and folder else None
 
 

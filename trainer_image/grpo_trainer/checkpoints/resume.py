@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo_api.clock import Clock
 from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.plan import TrainingPlan
 
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, DiskFailed, Diverged
 from ..files import disk_errors, patiently
 from ..gang import led, ranks
@@ -34,7 +36,7 @@ class Beginning:
     """The exported adapter whose weights a new run begins with, at step 0."""
 
 
-def claim_folder(plan: TrainingPlan, tell: Tell = silent) -> None:
+def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLOCK) -> None:
     """Take the checkpoint folder for this attempt and make sure that every rank sees the same one; with an object
     store, the run's folder there, and one on the disk of every node. `tell` hears that somebody is at work.
 
@@ -46,11 +48,11 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent) -> None:
     folder = run_folder(plan)
     if folder is None:
         return
-    if remote := remote_of(plan, tell):
+    if remote := remote_of(plan, tell, clock):
         ranks.together(disk_errors()(lambda: claim(plan) if remote.local_rank == 0 else None))
         led.by_main(remote.run.claim)
         return
-    patiently(lambda: ranks.on_main(disk_errors()(lambda: claim(plan))))
+    patiently(lambda: ranks.on_main(disk_errors()(lambda: claim(plan))), clock)
     ranks.together(lambda: _require_visible(folder / OWNER))
 
 

@@ -15,10 +15,12 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from grpo_api.artifacts import Checkpoint
+from grpo_api.clock import Clock
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Generations
-from grpo_api.timing import Clock
+from grpo_api.timing import Clock as RunTime
 
+from ..clock import SYSTEM_CLOCK, unix_time
 from ..errors import DiskFailed
 from ..files import disk_errors
 from ..gang import ranks
@@ -41,9 +43,11 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         recorder: Recorder,
         preemption: Preemption,
         skipped: Sequence[Generations] = (),
+        *,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._plan = plan
-        self._remote = remote_of(plan, recorder.event)
+        self._remote = remote_of(plan, recorder.event, clock)
         self._source = source_of(plan)
         self._identity = identity
         self._recorder = recorder
@@ -92,7 +96,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
             self._source.clear()  # what the run began with
         self._preemption.save_seconds = seconds
         where = self._remote.url(checkpoint) if self._remote else str(checkpoint)
-        self._recorder.saved(Checkpoint(step=step, time=time.time(), bytes=size, where=where), seconds)
+        self._recorder.saved(Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds)
 
     def _failed(self, checkpoint: Path, step: int, why: str) -> None:
         """Each failure doubles the steps until the next try, which costs the time of writing until the disk is full."""
@@ -114,7 +118,7 @@ def seal(
     identity: dict[str, str],
     skipped: Sequence[Generations] = (),
     *,
-    clock: Callable[[], Clock] = Clock,
+    clock: Callable[[], RunTime] = RunTime,
     remote: Remote | None = None,
 ) -> int:
     """Hash the files of a checkpoint, a share on each rank, and commit it on rank 0; with a store, send them before.

@@ -19,7 +19,7 @@ from grpo_api.dataset import DatasetSpec
 from ..errors import BadInput
 from ..files import sync_folder
 from ..gang import led
-from ..hub.patience import Tell, passing
+from ..hub.patience import passing
 from ..hub.repositories import Hub, Repository, asked
 
 _REFUSED = (FileNotFoundError, ConnectionError, datasets.exceptions.DatasetGenerationError, ValueError)
@@ -40,7 +40,7 @@ def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
     if is_offline_mode():
         folder = _folder(dataset, repository, commit)
         return datasets.load_from_disk(str(folder)) if folder.is_dir() else _loaded(dataset, dataset.revision)
-    return datasets.load_from_disk(str(led.by_node(lambda: _converted(dataset, repository, commit, hub.tell))))
+    return datasets.load_from_disk(str(led.by_node(lambda: _converted(dataset, repository, commit, hub))))
 
 
 def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
@@ -49,7 +49,7 @@ def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
     return Path(datasets.config.HF_DATASETS_CACHE) / "commits" / repository.storage.name / (commit or "none") / choice
 
 
-def _converted(dataset: DatasetSpec, repository: Repository, commit: str, tell: Tell) -> Path:
+def _converted(dataset: DatasetSpec, repository: Repository, commit: str, hub: Hub) -> Path:
     """The folder with the rows of that commit, as `save_to_disk` writes them."""
     folder = _folder(dataset, repository, commit)
 
@@ -58,7 +58,7 @@ def _converted(dataset: DatasetSpec, repository: Repository, commit: str, tell: 
             _convert(dataset, commit, folder)
         return folder
 
-    return folder if folder.is_dir() else asked(repository, convert, tell, folder.parent)
+    return folder if folder.is_dir() else asked(repository, convert, hub, folder.parent)
 
 
 def _convert(dataset: DatasetSpec, commit: str, folder: Path) -> None:

@@ -4,7 +4,6 @@ In the pod, since the base is there, and so that no laptop needs torch or room f
 """
 
 import shutil
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from grpo_api.provenance import OWN_FILES, STATEMENT_FILE
 from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import read_sums, sha256_sums
 from ..checkpoints.volume import list_files
+from ..clock import unix_time
 from ..errors import BadInput
 from ..hub.card import CARD, converted_card
 from ..hub.repositories import Hub, Repository
@@ -40,7 +40,7 @@ def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *
     adapter = (export / ADAPTER_CONFIG).is_file()
     if adapter != merge:
         raise BadInput("the export is a whole model: leave --merge out" if merge else "--dtype needs --merge here")
-    started, consumed = time.time(), _unchanged(export)
+    started, consumed = unix_time(), _unchanged(export)
     target = cast(Dtype, dtype or plan.execution.dtype)
     _copy(export, consumed, folder, weights=adapter)
     source = Source(plan.model.name, export, "", target)

@@ -3,7 +3,6 @@
 Whoever has only the conversion can still tell what it comes from, and nobody takes it for what was signed.
 """
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from grpo_api.provenance import (
 
 from ..checkpoints.environment import packages
 from ..checkpoints.provenance import from_hub, moment, subjects
+from ..clock import unix_time
 from ..weights.models import Source
 
 
@@ -72,7 +72,7 @@ def write_conversion(
                 metadata=BuildMetadata(
                     invocation_id=f"{plan.job.uid}/{plan.job.attempt}",
                     started_on=moment(started),
-                    finished_on=moment(time.time()),
+                    finished_on=moment(unix_time()),
                 ),
             ),
         ),

@@ -6,12 +6,13 @@ the volume or the store is found on the laptop. Only what has no recorded hash i
 
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_api.artifacts import SUMS, FileEntry, Listing, parse_sums
+from grpo_api.clock import Clock
 
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput
 from ..plan_file import read_plan
 from ..process.outcome import termination_log
@@ -23,7 +24,9 @@ IDLE_SECONDS = 300.0
 POLL_SECONDS = 1.0
 
 
-def serve(state: Path, dtype: str | None, *, merge: bool, idle: float = IDLE_SECONDS) -> int:
+def serve(
+    state: Path, dtype: str | None, *, merge: bool, idle: float = IDLE_SECONDS, clock: Clock = SYSTEM_CLOCK
+) -> int:
     """Prepare the export of the plan's run, converted if that is asked for, and wait until nobody wants it any more.
 
     Raises:
@@ -32,18 +35,18 @@ def serve(state: Path, dtype: str | None, *, merge: bool, idle: float = IDLE_SEC
     """
     state.mkdir(parents=True, exist_ok=True)
     asked(state)
-    found = prepare(state, dtype, merge=merge)
+    found = prepare(state, dtype, merge=merge, clock=clock)
     publish(state, found, listing(found))
     asked(state)
     while idle_seconds(state) < idle:
-        time.sleep(min(POLL_SECONDS, idle))
+        clock.sleep(min(POLL_SECONDS, idle))
     return 0
 
 
-def prepare(state: Path, dtype: str | None, *, merge: bool) -> Source:
+def prepare(state: Path, dtype: str | None, *, merge: bool, clock: Clock = SYSTEM_CLOCK) -> Source:
     """What is handed out: the export itself, or its conversion below `state`."""
     plan = read_plan(os.environ)
-    export = exported(plan)
+    export = exported(plan, clock)
     if not (merge or dtype):
         return export
     from .converting import convert

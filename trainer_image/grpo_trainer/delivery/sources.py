@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from grpo_api.clock import Clock
 from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.plan import TrainingPlan
 from grpo_api.quantity import MIB
 
 from ..checkpoints.volume import list_files
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput
 from ..paths import run_folder
 from ..stores.client import Store
@@ -101,13 +103,13 @@ class OnStore:
         return room
 
 
-def exported(plan: TrainingPlan) -> Source:
+def exported(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
     """What the plan's run has exported.
 
     Raises:
         BadInput: nothing.
     """
-    root, run = run_folder(plan), run_store(plan)
+    root, run = run_folder(plan), run_store(plan, clock=clock)
     if run:
         key = run.exported()
         if key is None:

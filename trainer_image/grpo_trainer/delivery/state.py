@@ -4,11 +4,12 @@ The pod lives as long as somebody asks for something, so that none stays behind 
 """
 
 import os
-import time
 from pathlib import Path
 
 from grpo_api.artifacts import Listing
+from grpo_api.clock import Clock
 
+from ..clock import SYSTEM_CLOCK, unix_time
 from ..files import write_atomically
 from ..plan_file import read_plan
 from .sources import Folder, Source, exported
@@ -33,14 +34,14 @@ def published(state: Path) -> Listing | None:
         return None
 
 
-def source(state: Path) -> Source:
+def source(state: Path, clock: Clock = SYSTEM_CLOCK) -> Source:
     """Where the files are.
 
     Raises:
         BadInput: they are gone from the object store.
     """
     folder = state / _MODEL
-    return Folder(folder) if folder.is_symlink() else exported(read_plan(os.environ))
+    return Folder(folder) if folder.is_symlink() else exported(read_plan(os.environ), clock)
 
 
 def asked(state: Path) -> None:
@@ -50,4 +51,4 @@ def asked(state: Path) -> None:
 
 def idle_seconds(state: Path) -> float:
     """How long nobody has asked for anything."""
-    return time.time() - (state / _ASKED).stat().st_mtime
+    return unix_time() - (state / _ASKED).stat().st_mtime

@@ -8,17 +8,18 @@ are written, mounted and planned as for training. Elsewhere GRPO_PLAN names a pl
 import argparse
 import json
 import os
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpo_api.clock import Clock
 from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.fitting import with_message
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import EXIT_CODES, Outcome, Result
 
 from ..__main__ import leave
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, Transient, classify
 from ..gang.placement import placement
 from ..plan_file import read_plan
@@ -71,7 +72,7 @@ def metrics(found: Score) -> dict[str, float]:
     return {"reward": found.reward.mean}
 
 
-def exported(plan: TrainingPlan, seconds: float) -> tuple[Path, Outcome]:
+def exported(plan: TrainingPlan, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Path, Outcome]:
     """The model of spec.resumeFrom and the Outcome that its job ended with, once both are there.
 
     Raises:
@@ -80,13 +81,13 @@ def exported(plan: TrainingPlan, seconds: float) -> tuple[Path, Outcome]:
     """
     if plan.resume_from is None:
         raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")
-    root, stored, end = Path(plan.resume_from), source_run(plan), time.monotonic() + seconds
+    root, stored, end = Path(plan.resume_from), source_run(plan), clock.now() + seconds
     where = stored.store.url if stored else root / EXPORT_FOLDER
     print(f"waiting for the model in {where}", flush=True)
     while (outcome := _succeeded(root, stored)) is None:
-        if time.monotonic() >= end:
+        if clock.now() >= end:
             raise Transient(f"no finished model in {where} after {seconds:.0f} s: has its job succeeded?")
-        time.sleep(POLL_SECONDS)
+        clock.sleep(POLL_SECONDS)
     return root / EXPORT_FOLDER, outcome
 
 

@@ -9,12 +9,14 @@ fetched twice and none is damaged: huggingface_hub writes each under a name of i
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from grpo_api.clock import Clock
+
+from ..clock import SYSTEM_CLOCK
 from ..files import write_atomically
 from ..pauses import POLL_SECONDS
 
@@ -25,8 +27,9 @@ STALE_SECONDS = 60.0
 class Lease:
     """One lease, held or waited for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self.path = path
+        self._clock = clock
         self._owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
         self._beats = 0
         self._lock = threading.Lock()  # a beat that ends after the release would leave a lease that nobody holds
@@ -38,17 +41,17 @@ class Lease:
             OSError: the folder can't be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        seen, since, died = "", time.monotonic(), False
+        seen, since, died = "", self._clock.now(), False
         while not self._created():
             text = _text(self.path)
             if text != seen:
-                seen, since = text, time.monotonic()
+                seen, since = text, self._clock.now()
                 heard()
-            elif time.monotonic() - since >= STALE_SECONDS:
+            elif self._clock.now() - since >= STALE_SECONDS:
                 self._end(seen)
                 died = True
                 continue
-            time.sleep(min(POLL_SECONDS, STALE_SECONDS))
+            self._clock.sleep(POLL_SECONDS)
         return died
 
     def beat(self) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import TypeVar
 
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+from grpo_api.clock import Clock
+
+from ..clock import SYSTEM_CLOCK
 from ..errors import DiskFailed, HubUnavailable
 from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
 
@@ -35,10 +37,10 @@ class NotNow(Exception):
 class Arrivals:
     """What has arrived on the disk, however it was fetched."""
 
-    def __init__(self, folders: Sequence[Path], tell: Tell) -> None:
-        self.folders, self._tell = folders, tell
+    def __init__(self, folders: Sequence[Path], tell: Tell, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.folders, self._tell, self._clock = folders, tell, clock
         self._last = self._most = 0
-        self._grew_at = time.monotonic()
+        self._grew_at = clock.now()
 
     @property
     def longest_wait(self) -> float:
@@ -56,7 +58,7 @@ class Arrivals:
             self._last = found
             self._tell(found)
         if found > self._most:
-            self._most, self._grew_at = found, time.monotonic()
+            self._most, self._grew_at = found, self._clock.now()
 
     def still_there(self) -> None:
         """Tell the same again: nothing has arrived, and yet somebody is at work."""
@@ -64,15 +66,15 @@ class Arrivals:
 
     def wait(self, seconds: float) -> None:
         """A pause between two tries, in which others hear that somebody is there."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        end = self._clock.now() + seconds
+        while (left := end - self._clock.now()) > 0:
             self.still_there()
-            time.sleep(min(left, POLL_SECONDS))
+            self._clock.sleep(min(left, POLL_SECONDS))
 
     @property
     def silence(self) -> float:
         """Seconds since there was more than ever before."""
-        return time.monotonic() - self._grew_at
+        return self._clock.now() - self._grew_at
 
 
 def _bytes_in(folder: Path) -> int:
@@ -103,6 +105,7 @@ def measuring(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[
     finally:
         over.set()
         thread.join()
+    arrivals.look()  # what came after the thread's last look
 
 
 def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:

@@ -18,11 +18,13 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 
+from grpo_api.clock import Clock
 from grpo_api.contract import EXPORT_TOKEN_ENV
 from grpo_api.digests import digests, files_of
 from grpo_api.exporting import HubExportSpec
 from grpo_api.provenance import OWN_FILES
 
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput
 from .patience import Arrivals, NotNow, Tell, measuring, patiently
 
@@ -88,8 +90,8 @@ class Target:
 class Sending(Arrivals):
     """What the hub was sent."""
 
-    def __init__(self, tell: Tell, longest_wait: float | None = None) -> None:
-        super().__init__([Path(constants.HF_HOME)], tell)  # where hf_xet would keep what it needs room for
+    def __init__(self, tell: Tell, clock: Clock, longest_wait: float | None = None) -> None:
+        super().__init__([Path(constants.HF_HOME)], tell, clock)  # where hf_xet would keep what it needs room for
         self._bytes = 0
         self._longest_wait = longest_wait
 
@@ -142,7 +144,7 @@ class Files:
         return file.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def require_target(spec: HubExportSpec, tell: Tell) -> None:
+def require_target(spec: HubExportSpec, tell: Tell, clock: Clock = SYSTEM_CLOCK) -> None:
     """Make sure, before anything is trained, that the model can be pushed; a repository that is missing is created.
 
     Raises:
@@ -152,12 +154,14 @@ def require_target(spec: HubExportSpec, tell: Tell) -> None:
     # As in `push`: only a run that pushes needs the hub's client.
     from .client import in_use
 
-    target, sending = Target.of(spec), Sending(tell)
+    target, sending = Target.of(spec), Sending(tell, clock)
     with in_use(), measuring(sending):
         _refused(target, lambda: patiently(lambda: _prepared(target), target.words, sending))
 
 
-def push(folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_copy: bool) -> str:
+def push(
+    folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_copy: bool, clock: Clock = SYSTEM_CLOCK
+) -> str:
     """Push a folder's files; the commit that has them, each with the hash that it has here.
 
     Args:
@@ -166,6 +170,7 @@ def push(folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_co
         message: the commit's first line.
         tell: told the bytes that went out, by which others know that something happens.
         only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
+        clock: the time that it waits by.
 
     Raises:
         BadInput: the hub refuses it for good.
@@ -173,7 +178,7 @@ def push(folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_co
     """
     from .client import in_use
 
-    target, sending = Target.of(spec), Sending(tell, ONLY_COPY_SECONDS if only_copy else None)
+    target, sending = Target.of(spec), Sending(tell, clock, ONLY_COPY_SECONDS if only_copy else None)
     files = Files.of(folder, sending.still_there)
     with in_use(sending.sent, ANSWER_SECONDS), measuring(sending):
         return _refused(target, lambda: patiently(lambda: _pushed(target, files, message), target.words, sending))

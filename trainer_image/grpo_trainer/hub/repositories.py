@@ -15,6 +15,9 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError, HFValidationErro
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
 
+from grpo_api.clock import Clock
+
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput
 from ..files import write_atomically
 from ..gang import led
@@ -61,6 +64,8 @@ class Hub:
     """Told the bytes that have arrived while something is fetched."""
     commits: dict[str, str] = field(default_factory=dict)
     """The commits that were found, by `Repository.path`."""
+    clock: Clock = SYSTEM_CLOCK
+    """The time by which it and other holders of a lease are waited for."""
 
     def commit(self, repository: Repository) -> str:
         """The commit that the repository's revision means in this run; empty where no hub may be asked and nothing is
@@ -70,7 +75,7 @@ class Hub:
             BadInput: there is no such repository or revision, or no right to it.
             HubUnavailable: the hub can't be asked.
         """
-        found = self.recorded.get(repository.path) or led.by_main(lambda: _resolved(repository, self.tell))
+        found = self.recorded.get(repository.path) or led.by_main(lambda: _resolved(repository, self))
         if found:
             self.commits[repository.path] = found
         return found
@@ -84,11 +89,11 @@ class Hub:
             DiskFailed: there is no room.
         """
         commit = self.commit(repository)
-        found = led.by_node(lambda: choose(lambda names: fetch(repository, commit, names, self.tell)))
+        found = led.by_node(lambda: choose(lambda names: fetch(repository, commit, names, self)))
         return found, commit
 
 
-def _resolved(repository: Repository, tell: Tell) -> str:
+def _resolved(repository: Repository, hub: Hub) -> str:
     if repository.revision and COMMIT.fullmatch(repository.revision):
         return repository.revision
     known = repository.storage / "refs" / (repository.revision or "main")
@@ -103,10 +108,10 @@ def _resolved(repository: Repository, tell: Tell) -> str:
         write_atomically(known, info.sha or "")
         return info.sha or ""
 
-    return asked(repository, ask, tell)
+    return asked(repository, ask, hub)
 
 
-def fetch(repository: Repository, commit: str, names: list[str], tell: Tell) -> Path:
+def fetch(repository: Repository, commit: str, names: list[str], hub: Hub) -> Path:
     """The snapshot's folder with all files that match the names, of this process's own doing."""
     here = None if is_offline_mode() else complete(repository, commit, names)
     if here:
@@ -123,7 +128,7 @@ def fetch(repository: Repository, commit: str, names: list[str], tell: Tell) -> 
         )
         return Path(folder)
 
-    return asked(repository, lambda: complete(repository, commit, names) or download(), tell)
+    return asked(repository, lambda: complete(repository, commit, names) or download(), hub)
 
 
 def complete(repository: Repository, commit: str, names: list[str]) -> Path | None:
@@ -151,7 +156,7 @@ def _drop_damaged(repository: Repository, commit: str, names: list[str]) -> None
             path.unlink(missing_ok=True)
 
 
-def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Path) -> T:
+def asked(repository: Repository, action: Callable[[], T], hub: Hub, *more: Path) -> T:
     """What `action` gets of the hub, with patience, by the holder of the repository's lease. `more`: folders, beside
     the repository's own, in which its bytes arrive.
 
@@ -164,13 +169,13 @@ def asked(repository: Repository, action: Callable[[], T], tell: Tell, *more: Pa
         return _refused(repository, action)
     storage = repository.storage
 
-    lease = Lease(storage.parent / f".{storage.name}.lease")
+    lease = Lease(storage.parent / f".{storage.name}.lease", hub.clock)
 
     def under_lease() -> T:
         # Needed here only: a run with a local model has no use for the hub's client.
         from .client import in_use
 
-        with in_use(), measuring(Arrivals([storage, *more], tell), lease.beat) as arrivals:
+        with in_use(), measuring(Arrivals([storage, *more], hub.tell, hub.clock), lease.beat) as arrivals:
             died = patiently(lambda: lease.take(arrivals.still_there), repository.words, arrivals)
             try:
                 if died:

@@ -7,7 +7,7 @@ others. There is one per process, made before torch is imported.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from grpo_api.artifacts import Checkpoint, Export
@@ -26,6 +26,7 @@ from grpo_api.training_metrics import (
     NONFINITE_STEPS,
 )
 
+from ..clock import SYSTEM_CLOCK, unix_time
 from ..gang.placement import Placement
 from .run_clock import RunClock
 from .step_times import StepTimes
@@ -37,18 +38,26 @@ RECENT_STEPS = 20
 class Recorder:
     """Thread-safe state of one process's run."""
 
-    def __init__(self, plan: TrainingPlan, place: Placement, started: float) -> None:
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        place: Placement,
+        started: float,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
+    ) -> None:
+        """`now` is a clock that never goes back, in seconds."""
+        self._now = now
         self._lock = threading.RLock()
         """Held over whatever is derived from the state that it replaces: several threads write."""
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._progress = Progress(attempt=plan.job.attempt)
-        self._clock = RunClock()
+        self._clock = RunClock(now)
         self._steps = StepTimes()
         self._account = Account()
         """Its `clock` is read when it is asked for."""
         self.started = started
         """Unix time of the process's start, in seconds."""
-        self._last_event = self._last_heard = time.monotonic()
+        self._last_event = self._last_heard = now()
         self._last_sign = self._last_event
         self._own_events = 0
         self._not_finite_step: int | None = None
@@ -70,13 +79,13 @@ class Recorder:
                 self._clock.stage(stage)
             changes["events"] = self._progress.events + 1
             self._progress = self._progress.model_copy(update=changes)
-            self._last_event = self._last_sign = time.monotonic()
+            self._last_event = self._last_sign = self._now()
 
     def phase(self, name: str | None) -> None:
         """This rank has come to another phase of its step: no progress yet, but it tells who stands still from who has
         come as far as the others."""
         with self._lock:
-            self._last_sign = time.monotonic()
+            self._last_sign = self._now()
             if self._progress.stage == "Training":
                 if name and self._steps.waits:
                     self._steps.over(self._clock.read())
@@ -90,7 +99,7 @@ class Recorder:
         """So many events of other ranks: who waits for a peer that works does not hang."""
         with self._lock:
             self._progress = self._progress.model_copy(update={"events": self._progress.events + events})
-            self._last_heard = time.monotonic()
+            self._last_heard = self._now()
 
     @property
     def progress(self) -> Progress:
@@ -137,19 +146,19 @@ class Recorder:
     def seconds_since_event(self) -> float:
         """Time since this rank's last finished step, change of stage or part of its work, in seconds."""
         with self._lock:
-            return time.monotonic() - self._last_event
+            return self._now() - self._last_event
 
     @property
     def silent_seconds(self) -> float:
         """Time since the last sign of life of this rank."""
         with self._lock:
-            return time.monotonic() - self._last_sign
+            return self._now() - self._last_sign
 
     @property
     def seconds_since_any(self) -> float:
         """The same of all ranks, as far as it was heard of them."""
         with self._lock:
-            return time.monotonic() - max(self._last_event, self._last_heard)
+            return self._now() - max(self._last_event, self._last_heard)
 
     def stage(self, name: Stage) -> None:
         """Enter a stage."""
@@ -174,7 +183,7 @@ class Recorder:
 
     def reached(self, name: str) -> None:
         """Publish how long after the process's start the start-up came to this point."""
-        self.startup(name, time.time() - self.started)
+        self.startup(name, unix_time() - self.started)
 
     def fetched(self, arrived: int) -> None:
         """Something is being fetched of the hub; `arrived` bytes of it are there."""
@@ -242,7 +251,7 @@ class Recorder:
         mean = sum(self._durations) / len(self._durations)
         with self._lock:
             self._steps.finished(step, self._clock.read())
-            self._update(step=step, epoch=epoch, last_step_time=time.time(), seconds_per_step=mean)
+            self._update(step=step, epoch=epoch, last_step_time=unix_time(), seconds_per_step=mean)
 
     def logged(self, metrics: dict[str, float], samples: list[dict[str, str | float]] | None = None) -> None:
         """Merge the values of a step: keys that it didn't log keep their last value. NaN and infinity are values, too:

@@ -3,12 +3,13 @@
 It only switches between parts, so that their sum is the time since it began, whatever is forgotten elsewhere.
 """
 
-import time
 from collections.abc import Callable
 from typing import get_args
 
 from grpo_api.report import Stage
 from grpo_api.timing import Clock, RunPart
+
+from ..clock import SYSTEM_CLOCK
 
 _OF_STAGE: dict[Stage, RunPart] = {
     "Starting": "loading",
@@ -27,7 +28,7 @@ _OF_PHASE: dict[str | None, RunPart] = {"generate": "generating", "reward": "sco
 class RunClock:
     """Adds up seconds by part. Whoever shares it between threads holds a lock."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         """Begins with loading; `now` is a clock that never goes back, in seconds."""
         self._now = now
         self._seconds: dict[RunPart, float] = dict.fromkeys(get_args(RunPart), 0.0)

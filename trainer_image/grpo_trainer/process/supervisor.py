@@ -5,14 +5,14 @@ survivors when one process fails, and finds the words for a process that died wi
 killer).
 """
 
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from grpo_api.contract import TERMINATION_LOG_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import MemoryShortage, Outcome, Progress, Result
 
+from ..clock import SYSTEM_CLOCK
 from ..gang.placement import LOCAL_RANK_ENV, Placement
 from .outcome import announce, keep, keep_in_time, make_outcome
 from .stacks import STACKS_ENV, WRITES_STACKS, read_stacks, stood_still
@@ -75,13 +76,43 @@ class End:
     """What it has written of its stacks."""
 
 
-def supervise(plan: TrainingPlan, place: Placement) -> int:
-    """Run the pod's workers to their end; returns the exit code of the pod's Outcome."""
+class Countdown:
+    """Decides, from the times at which processes of a pod ended badly, what is done to the others and when.
+
+    The first deadline asks them for their last words, each later one kills them.
+    """
+
+    def __init__(self, last_words: float = LAST_WORDS_SECONDS) -> None:
+        """`last_words`: seconds from the question to the kill."""
+        self._last_words = last_words
+        self._deadline = math.inf
+        self._asked = False
+
+    def failed(self, now: float, outcome: Outcome | None) -> None:
+        """A process ended badly, with this outcome if it left one. It never puts a deadline off."""
+        if not self._asked:
+            self._deadline = min(self._deadline, now + patience_after(outcome))
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds until something is due; None if nothing ever is."""
+        return None if self._deadline == math.inf else max(0.0, self._deadline - now)
+
+    def due(self, now: float) -> Callable[[list[Worker]], None] | None:
+        """Return what is to be done to the processes that are left, once per deadline; None before it."""
+        if now < self._deadline:
+            return None
+        action = _kill if self._asked else _ask_for_last_words
+        self._asked, self._deadline = True, now + self._last_words
+        return action
+
+
+def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WORDS_SECONDS) -> int:
+    """Run the pod's workers to their end; returns the exit code of the pod's Outcome. `last_words`: as Countdown."""
     kills_before = oom_kills()
     with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
         workers = [_start(place, local, Path(folder)) for local in range(place.processes_per_node)]
         with _forwarded_sigterm(workers):
-            ended = _wait(workers)
+            ended = _wait(workers, Countdown(last_words))
         ends = _ends(ended, plan, oom_kills() > kills_before)
     code = announce(root_cause([end.outcome for end in ends]))
     keep_in_time(lambda: _keep(plan, [end for end in ends if not end.kept]))
@@ -113,25 +144,20 @@ def _forwarded_sigterm(workers: list[Worker]) -> Iterator[None]:
             os.close(worker.descriptor)
 
 
-def _wait(workers: list[Worker]) -> list[Worker]:
-    """The workers in the order in which they ended; after a failure the others get a while, are told, and killed."""
+def _wait(workers: list[Worker], countdown: Countdown) -> list[Worker]:
+    """The workers in the order in which they ended; after a failure the others are ended by the countdown."""
     ended: list[Worker] = []
-    actions = iter((_ask_for_last_words, _kill))
-    deadline = float("inf")
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.descriptor, selectors.EVENT_READ, worker)
-        told = False
         while len(ended) < len(workers):
-            left = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
-            for key, _ in selector.select(left):
+            for key, _ in selector.select(countdown.seconds_left(SYSTEM_CLOCK.now())):
                 selector.unregister(key.fileobj)
                 ended.append(key.data)
-                if key.data.process.wait() and not told:
-                    deadline = min(deadline, time.monotonic() + patience_after(key.data.outcome()))
-            if time.monotonic() >= deadline:
-                told, deadline = True, time.monotonic() + LAST_WORDS_SECONDS
-                next(actions, _kill)([worker for worker in workers if worker.process.poll() is None])
+                if key.data.process.wait():
+                    countdown.failed(SYSTEM_CLOCK.now(), key.data.outcome())
+            if action := countdown.due(SYSTEM_CLOCK.now()):
+                action([worker for worker in workers if worker.process.poll() is None])
     return ended
 
 

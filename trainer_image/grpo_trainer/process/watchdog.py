@@ -10,13 +10,13 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 from grpo_api.patience import patience
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome, Result
 
+from ..clock import SYSTEM_CLOCK
 from ..gang.interfaces import chosen
 from .outcome import make_outcome
 from .preemption import GRACE_MARGIN_SECONDS
@@ -35,11 +35,26 @@ QUIET_SECONDS = 30.0
 class Watchdog:
     """Watches the recorder's last event and the arrival of signals."""
 
-    def __init__(self, plan: TrainingPlan, recorder: Recorder, end: Callable[[Outcome, str], None]) -> None:
-        """`end` is given the outcome and the stacks of all threads; it doesn't return."""
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        recorder: Recorder,
+        end: Callable[[Outcome, str], None],
+        *,
+        now: Callable[[], float] = SYSTEM_CLOCK.now,
+        quiet: float = QUIET_SECONDS,
+        locked: float = LOCKED_SECONDS,
+    ) -> None:
+        """`end` is given the outcome and the stacks of all threads; it doesn't return.
+
+        `now` is the recorder's clock; `quiet` and `locked` are in seconds, as QUIET_SECONDS and LOCKED_SECONDS say.
+        """
         self._plan = plan
         self._recorder = recorder
         self._end = end
+        self._now = now
+        self._quiet = quiet
+        self._locked = locked
         self._stacks = Stacks()
         self._terminated_at: float | None = None
         self._peer_failed = False
@@ -61,19 +76,19 @@ class Watchdog:
     @property
     def seconds_since_sigterm(self) -> float | None:
         """Time since SIGTERM in seconds; None if there was none."""
-        return None if self._terminated_at is None else time.monotonic() - self._terminated_at
+        return None if self._terminated_at is None else self._now() - self._terminated_at
 
     def _listen(self, reader: socket.socket, _writer: socket.socket) -> None:
         while number := reader.recv(1):
             if number[0] == signal.SIGTERM and self._terminated_at is None:
-                self._terminated_at = time.monotonic()
+                self._terminated_at = self._now()
             self._peer_failed |= number[0] == PEER_FAILED
             self._signalled.set()
 
     def _watch(self) -> None:
         while True:
             # a thread in C, for the case that none in Python runs any more; the next round puts it off
-            faulthandler.dump_traceback_later(self._waits()[2] + LOCKED_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(self._waits()[2] + self._locked, exit=True)
             self._signalled.wait(POLL_SECONDS)
             self._signalled.clear()
             outcome = self.verdict()
@@ -120,7 +135,7 @@ class Watchdog:
         """The outcome with where the process stood. Silence is told as of the moment at which the limit was reached, so
         that ranks can be compared whose watchdogs looked a second apart."""
         _, idle, limit = self._waits()
-        if idle < QUIET_SECONDS:
+        if idle < self._quiet:
             return outcome
         return stood_still(outcome, self._recorder.silent_seconds - max(0.0, idle - limit), stacks)
 

@@ -3,12 +3,13 @@
 Every kind of reward thus fails, times out and reports in one way.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_api.clock import Clock
 from grpo_api.rewards import AccuracyReward, FormatReward
+from grpo_trainer.clock import SYSTEM_CLOCK
 from grpo_trainer.errors import RewardError
 
 Message = dict[str, Any]
@@ -43,13 +44,14 @@ class RewardCounters:
 class Deadline:
     """A time budget in seconds, running from its construction."""
 
-    def __init__(self, seconds: float) -> None:
-        """Starts the clock."""
-        self._end = time.monotonic() + seconds
+    def __init__(self, seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Starts now, by this clock."""
+        self._clock = clock
+        self._end = clock.now() + seconds
 
     def left(self) -> float:
         """Seconds left; 0 or less when the budget is spent."""
-        return self._end - time.monotonic()
+        return self._end - self._clock.now()
 
     def missed(self, spec: FormatReward | AccuracyReward) -> str:
         """Which of a reward's two budgets a completion exceeded, in words."""

@@ -7,7 +7,6 @@ reading (head.py).
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -28,8 +27,10 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
+from grpo_api.clock import Clock
 from grpo_api.stores import ObjectStoreSpec
 
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, Denied, StoreFailed
 from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
 from .base import PART_BYTES, REGION, Tell, silent
@@ -50,18 +51,26 @@ _FOR_GOOD = re.compile(r"status code: 4(?!08|09|25|29)[0-9]{2}\b")
 class Store:
     """A folder of an object store; keys are relative to it. May be used by several threads."""
 
-    def __init__(self, url: str, backend: ObjectStore, tell: Tell = silent, longest_wait: float = LONGEST_WAIT) -> None:
+    def __init__(
+        self,
+        url: str,
+        backend: ObjectStore,
+        tell: Tell = silent,
+        longest_wait: float = LONGEST_WAIT,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.url = url
         self.longest_wait = longest_wait
         """Seconds without any answer of the store until a request is given up."""
         self._backend = backend
         self._tell = tell
+        self._clock = clock
         self._lock = threading.Lock()
         self._answered_at = 0.0
 
     def within(self, longest_wait: float) -> "Store":
         """The same store, waited for only so long."""
-        return Store(self.url, self._backend, self._tell, longest_wait)
+        return Store(self.url, self._backend, self._tell, longest_wait, self._clock)
 
     def get(self, key: str) -> tuple[bytes, Version] | None:
         """An object and its version; None if there is none.
@@ -149,14 +158,14 @@ class Store:
                     obstore.delete(self._backend, key)
 
     def _ask(self, what: str, action: Callable[[], T]) -> T:
-        pause, asked_at = FIRST_PAUSE, time.monotonic()
+        pause, asked_at = FIRST_PAUSE, self._clock.now()
         while True:
             try:
                 result = action()
             except (BaseError, OSError) as error:
                 self._require_passing(what, error)
                 with self._lock:
-                    silence = time.monotonic() - max(asked_at, self._answered_at)
+                    silence = self._clock.now() - max(asked_at, self._answered_at)
                 if silence + pause > self.longest_wait:
                     raise StoreFailed(
                         f"{self.url}: {what}: no answer for {silence:.0f} s, the last try failed with: {_words(error)}"
@@ -164,17 +173,17 @@ class Store:
                 print(f"{self.url}: {what}: {_words(error)}; again in {pause:.0f} s", flush=True)
             else:
                 with self._lock:
-                    self._answered_at = time.monotonic()
+                    self._answered_at = self._clock.now()
                 self._tell()
                 return result
             self._wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        end = self._clock.now() + seconds
+        while (left := end - self._clock.now()) > 0:
             self._tell()
-            time.sleep(min(left, POLL_SECONDS))
+            self._clock.sleep(min(left, POLL_SECONDS))
 
     def _require_passing(self, what: str, error: Exception) -> None:
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
@@ -197,7 +206,13 @@ def _words(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:500]
 
 
-def open_store(spec: ObjectStoreSpec, settings: dict[str, str], tell: Tell = silent, folder: str = "") -> Store:
+def open_store(
+    spec: ObjectStoreSpec,
+    settings: dict[str, str],
+    tell: Tell = silent,
+    folder: str = "",
+    clock: Clock = SYSTEM_CLOCK,
+) -> Store:
     """The folder below the spec's URL; nothing is asked for yet.
 
     Args:
@@ -205,6 +220,7 @@ def open_store(spec: ObjectStoreSpec, settings: dict[str, str], tell: Tell = sil
         settings: the client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
         tell: hears that somebody is at work.
         folder: below the URL.
+        clock: the time that its requests wait by.
 
     Raises:
         BadInput: the client doesn't know a setting, or takes none of its values.
@@ -224,7 +240,7 @@ def open_store(spec: ObjectStoreSpec, settings: dict[str, str], tell: Tell = sil
             f"the object store {spec.url} can't be opened with the settings {', '.join(sorted(config))}: "
             f"{_words(error)} (docs/object-stores.md)"
         ) from error
-    return Store(url, backend, tell)
+    return Store(url, backend, tell, clock=clock)
 
 
 def _plain(spec: ObjectStoreSpec) -> bool:

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_api.clock import Clock
 from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
 from grpo_api.plan import TrainingPlan
 from grpo_api.report import Outcome
 
+from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, Denied, Preempted, StoreFailed
 from ..paths import MANIFEST, attempt_named, checkpoint_folder, run_folder
 from . import head as heads
@@ -179,7 +181,12 @@ def export_key(attempt: int) -> str:
     return f"{attempt_named(attempt)}/{EXPORT_FOLDER}"
 
 
-def run_store(plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str, str] = os.environ) -> RunStore | None:
+def run_store(
+    plan: TrainingPlan,
+    tell: Tell = silent,
+    environment: Mapping[str, str] = os.environ,
+    clock: Clock = SYSTEM_CLOCK,
+) -> RunStore | None:
     """The run's folder on its object store; None without spec.checkpoint.store.
 
     Raises:
@@ -191,7 +198,7 @@ def run_store(plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str,
     from .client import open_store
 
     settings = _settings(CHECKPOINT_STORE_ENV, environment)
-    store = open_store(spec, settings, tell, folder.name)
+    store = open_store(spec, settings, tell, folder.name, clock)
     multiparts = multiparts_of(spec, settings, folder.name)
     return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep, multiparts)
 
