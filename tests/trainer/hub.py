@@ -166,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"Content-Type": "text/html"}, b"<html>please log in</html>", body=True)
         else:
             codes = {"404": "RepoNotFound", "401": "GatedRepo", "403": "GatedRepo"}
-            headers = {"Retry-After": "2"} if fault.endswith("later") else {"X-Error-Code": codes.get(fault, "")}
+            waits = {"429 later": "2", "429 in an hour": "3600"}
+            headers = {"Retry-After": waits[fault]} if fault in waits else {"X-Error-Code": codes.get(fault, "")}
             self._send(int(fault[:3]), headers, b"", body=True)
 
     def _send(self, status: int, headers: dict[str, str], content: bytes, *, body: bool, cut: bool = False) -> None:

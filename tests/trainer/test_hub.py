@@ -1,10 +1,10 @@
 """The hub fails in every way that passes, and in those that don't: the real clients against hub.py.
 
-Pauses are shortened, nothing else: what is slept in huggingface_hub is not reached, since its retries never begin.
+The pauses are the product's, on a clock that they alone move. huggingface_hub never sleeps: its retries never begin.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import datasets
@@ -20,15 +20,20 @@ from grpo_api.training import TrainingSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.errors import BadInput, DiskFailed, HubUnavailable, classify
-from grpo_trainer.hub import lease, patience
+from grpo_trainer.hub import patience
+from grpo_trainer.hub.patience import Tell
 from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.pauses import LONGEST_PAUSE, LONGEST_WAIT
 from grpo_trainer.weights.models import Source, load_policy, locate
 from harness.ranks import demo_model, runs
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import FOR_GOOD, PASSING, HubServer, files_of, hub_server, use
 
 ROWS = b"question,answer\nsay 1,1\nsay 2,2\nsay 3,3\n"
 CARD = b"---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.csv\n---\n"
+pytestmark = pytest.mark.realtime
+
 DATASET = {"README.md": CARD, "main/train.csv": ROWS}
 
 
@@ -39,11 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with a model and a dataset, an empty cache, and no patience to speak of."""
-    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr(patience, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.02)
+    """A hub with a model and a dataset, and an empty cache."""
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
         server.add("model", "team/model", files_of(model))
@@ -51,13 +52,18 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield server
 
 
+def stepped(commits: Mapping[str, str] | None = None, tell: Tell = lambda _: None) -> Hub:
+    """A way to the hub whose waiting takes no time."""
+    return Hub(commits or {}, tell, clock=SteppedClock())
+
+
 def located(way: Hub | None = None) -> Source:
-    return locate(Repository("model", "team/model", None, "model"), "float32", way or Hub())
+    return locate(Repository("model", "team/model", None, "model"), "float32", way or stepped())
 
 
 def prompts(way: Hub | None = None, /, **spec: str) -> Prompts:
     dataset = DatasetSpec.model_validate({"name": "team/rows", "config": "main", "promptColumn": "question", **spec})
-    return load_prompts(dataset, TrainingSpec(prompts_per_step=1), tiny_tokenizer(), hub=way)
+    return load_prompts(dataset, TrainingSpec(prompts_per_step=1), tiny_tokenizer(), hub=way or stepped())
 
 
 def forget(tmp_path: Path) -> None:
@@ -102,22 +108,20 @@ def test_a_missing_revision_is_bad_input(hub: HubServer, revision: str) -> None:
         Repository("dataset", "team/rows", revision, "dataset"),
     ):
         with pytest.raises(BadInput, match=rf"spec\.{missing.path}\.name: .*{revision}"):
-            Hub().snapshot(missing, lambda fetch: fetch(["*.json"]))
+            stepped().snapshot(missing, lambda fetch: fetch(["*.json"]))
 
 
-def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patience, "LONGEST_WAIT", 1.0)
+def test_a_hub_that_stays_away_is_left_after_a_while_and_the_gang_restarts(hub: HubServer) -> None:
+    clock = SteppedClock()
     hub.faults = ["503"] * 1000
     with pytest.raises(HubUnavailable, match=r"team/model .*nothing arrived for .*HTTP 503") as caught:
-        located()
+        located(Hub(clock=clock))
     assert classify(caught.value)[0] not in PERMANENT
-    assert len(hub.asked) > 1, "it was tried again"
+    assert LONGEST_WAIT - LONGEST_PAUSE <= clock.now() <= LONGEST_WAIT
+    assert len(hub.asked) > LONGEST_WAIT / LONGEST_PAUSE, "it was tried again"
 
 
 def test_nobody_there_is_waited_for_too(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LONGEST_WAIT", 0.2)
     hub.shutdown()
     hub.server_close()
     with pytest.raises(HubUnavailable, match="ConnectError"):
@@ -127,16 +131,14 @@ def test_nobody_there_is_waited_for_too(hub: HubServer, tmp_path: Path, monkeypa
         prompts()
 
 
-def test_the_hub_says_how_long_to_wait(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_says_how_long_to_wait(hub: HubServer) -> None:
     told: list[int] = []
+    clock = SteppedClock()
     hub.faults = ["429 later"]
-    waits: list[float] = []
-    monkeypatch.setattr(patience.Arrivals, "wait", lambda _, seconds: waits.append(seconds))
-    located(Hub(tell=told.append))
-    assert waits == [2.0], "Retry-After: 2"
+    located(Hub(tell=told.append, clock=clock))
+    assert clock.now() == 2.0, "Retry-After: 2"
     assert told[-1] > 0
-    monkeypatch.setattr(patience, "LONGEST_WAIT", 1.0)
-    hub.faults = ["", "429 later"]
+    hub.faults = ["", "429 in an hour"]
     with pytest.raises(HubUnavailable, match="HTTP 429"):
         prompts()
 
@@ -158,11 +160,11 @@ def test_a_full_disk_is_no_missing_model(hub: HubServer, tmp_path: Path, monkeyp
 
 
 def test_what_is_there_needs_no_hub(hub: HubServer) -> None:
-    first = Hub()
+    first = stepped()
     before = (located(first), prompts(first))
     assert set(first.commits) == {"model", "dataset"}
     hub.asked.clear()
-    again = Hub(recorded=first.commits)
+    again = stepped(first.commits)
     plan = runs.plan(Path("team/model"))
     assert load_policy(plan, again).source == before[0]
     assert prompts(again).fingerprint == before[1].fingerprint
@@ -170,13 +172,13 @@ def test_what_is_there_needs_no_hub(hub: HubServer) -> None:
 
 
 def test_a_moved_main_changes_nothing_in_later_attempts(hub: HubServer, tmp_path: Path) -> None:
-    first = Hub()
+    first = stepped()
     before = (located(first).revision, prompts(first).fingerprint)
     other = demo_model.save_policy(tmp_path / "other", seed=1)
     assert hub.add("model", "team/model", files_of(other)) != before[0]
     hub.add("dataset", "team/rows", {**DATASET, "main/train.csv": ROWS.replace(b"say 1", b"say 9")})
     forget(tmp_path)
-    later = Hub(recorded=first.commits)
+    later = stepped(first.commits)
     assert (located(later).revision, prompts(later).fingerprint) == before
     forget(tmp_path)
     assert located().revision != before[0], "a new job begins with what main is now"
@@ -207,18 +209,18 @@ def test_a_dataset_that_is_not_there_is_bad_input(hub: HubServer, spec: dict[str
 def test_offline_what_is_cached_is_all_there_is(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Hub()
+    first = stepped()
     before = (located(first), prompts(first).fingerprint)
     for module in (constants, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
     hub.asked.clear()
     assert (located(), prompts().fingerprint) == before
-    assert (located(Hub(first.commits)), prompts(Hub(first.commits)).fingerprint) == before
+    assert (located(stepped(first.commits)), prompts(stepped(first.commits)).fingerprint) == before
     forget(tmp_path)
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE"):
         located()
     with pytest.raises(BadInput, match=r"team/rows.* can't be loaded"):
-        prompts(Hub(first.commits))
+        prompts(stepped(first.commits))
     assert hub.asked == []
 
 

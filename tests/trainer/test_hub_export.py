@@ -22,13 +22,16 @@ from grpo_api.rewards import RewardSpec
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput, HubUnavailable
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.hub import client, patience
+from grpo_trainer.hub import client
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.training import run
 from harness.ranks import demo_model, runs
+from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import files_of, use
 from tests.trainer.hub_uploads import READER, WRITER, WritableHub, writable_hub
+
+pytestmark = pytest.mark.realtime
 
 ROWS = "".join(f'{{"prompt": "say {number % 10}"}}\n' for number in range(16)).encode()
 OUT = "models/team/out"
@@ -37,9 +40,7 @@ EXPORT = {"to": "Hub", "hub": {"repository": "team/out", "tokenSecretRef": {"nam
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
-    """A hub with a policy and prompts, and no patience to speak of."""
-    for name, seconds in (("FIRST_PAUSE", 0.01), ("POLL_SECONDS", 0.02), ("LONGEST_WAIT", 0.2)):
-        monkeypatch.setattr(patience, name, seconds)
+    """A hub with a policy and prompts."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
@@ -63,7 +64,7 @@ def trained(folder: Path | None, attempt: int = 1) -> str:
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
-    message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None))
+    message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None), SteppedClock())
     assert recorder.progress.resumed_from_step == 6 * (attempt - 1)
     return message
 

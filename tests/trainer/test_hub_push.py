@@ -18,10 +18,15 @@ from grpo_api.contract import EXPORT_TOKEN_ENV
 from grpo_api.exporting import HubExportSpec
 from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
 from grpo_trainer.errors import BadInput, HubUnavailable, classify
-from grpo_trainer.hub import client, patience, pushing
+from grpo_trainer.hub import client, pushing
+from grpo_trainer.hub.patience import Tell
+from grpo_trainer.pauses import LONGEST_PAUSE, LONGEST_WAIT
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import LOST, PASSING, Repository, files_of, use
 from tests.trainer.hub_uploads import FIRST_COMMIT, READER, WRITER, WritableHub, writable_hub
+
+pytestmark = pytest.mark.realtime
 
 NAME = "models/team/out"
 PASSES = [fault for fault in PASSING if fault != "429 later"]
@@ -47,9 +52,7 @@ def export(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WritableHub]:
-    """An empty hub, a token that may write to it, and no patience to speak of."""
-    for name, seconds in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("POLL_SECONDS", 0.02)):
-        monkeypatch.setattr(patience, name, seconds)
+    """An empty hub, and a token that may write to it."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv(EXPORT_TOKEN_ENV, WRITER)
     with writable_hub() as server:
@@ -63,9 +66,20 @@ def spec(private: bool = True) -> HubExportSpec:
     )
 
 
-def push(folder: Path, *, private: bool = True, told: list[int] | None = None, only_copy: bool = False) -> str:
+def push(
+    folder: Path,
+    *,
+    private: bool = True,
+    told: list[int] | None = None,
+    only_copy: bool = False,
+    clock: SteppedClock | None = None,
+) -> str:
     tell = (lambda _: None) if told is None else told.append
-    return pushing.push(folder, spec(private), "six steps", tell, only_copy=only_copy)
+    return pushing.push(folder, spec(private), "six steps", tell, only_copy=only_copy, clock=clock or SteppedClock())
+
+
+def require_target(tell: Tell = lambda _: None) -> None:
+    pushing.require_target(spec(), tell, SteppedClock())
 
 
 def made(hub: WritableHub) -> Repository:
@@ -81,7 +95,7 @@ def assert_pushed_once(hub: WritableHub, folder: Path, commit: str) -> None:
 
 def test_a_model_is_pushed_in_one_commit_to_a_private_repository(hub: WritableHub, export: Path) -> None:
     told: list[int] = []
-    pushing.require_target(spec(), told.append)
+    require_target(told.append)
     assert (made(hub).private, len(made(hub).commits)) == (True, 1)
     assert_pushed_once(hub, export, push(export, told=told))
     assert max(told) > 55_000, "what goes out is a sign of life"
@@ -92,7 +106,7 @@ def test_a_public_repository_is_made_only_if_asked_for(hub: WritableHub, export:
     push(export, private=False)
     assert not made(hub).private
     with pytest.raises(BadInput, match=r"team/out is public on the hub.*set private to false"):
-        pushing.require_target(spec(), lambda _: None)
+        require_target()
     with pytest.raises(BadInput, match="is public on the hub"):
         push(export)
     assert len(made(hub).commits) == 2
@@ -167,7 +181,7 @@ def test_a_token_without_the_right_is_found_before_training(
         hub.repositories |= existing
         hub.asked.clear()
         with pytest.raises(BadInput, match=says):
-            pushing.require_target(spec(), lambda _: None)
+            require_target()
         assert len(hub.asked) < 6, "not asked again and again"
         with pytest.raises(BadInput, match=says):
             push(export)
@@ -176,31 +190,31 @@ def test_a_token_without_the_right_is_found_before_training(
 def test_without_a_hub_there_is_no_push(hub: WritableHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE"):
-        pushing.require_target(spec(), lambda _: None)
+        require_target()
 
 
-def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(
-    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patience, "LONGEST_WAIT", 0.2)
+def test_a_hub_that_stays_away_is_left_sooner_if_the_model_is_safe(hub: WritableHub, export: Path) -> None:
+    clock = SteppedClock()
     hub.faults = ["503"] * 1000
     with pytest.raises(HubUnavailable, match=r"team/out: .*HTTP 503") as caught:
-        push(export)
+        push(export, clock=clock)
     assert classify(caught.value)[0] not in PERMANENT
+    assert LONGEST_WAIT - LONGEST_PAUSE <= clock.now() <= LONGEST_WAIT
     hub.faults = ["503"] * 40
-    assert_pushed_once(hub, export, push(export, only_copy=True))
+    clock = SteppedClock()
+    assert_pushed_once(hub, export, push(export, only_copy=True, clock=clock))
+    assert clock.now() > LONGEST_WAIT
 
 
-def test_the_hub_says_how_long_to_wait(hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(patience.Arrivals, "wait", lambda _, seconds: waits.append(seconds))
+def test_the_hub_says_how_long_to_wait(hub: WritableHub, export: Path) -> None:
+    clock = SteppedClock()
     hub.faults = ["429 later"]
-    push(export)
-    assert waits == [2.0]
+    push(export, clock=clock)
+    assert clock.now() == 2.0
 
 
 def test_another_commit_meanwhile_stays(hub: WritableHub, export: Path) -> None:
-    pushing.require_target(spec(), lambda _: None)
+    require_target()
     others = FIRST_COMMIT | {"notes.txt": b"mine"}
 
     def interfere() -> None:
@@ -213,7 +227,7 @@ def test_another_commit_meanwhile_stays(hub: WritableHub, export: Path) -> None:
 
 
 def test_a_former_model_leaves_no_weights_behind(hub: WritableHub, export: Path) -> None:
-    pushing.require_target(spec(), lambda _: None)
+    require_target()
     former = {"model-3.safetensors": b"old", "pytorch_model.bin": b"old", "adapter_config.json": b"{}"}
     theirs = {"LICENSE": b"MIT", "other/model.safetensors": b"theirs", "config.json": b"{}"}
     made(hub).push(FIRST_COMMIT | former | theirs)
@@ -221,7 +235,7 @@ def test_a_former_model_leaves_no_weights_behind(hub: WritableHub, export: Path)
 
 
 def test_what_a_gitignore_leaves_out_is_told(hub: WritableHub, export: Path) -> None:
-    pushing.require_target(spec(), lambda _: None)
+    require_target()
     made(hub).push({".gitignore": b"config.json\n"})
     with pytest.raises(BadInput, match=r"has not the exported config\.json; a \.gitignore"):
         push(export)

@@ -1,7 +1,6 @@
 """One cache for several: ranks, pods and jobs fetch a repository once, and one that is killed is replaced."""
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,16 @@ from hypothesis import strategies as st
 
 from grpo_trainer.errors import BadInput
 from grpo_trainer.gang import led, ranks
-from grpo_trainer.hub import lease, patience
-from grpo_trainer.hub.lease import Lease
+from grpo_trainer.hub.lease import STALE_SECONDS, Lease
 from grpo_trainer.hub.repositories import Hub, Repository
+from grpo_trainer.pauses import POLL_SECONDS
 from harness.ranks.gang import run_gang
 from harness.ranks.launch import launch
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import HubServer, hub_server, use
+
+pytestmark = pytest.mark.realtime
 
 MODEL = Repository("model", "team/model", None, "model")
 FILES = {f"part-{number}.json": b"%d" % number * 4096 for number in range(6)}
@@ -29,8 +31,6 @@ FILES = {f"part-{number}.json": b"%d" % number * 4096 for number in range(6)}
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A hub with a model, and an empty cache."""
-    monkeypatch.setattr(patience, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.02)
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
         server.add("model", "team/model", FILES)
@@ -96,9 +96,7 @@ def test_jobs_that_share_a_cache_fetch_once(hub: HubServer) -> None:
     assert fetched(hub) == sorted(FILES)
 
 
-def test_who_was_killed_while_fetching_is_replaced(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_killed_while_fetching_is_replaced(hub: HubServer, tmp_path: Path) -> None:
     hub.held = "GET /team/model/resolve/"
     arguments = [hub.url, str(tmp_path / "cache")]
     process = launch("tests.trainer.hub_job", arguments, {}, tmp_path / "log")
@@ -111,57 +109,56 @@ def test_who_was_killed_while_fetching_is_replaced(
     assert held.exists(), "it had no time to let go"
     assert list(held.parent.rglob("*.incomplete")), "nor to clean up"
     hub.release()
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.2)
-    folder, _ = Hub().snapshot(MODEL, lambda fetch: fetch(["*.json"]))
+    clock = SteppedClock()
+    folder, _ = Hub(clock=clock).snapshot(MODEL, lambda fetch: fetch(["*.json"]))
+    assert STALE_SECONDS <= clock.now() <= STALE_SECONDS + POLL_SECONDS
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     assert not held.exists()
     assert not list(held.parent.rglob("*.incomplete"))
 
 
-def test_a_holder_that_lives_is_waited_for_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
-    first, second = Lease(tmp_path / "a.lease"), Lease(tmp_path / "a.lease")
+@given(st.lists(st.integers(1, int(STALE_SECONDS / POLL_SECONDS)), min_size=1, max_size=40))
+@settings(max_examples=cases(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_holder_that_lives_is_waited_for_however_long(tmp_path: Path, silences: list[int]) -> None:
+    """`silences`: how many polls of the one that waits come between the holder's signs of life, and its end."""
+    clock = SteppedClock()
+    first, second = Lease(tmp_path / "a.lease"), Lease(tmp_path / "a.lease", clock)
+    signs = iter([polls for silence in silences for polls in [False] * (silence - 1) + [True]])
     heard: list[int] = []
     assert not first.take(lambda: None)
-    taken = threading.Event()
 
-    def wait() -> None:
-        second.take(lambda: heard.append(1))
-        taken.set()
+    def live() -> None:
+        sign = next(signs, None)
+        if sign is None:
+            first.release()
+        elif sign:
+            first.beat()
 
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    for _ in range(20):
-        first.beat()
-        time.sleep(0.05)
-        assert not taken.is_set()
-    first.release()
-    waiting.join()
-    assert len(heard) >= 10
+    clock.after_sleep = live
+    assert not second.take(lambda: heard.append(1)), "nobody died"
+    assert clock.now() == POLL_SECONDS * (sum(silences) + 1)
+    assert len(heard) == len(silences) + 1, "its first sight, too"
     first.beat()
     first.release()
     assert second._ours, "the one before neither keeps nor ends what is another's"
+    second.release()
 
 
 @given(st.lists(st.sampled_from(["take", "beat", "release", "die"]), max_size=30), st.binary(max_size=20))
 @settings(max_examples=cases(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_lease_is_free_again_whatever_its_holders_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: list[str], rubbish: bytes
-) -> None:
-    monkeypatch.setattr(lease, "STALE_SECONDS", 0.0)
-    path = tmp_path / "a.lease"
+def test_a_lease_is_free_again_whatever_its_holders_did(tmp_path: Path, story: list[str], rubbish: bytes) -> None:
+    path, clock = tmp_path / "a.lease", SteppedClock()
     path.write_bytes(rubbish)
-    holder = Lease(path)
+    holder = Lease(path, clock)
     for what in story:
         if what == "take":
-            holder = Lease(path)
+            holder = Lease(path, clock)
             holder.take(lambda: None)
         elif what == "die":
-            holder = Lease(path)
+            holder = Lease(path, clock)
         else:
             getattr(holder, what)()
-    last = Lease(path)
+    last = Lease(path, clock)
     last.take(lambda: None)
     assert last._ours
     last.release()

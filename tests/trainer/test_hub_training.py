@@ -13,13 +13,15 @@ from grpo_api.report import DATASET_FINGERPRINT, Outcome, Result
 from grpo_api.rewards import RewardSpec
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.hub import lease, patience
 from grpo_trainer.process.outcome import make_outcome
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.training import run
 from harness.ranks import demo_model, runs
+from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import HubServer, files_of, hub_server, use
+
+pytestmark = pytest.mark.realtime
 
 ROWS = "".join(f'{{"prompt": "say {number % 10}"}}\n' for number in range(16)).encode()
 
@@ -27,9 +29,6 @@ ROWS = "".join(f'{{"prompt": "say {number % 10}"}}\n' for number in range(16)).e
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A hub with a policy, a reward model and prompts, and an empty cache."""
-    for module in (patience, lease):
-        monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
         server.add("model", "team/model", files_of(demo_model.save_policy(tmp_path / "model")))
@@ -48,7 +47,7 @@ def trained(folder: Path, attempt: int, revisions: dict[str, str]) -> Outcome:
     plan = TrainingPlan.model_validate(plan.model_copy(update=changes).model_dump())
     recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
     claim_folder(plan)
-    message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None))
+    message = run(plan, recorder, Watchdog(plan, recorder, lambda *_: None), SteppedClock())
     assert recorder.progress.resumed_from_step == 3 * (attempt - 1)
     return make_outcome(0, Result.SUCCEEDED, message, recorder.progress)
 

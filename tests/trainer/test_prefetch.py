@@ -17,13 +17,15 @@ from grpo_api.rewards import RewardSpec
 from grpo_trainer import prefetch
 from grpo_trainer.data.hub_dataset import read_hub
 from grpo_trainer.errors import BadInput
-from grpo_trainer.hub import lease, patience
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.weights.models import locate
 from harness.ranks import demo_model, runs
 from harness.ranks.launch import launch
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 from tests.trainer.hub import PASSING, Files, HubServer, environment, files_of, hub_server, use
+
+pytestmark = pytest.mark.realtime
 
 ROWS = b'{"prompt": "say 1"}\n' * 16
 
@@ -41,19 +43,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
 @pytest.fixture
 def hub(models: dict[str, Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A hub with both and a dataset, and an empty cache."""
-    hasten(monkeypatch)
     with hub_server() as server:
         use(monkeypatch, server.url, tmp_path / "cache")
         fill(server, models)
         yield server
-
-
-def hasten(patch: pytest.MonkeyPatch) -> None:
-    """Pauses that a test can wait for."""
-    for module in (patience, lease):
-        patch.setattr(module, "POLL_SECONDS", 0.02)
-    patch.setattr(patience, "FIRST_PAUSE", 0.01)
-    patch.setattr(patience, "LONGEST_PAUSE", 0.05)
 
 
 def fill(server: HubServer, models: dict[str, Files]) -> None:
@@ -78,14 +71,14 @@ def fetched(hub: HubServer) -> list[str]:
 
 def load(job: TrainingPlan, commits: dict[str, str]) -> None:
     """All that the job's first attempt fetches, with what the cache's filler found."""
-    hub = Hub(commits)
+    hub = Hub(commits, clock=SteppedClock())
     for repository in prefetch._models(job):
         locate(repository, job.execution.dtype, hub)
     read_hub(job.dataset, hub)
 
 
 def test_the_job_finds_everything_and_asks_the_hub_nothing_any_more(hub: HubServer) -> None:
-    outcome = prefetch.fetch(plan())
+    outcome = prefetch.fetch(plan(), SteppedClock())
     assert outcome.message == "in the cache: team/model, team/judge, team/rows"
     assert outcome.revisions == {
         "model": hub.repositories["models/team/model"].main,
@@ -116,17 +109,16 @@ def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_i
 ) -> None:
     """`tries`: after how many requests each earlier try was refused for good."""
     with pytest.MonkeyPatch.context() as patch, hub_server() as server:
-        hasten(patch)
         use(patch, server.url, tmp_path_factory.mktemp("cache"))
         fill(server, models)
         for passed in tries:
             server.faults = [*[""] * passed, *["401"] * 5]
             _try(plan())
         server.faults = list(faults)
-        prefetch.fetch(plan())
+        prefetch.fetch(plan(), SteppedClock())
         server.asked.clear()
         server.faults = []
-        assert prefetch.fetch(plan()).message == "in the cache: team/model, team/judge, team/rows"
+        assert prefetch.fetch(plan(), SteppedClock()).message == "in the cache: team/model, team/judge, team/rows"
         load(plan(), {})
         assert fetched(server) == []
 
@@ -134,7 +126,7 @@ def test_however_the_hub_fails_and_wherever_it_is_ended_the_next_try_completes_i
 def _try(job: TrainingPlan) -> None:
     """One that may be refused."""
     try:
-        prefetch.fetch(job)
+        prefetch.fetch(job, SteppedClock())
     except BadInput:
         return
 
@@ -142,10 +134,10 @@ def _try(job: TrainingPlan) -> None:
 def test_what_is_there_is_not_fetched_again_after_a_refusal(hub: HubServer, models: dict[str, Files]) -> None:
     judge = hub.repositories.pop("models/team/judge")
     with pytest.raises(BadInput, match=r"spec.rewards\[1\].model.name: team/judge"):
-        prefetch.fetch(plan())
+        prefetch.fetch(plan(), SteppedClock())
     hub.repositories["models/team/judge"] = judge
     hub.asked.clear()
-    prefetch.fetch(plan())
+    prefetch.fetch(plan(), SteppedClock())
     assert fetched(hub)
     assert not any("team/model" in one for one in fetched(hub))
 
@@ -175,11 +167,12 @@ def test_the_end_is_told_by_the_exit_code_and_an_outcome(
 
 
 def test_progress_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    times = iter([0.0, 1.0, 4.9, 5.0, 30.0])
-    told = prefetch.Progress(lambda: next(times))
+    clock = SteppedClock()
+    told = prefetch.Progress(clock)
     told.begin("a model")
-    for count in (1, 2, 3, 4_000_000, 5_000_000):
+    for count, pause in ((1, 1.0), (2, 3.9), (3, 0.1), (4_000_000, 25.0), (5_000_000, 0.0)):
         told.arrived(count)
+        clock.advance(pause)
     assert capsys.readouterr().out.splitlines() == [
         f"a model: {amount} MB in the cache" for amount in ("0.0", "4.0", "5.0")
     ]
