@@ -20,7 +20,10 @@ from grpo_trainer.weights.models import load_policy
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from harness.programs.object_stores import serving as store_serving
 from harness.ranks import demo_model, runs
+from tests.stepped_clock import SteppedClock
 from tests.trainer.store_proxy import StoreProxy, proxy_to
+
+pytestmark = pytest.mark.realtime
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +35,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def proxy(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
-    """The way to it, with keys and short pauses; objects come in parts of a few kilobytes."""
+    """The way to it, with keys; objects come in parts of a few kilobytes."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(CHECKPOINT_STORE_ENV + name, value)
-    for name in ("FIRST_PAUSE", "LONGEST_PAUSE", "POLL_SECONDS"):
-        monkeypatch.setattr(client, name, 0.01)
     with proxy_to(endpoint) as proxy:
         yield proxy
 
@@ -71,14 +72,14 @@ def files(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> dict[str, byte
 def listed(state: Path) -> Listing:
     """What the pod says."""
     out = io.BytesIO()
-    sending.tell(state, out)
+    sending.tell(state, out, SteppedClock())
     return Listing.model_validate_json(out.getvalue())
 
 
 def sent(state: Path, name: str, offset: int) -> bytes:
     """What the pod sends."""
     out = io.BytesIO()
-    sending.send(state, name, offset, out)
+    sending.send(state, name, offset, out, SteppedClock())
     return out.getvalue()
 
 
@@ -87,7 +88,7 @@ def test_a_model_is_handed_out_as_it_lies_on_the_store(
     plan: TrainingPlan, proxy: StoreProxy, files: dict[str, bytes], tmp_path: Path, fault: str
 ) -> None:
     proxy.reset(lambda number, _: fault if number % 2 else "")
-    assert serving.serve(tmp_path / "state", None, merge=False, idle=0) == 0
+    assert serving.serve(tmp_path / "state", None, merge=False, idle=0, clock=SteppedClock()) == 0
     listing = listed(tmp_path / "state")
     assert {name: entry.bytes for name, entry in listing.files.items()} == {name: len(files[name]) for name in files}
     for name, content in files.items():
@@ -97,7 +98,7 @@ def test_a_model_is_handed_out_as_it_lies_on_the_store(
 
 
 def test_what_is_converted_is_brought_and_checked_first(files: dict[str, bytes], tmp_path: Path) -> None:
-    assert serving.serve(tmp_path / "state", "bfloat16", merge=False, idle=0) == 0
+    assert serving.serve(tmp_path / "state", "bfloat16", merge=False, idle=0, clock=SteppedClock()) == 0
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "state" / "model")
     assert str(found.dtype) == "torch.bfloat16"
     assert SUMS in listed(tmp_path / "state").files

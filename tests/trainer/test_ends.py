@@ -31,6 +31,8 @@ from harness.ranks import runs
 from harness.ranks.launch import ISOLATED, launch, tracer
 from harness.ranks.pods import Gang, free_port
 
+pytestmark = pytest.mark.realtime
+
 PLAN = runs.plan(Path("/models/demo"))
 MAIN, OTHER = Placement(0, 0, 1, 2), Placement(1, 0, 1, 2)
 
@@ -78,7 +80,7 @@ START = """
 import os, pathlib, re, signal, time
 from grpo_trainer.process import supervisor
 counter = pathlib.Path(__file__).with_name("memory.events")
-supervisor.SURVIVOR_SECONDS, supervisor.CGROUP_EVENTS = 1.0, counter
+supervisor.CGROUP_EVENTS = counter
 if os.environ.get("LOCAL_RANK") == "1":
     {act}
 """
@@ -169,7 +171,7 @@ def own_signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_signals")
-def test_sigterm_while_loading_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_while_loading_ends_the_process_at_once() -> None:
     ends: list[Outcome] = []
     ended = threading.Event()
 
@@ -178,8 +180,7 @@ def test_sigterm_while_loading_ends_the_process_at_once(monkeypatch: pytest.Monk
         ended.set()
         threading.Event().wait()  # os._exit doesn't return either
 
-    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.01)
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
     recorder.stage("Loading")
     watchdog.Watchdog(PLAN, recorder, end).start()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -28,6 +28,9 @@ from grpo_trainer.training import _finish
 from harness.ranks import runs
 from harness.ranks.disk_facts import DISK, OBSTACLES, fill, small_disk
 from harness.ranks.gang import run_gang
+from tests.stepped_clock import SteppedClock
+
+pytestmark = pytest.mark.realtime
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("strategy", list(OBSTACLES))
+@pytest.mark.parametrize("strategy", ["Clone", pytest.param("Sharded", marks=pytest.mark.slow)])
 def test_a_disk_that_fails_at_any_write_costs_one_checkpoint_and_no_step(disk: Path, strategy: str) -> None:
     first, second = run_gang("harness.ranks.disk_facts:failing_writes", disk.parent, strategy=strategy)
     assert first["losses"] == first["calm"]
@@ -138,28 +141,28 @@ def failing(times: int, error: Callable[[], Exception]) -> Callable[[], str]:
     return act
 
 
-def test_what_a_run_can_not_go_on_without_is_tried_until_the_disk_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    assert patiently(failing(3, DiskFailed)) == "done"
-    assert waited == [1, 2, 4]
+def test_what_a_run_can_not_go_on_without_is_tried_until_the_disk_is_well() -> None:
+    clock = SteppedClock()
+    assert patiently(failing(3, DiskFailed), clock) == "done"
+    assert clock.sleeps == [1, 2, 4]
+    clock = SteppedClock()
     with pytest.raises(DiskFailed):
-        patiently(failing(99, DiskFailed))
-    assert sum(waited[3:]) == 300
+        patiently(failing(99, DiskFailed), clock)
+    assert clock.now() == 300
     with pytest.raises(ValueError, match="ours"):
-        patiently(failing(1, lambda: ValueError("ours")))
+        patiently(failing(1, lambda: ValueError("ours")), clock)
+    assert clock.now() == 300, "what another try can't mend is told at once"
 
 
 def test_a_full_disk_keeps_neither_the_claim_nor_the_words_at_the_end(
-    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = runs.plan(Path("/models/demo"), folder=disk)
     resume.claim_folder(plan)
     fill(disk / "ballast")
     keep(plan, Outcome(result=Result.SUCCEEDED, message="m" * 3000))
     assert "the outcome is in the termination message only: [Errno 28]" in capsys.readouterr().out
-    monkeypatch.setattr(time, "sleep", lambda _: (disk / "ballast").unlink())
-    resume.claim_folder(plan)
+    resume.claim_folder(plan, clock=SteppedClock(after_sleep=(disk / "ballast").unlink))
     assert "tried again in 1 s: rank 0: OSError: [Errno 28] No space left on device" in capsys.readouterr().out
 
 

@@ -121,9 +121,10 @@ def test_whatever_passes_there_is_one_commit(hub: WritableHub, export: Path, fau
     assert_pushed_once(hub, export, push(export))
 
 
-@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["every fourth", "each"])
+@pytest.mark.parametrize("done", [False, True], ids=["lost", "done"])
 def test_an_attempt_that_ends_at_any_request_leaves_all_or_nothing(
-    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+    hub: WritableHub, export: Path, monkeypatch: pytest.MonkeyPatch, done: bool, every: int
 ) -> None:
     """`done`: whether the request that is the attempt's last one is carried out."""
     send, left = client.Client.send, [0]
@@ -137,7 +138,7 @@ def test_an_attempt_that_ends_at_any_request_leaves_all_or_nothing(
         return send(self, request, **options)
 
     monkeypatch.setattr(client.Client, "send", dying)
-    for last in range(1, 100):
+    for last in range(1, 100, every):
         hub.repositories.clear()
         hub.uploads.objects.clear()
         left[0] = last

@@ -1,6 +1,6 @@
 """What counts as a hang in which stage: long work that gets on is none, on this rank or another, and silence is one."""
 
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from harness.ranks import runs
 from tests.generated import cases
+from tests.stepped_clock import SteppedClock
 
 PLAN = runs.plan(Path("/models/demo"))
 LIMIT = PLAN.guard.hang_timeout_seconds
@@ -28,18 +29,10 @@ STAGES: list[Stage] = [
 ]  # fmt: skip
 
 
-class Clock:
-    """Stands in for time.monotonic; a test moves it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock() -> SteppedClock:
     """A clock that stands still until the test moves it."""
-    return Clock(monkeypatch)
+    return SteppedClock()
 
 
 def estimated(seconds: float | None) -> TrainingPlan:
@@ -47,31 +40,31 @@ def estimated(seconds: float | None) -> TrainingPlan:
     return PLAN.model_copy(update={"execution": PLAN.execution.model_copy(update={"estimated_step_seconds": seconds})})
 
 
-def watched(plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdog]:
+def watched(clock: SteppedClock, plan: TrainingPlan = PLAN, rank: int = 0) -> tuple[Recorder, Watchdog]:
     """A recorder and the watchdog on it."""
-    known = Recorder(plan, Placement(rank, 0, 1, 2), time.time())
-    return known, Watchdog(plan, known, lambda *_: None)
+    known = Recorder(plan, Placement(rank, 0, 1, 2), 0.0, clock.now)
+    return known, Watchdog(plan, known, lambda *_: None, now=clock.now)
 
 
-def test_hours_of_fetching_are_no_hang(clock: Clock) -> None:
-    known, watchdog = watched()
+def test_hours_of_fetching_are_no_hang(clock: SteppedClock) -> None:
+    known, watchdog = watched(clock)
     known.stage("Loading")
     for arrived in range(20):
-        clock.now += LIMIT - 1
+        clock.advance(LIMIT - 1)
         assert watchdog.verdict() is None
         known.fetched(arrived)
     assert known.progress.fetched_bytes == 19
 
 
 @pytest.mark.parametrize("stage", ["Loading", "Proving", "Exporting"])
-def test_hours_of_loading_that_gets_on_are_no_hang(clock: Clock, stage: Stage) -> None:
-    known, watchdog = watched()
+def test_hours_of_loading_that_gets_on_are_no_hang(clock: SteppedClock, stage: Stage) -> None:
+    known, watchdog = watched(clock)
     known.stage(stage)
     for _ in range(20):
-        clock.now += LIMIT - 1
+        clock.advance(LIMIT - 1)
         assert watchdog.verdict() is None
         known.event()
-    clock.now += LIMIT + 1
+    clock.advance(LIMIT + 1)
     outcome = watchdog.verdict()
     assert outcome is not None
     assert outcome.result is Result.HANG
@@ -79,50 +72,50 @@ def test_hours_of_loading_that_gets_on_are_no_hang(clock: Clock, stage: Stage) -
 
 
 def test_bytes_that_a_library_reads_without_a_word_are_progress(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: SteppedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, watchdog = watched()
+    known, watchdog = watched(clock)
     known.stage("Loading")
     beat = Pulse(known, HashStore())
     (tmp_path / "weights").write_bytes(bytes(4 * LEAST_BYTES))
-    clock.now += LIMIT - 1
+    clock.advance(LIMIT - 1)
     beat.beat()
     (tmp_path / "weights").read_bytes()
     beat.beat()
-    clock.now += 2
+    clock.advance(2)
     assert watchdog.verdict() is None
-    clock.now += LIMIT
+    clock.advance(LIMIT)
     beat.beat()
     assert watchdog.verdict() is not None
     monkeypatch.setattr(pulse, "COUNTERS", tmp_path / "none")
     assert pulse.moved_bytes() >= 0
 
 
-def test_who_waits_for_a_peer_that_works_does_not_hang(clock: Clock) -> None:
+def test_who_waits_for_a_peer_that_works_does_not_hang(clock: SteppedClock) -> None:
     store = HashStore()
-    (worker, _), (waiter, watchdog) = watched(rank=0), watched(rank=1)
+    (worker, _), (waiter, watchdog) = watched(clock, rank=0), watched(clock, rank=1)
     beats = [Pulse(known, store) for known in (worker, waiter)]
     for known in (worker, waiter):
         known.stage("Exporting")
     before = waiter.progress.events
     for _ in range(20):
-        clock.now += LIMIT - 1
+        clock.advance(LIMIT - 1)
         worker.event()
         for beat in beats:
             beat.beat()
         assert watchdog.verdict() is None
     assert waiter.progress.events - before >= 20
     assert waiter.seconds_since_event > 10 * LIMIT
-    clock.now += LIMIT + 1
+    clock.advance(LIMIT + 1)
     for beat in beats:
         beat.beat()
     assert watchdog.verdict() is not None
 
 
-def test_only_a_finished_step_counts_while_it_trains(clock: Clock) -> None:
-    known, watchdog = watched()
+def test_only_a_finished_step_counts_while_it_trains(clock: SteppedClock) -> None:
+    known, watchdog = watched(clock)
     known.begin(3, 10)
-    clock.now += LIMIT + 1
+    clock.advance(LIMIT + 1)
     known.heard(7)
     Pulse(known, HashStore()).beat()
     outcome = watchdog.verdict()
@@ -132,47 +125,50 @@ def test_only_a_finished_step_counts_while_it_trains(clock: Clock) -> None:
     assert watchdog.verdict() is None
 
 
-def test_a_lost_store_costs_only_what_others_say(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_store_costs_only_what_others_say(clock: SteppedClock, capsys: pytest.CaptureFixture[str]) -> None:
     class Lost:
         def add(self, _key: str, _amount: int) -> int:
             raise RuntimeError("Connection reset by peer")
 
-    known, _ = watched()
+    known, _ = watched(clock)
     beat = Pulse(known, Lost())
     beat.beat()
     beat.beat()
     assert capsys.readouterr().out.count("can't be heard any more") == 1
 
 
-def test_the_pulse_beats_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, monotonic = HashStore(), time.monotonic
-    monkeypatch.setattr(pulse, "PERIOD_SECONDS", 0.01)
-    known, _ = watched()
+@pytest.mark.realtime
+def test_the_pulse_beats_by_itself(clock: SteppedClock) -> None:
+    known, _ = watched(clock)
     known.event()
-    Pulse(known, store).start()
-    until = monotonic() + 60
-    while not store.check([pulse.COUNTER]):
-        assert monotonic() < until
-        time.sleep(0.01)
+    heard = threading.Event()
+
+    class Heard:
+        def add(self, _key: str, _amount: int) -> int:
+            heard.set()
+            return 0
+
+    Pulse(known, Heard()).start()
+    assert heard.wait(60)
 
 
-def test_a_slow_step_that_was_foreseen_is_no_hang(clock: Clock) -> None:
+def test_a_slow_step_that_was_foreseen_is_no_hang(clock: SteppedClock) -> None:
     plan = estimated(LIMIT)
-    known, watchdog = watched(plan)
+    known, watchdog = watched(clock, plan)
     known.begin(0, 10)
-    clock.now += STEP_ESTIMATES * LIMIT - 1
+    clock.advance(STEP_ESTIMATES * LIMIT - 1)
     assert watchdog.verdict() is None
     require_patience(plan, LIMIT + 1)
     with pytest.raises(BadInput, match=rf"for {LIMIT} s is ended as a hang"):
         require_patience(PLAN, LIMIT + 1)
-    clock.now += 2
+    clock.advance(2)
     assert watchdog.verdict() is not None
 
 
-def test_a_network_that_does_not_come_about_is_no_hang_of_half_an_hour(clock: Clock) -> None:
-    known, watchdog = watched()
+def test_a_network_that_does_not_come_about_is_no_hang_of_half_an_hour(clock: SteppedClock) -> None:
+    known, watchdog = watched(clock)
     known.stage("Connecting")
-    clock.now += 61
+    clock.advance(61)
     outcome = watchdog.verdict()
     assert outcome is not None
     assert outcome.result is Result.RENDEZVOUS_TIMEOUT
@@ -190,22 +186,20 @@ STEPS = st.lists(
 def test_a_verdict_falls_exactly_when_nothing_happened_for_longer_than_the_patience(
     steps: list[tuple[str, Stage, float]], estimate: float | None
 ) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        clock = Clock(monkeypatch)
-        plan = estimated(estimate)
-        known, watchdog = watched(plan)
-        own = others = clock.now
-        for kind, stage, pause in steps:
-            if kind == "stage":
-                known.stage(stage)
-            elif kind == "step":
-                known.finished_step(1, None, 1.0)
-            elif kind == "event":
-                known.event()
-            else:
-                known.heard(1)
-            own, others = (own, clock.now) if kind == "heard" else (clock.now, others)
-            clock.now += pause
-            here = known.progress.stage
-            idle = clock.now - (own if here == "Training" else max(own, others))
-            assert (watchdog.verdict() is not None) == (idle > patience(here, plan.guard, plan.execution))
+    clock, plan = SteppedClock(), estimated(estimate)
+    known, watchdog = watched(clock, plan)
+    own = others = clock.now()
+    for kind, stage, pause in steps:
+        if kind == "stage":
+            known.stage(stage)
+        elif kind == "step":
+            known.finished_step(1, None, 1.0)
+        elif kind == "event":
+            known.event()
+        else:
+            known.heard(1)
+        own, others = (own, clock.now()) if kind == "heard" else (clock.now(), others)
+        clock.advance(pause)
+        here = known.progress.stage
+        idle = clock.now() - (own if here == "Training" else max(own, others))
+        assert (watchdog.verdict() is not None) == (idle > patience(here, plan.guard, plan.execution))

@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +38,7 @@ from grpo_trainer.settings import config_arguments, deepspeed_config
 from grpo_trainer.unsupported import require_supported
 from harness.ranks import runs
 from harness.ranks.launch import ISOLATED
+from tests.stepped_clock import SteppedClock
 
 PLAN = runs.plan(Path("/models/demo"))
 
@@ -137,7 +137,7 @@ def test_durable_success_is_found_by_the_next_attempt(tmp_path: Path) -> None:
     found = finished_attempt(plan)
     assert found is not None
     assert (found.result, found.step) == (Result.SUCCEEDED, 6)
-    recorder = Recorder(plan, Placement(0, 0, 1, 1), time.time())
+    recorder = Recorder(plan, Placement(0, 0, 1, 1), 0.0)
     recorder.adopt(found)
     told = make_outcome(0, Result.SUCCEEDED, "done", recorder.progress, export=recorder.export)
     assert (told.export, told.checkpoint) == (export, kept)
@@ -176,13 +176,13 @@ def test_libraries_without_use_are_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     assert importlib.util.find_spec("deepspeed") is not None
 
 
-def test_watchdog_ends_a_run_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), time.time())
+def test_watchdog_ends_a_run_without_steps() -> None:
+    clock = SteppedClock()
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
     recorder.begin(3, 10)
-    watchdog = Watchdog(PLAN, recorder, lambda *_: None)
+    watchdog = Watchdog(PLAN, recorder, lambda *_: None, now=clock.now)
     assert watchdog.verdict() is None
-    later = time.monotonic() + PLAN.guard.hang_timeout_seconds + 5
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    clock.advance(PLAN.guard.hang_timeout_seconds + 5)
     outcome = watchdog.verdict()
     assert outcome is not None
     assert (outcome.result, outcome.step) == (Result.HANG, 3)

@@ -8,23 +8,20 @@ from grpo_api.artifacts import Checkpoint
 from grpo_api.report import Outcome, Result
 from grpo_api.timing import Account, Beginning, Clock
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process import recorder as recorders
 from grpo_trainer.process.outcome import make_outcome
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.process.run_clock import RunClock
+from tests.stepped_clock import SteppedClock
 from tests.trainer.test_process import PLAN
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of the run's clock, which a test sets."""
-    time = [100.0]
-    monkeypatch.setattr(recorders, "RunClock", lambda: RunClock(lambda: time[0]))
-    return time
+def clock() -> SteppedClock:
+    """The run's clock, which a test moves."""
+    return SteppedClock()
 
 
-def test_each_moment_belongs_to_one_part(now: list[float]) -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
+def test_each_moment_belongs_to_one_part(clock: SteppedClock) -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
     story: tuple[tuple[float, Callable[[], None]], ...] = (
         (10, lambda: recorder.stage("Loading")),
         (20, lambda: recorder.stage("Proving")),
@@ -42,7 +39,7 @@ def test_each_moment_belongs_to_one_part(now: list[float]) -> None:
         (8, lambda: recorder.stage("Finished")),
     )
     for seconds, then in story:
-        now[0] += seconds
+        clock.advance(seconds)
         then()
     told = recorder.progress.account
     spent = Clock(loading=30, proving=5, generating=7, scoring=4, training=17, saving=16)
@@ -52,13 +49,13 @@ def test_each_moment_belongs_to_one_part(now: list[float]) -> None:
         began_at=Beginning(attempt=2, clock=Clock(training=4)),
     )
     assert told is not None
-    assert told.clock.total == now[0] - 100.0
+    assert told.clock.total == clock.now()
     assert make_outcome(0, Result.SUCCEEDED, "done", recorder.progress).account == told
 
 
-def test_an_attempt_that_finds_the_work_done_counts_all_of_it(now: list[float]) -> None:
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
-    now[0] += 3
+def test_an_attempt_that_finds_the_work_done_counts_all_of_it(clock: SteppedClock) -> None:
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
+    clock.advance(3)
     done = Account(clock=Clock(loading=10, training=50))
     recorder.adopt(Outcome(result=Result.SUCCEEDED, attempt=4, account=done))
     assert recorder.progress.account == Account(clock=Clock(loading=3), began_at=Beginning(attempt=4, clock=done.clock))

@@ -9,43 +9,40 @@ from grpo_api.contract import PROGRESS_BIND_ENV, TRACE_QUERY
 from grpo_api.report import MAX_STEPS, Progress, StepTime
 from grpo_api.timing import Clock
 from grpo_trainer.gang.placement import Placement
-from grpo_trainer.process import recorder as recorders
 from grpo_trainer.process.recorder import Recorder
-from grpo_trainer.process.run_clock import RunClock
 from grpo_trainer.process.step_times import KEPT
 from grpo_trainer.telemetry.server import serve
 from harness.controlplane import free_port
+from tests.stepped_clock import SteppedClock
 from tests.trainer.test_process import PLAN
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of the run's clock, which a test sets."""
-    time = [0.0]
-    monkeypatch.setattr(recorders, "RunClock", lambda: RunClock(lambda: time[0]))
-    return time
+def clock() -> SteppedClock:
+    """The run's clock, which a test moves."""
+    return SteppedClock()
 
 
-def trained(now: list[float], first: int, steps: int, save: Sequence[int] = ()) -> Recorder:
+def trained(clock: SteppedClock, first: int, steps: int, save: Sequence[int] = ()) -> Recorder:
     """A recorder after so many steps of 3 s of generating, 1 s of scoring and 2 s of training, then one has begun."""
-    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0)
-    now[0] += 10
+    recorder = Recorder(PLAN, Placement(0, 0, 1, 1), 0.0, clock.now)
+    clock.advance(10)
     recorder.begin(first - 1, 10_000)
     for step in range(first, first + steps):
         for phase, lasts in (("generate", 3), ("reward", 1), (None, 0), ("forward", 2), (None, 0)):
             recorder.phase(phase)
-            now[0] += lasts
+            clock.advance(lasts)
         recorder.finished_step(step, None, 6.0)
         if step in save:
             recorder.stage("Saving")
-            now[0] += 4
+            clock.advance(4)
             recorder.stage("Training")
         recorder.phase(None)
     return recorder
 
 
-def test_a_step_is_over_when_the_next_works_or_the_run_exports(now: list[float]) -> None:
-    recorder = trained(now, first=1, steps=2, save=(2,))
+def test_a_step_is_over_when_the_next_works_or_the_run_exports(clock: SteppedClock) -> None:
+    recorder = trained(clock, first=1, steps=2, save=(2,))
     assert [one.step for one in recorder.steps(1)] == [1]
     recorder.phase("generate")
     ready, after = Clock(loading=10), Clock(loading=10, generating=3, scoring=1, training=2)
@@ -54,14 +51,14 @@ def test_a_step_is_over_when_the_next_works_or_the_run_exports(now: list[float])
         StepTime(step=1, began=ready, ended=after),
         StepTime(step=2, began=after, ended=saved),
     ]
-    now[0] += 5
+    clock.advance(5)
     recorder.finished_step(3, None, 5.0)
     recorder.stage("Exporting")
     assert [one.step for one in recorder.steps(1)] == [1, 2, 3]
 
 
-def test_steps_touch_each_other_and_add_up_to_the_run(now: list[float]) -> None:
-    recorder = trained(now, first=41, steps=1 + MAX_STEPS, save=(42, 44))
+def test_steps_touch_each_other_and_add_up_to_the_run(clock: SteppedClock) -> None:
+    recorder = trained(clock, first=41, steps=1 + MAX_STEPS, save=(42, 44))
     recorder.phase("generate")
     steps = recorder.steps(1)
     assert [one.step for one in steps] == list(range(41, 42 + MAX_STEPS))
@@ -69,8 +66,8 @@ def test_steps_touch_each_other_and_add_up_to_the_run(now: list[float]) -> None:
     assert steps[-1].ended == recorder.clock()
 
 
-def test_the_first_and_the_newest_of_every_nth_are_told(now: list[float]) -> None:
-    recorder = trained(now, first=5, steps=KEPT + 100)
+def test_the_first_and_the_newest_of_every_nth_are_told(clock: SteppedClock) -> None:
+    recorder = trained(clock, first=5, steps=KEPT + 100)
     assert [one.step for one in recorder.steps(1)][:2] == [5, KEPT + 103 - MAX_STEPS + 1]
     assert len(recorder.steps(1)) == MAX_STEPS + 1
     assert [one.step for one in recorder.steps(100)] == [5, 300, 400, 500, 600]
@@ -89,11 +86,11 @@ def test_the_first_and_the_newest_of_every_nth_are_told(now: list[float]) -> Non
     ],
 )
 def test_steps_are_told_to_who_asks_for_so_many(
-    query: str, told: list[int], now: list[float], monkeypatch: pytest.MonkeyPatch
+    query: str, told: list[int], clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
-    serve(PLAN, trained(now, first=1, steps=7))
+    serve(PLAN, trained(clock, first=1, steps=7))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress{query}", timeout=10) as answer:
         progress = Progress.model_validate_json(answer.read())
     assert [one.step for one in progress.steps] == told
