@@ -3,9 +3,11 @@
 The processes are real, through the real entry point; what they train is a stand-in that fails, waits or hangs as told.
 """
 
+import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,89 +16,130 @@ from hypothesis import strategies as st
 from grpo_api.contract import PLAN_ENV, TERMINATION_BYTES, TERMINATION_LOG_ENV
 from grpo_api.fitting import with_standstill
 from grpo_api.report import Outcome, Result, Standstill
+from grpo_api.running import GuardSpec
 from grpo_trainer.process import stacks
 from grpo_trainer.process.stacks import Stacks, main_frames, stood_still, telling
-from grpo_trainer.process.supervisor import PATIENCE_SECONDS, patience_after, root_cause
+from grpo_trainer.process.supervisor import (
+    PATIENCE_SECONDS,
+    Countdown,
+    ask_for_last_words,
+    kill,
+    patience_after,
+    root_cause,
+)
 from harness.ranks import runs
 from harness.ranks.launch import ISOLATED, tracer
 from tests.generated import cases
 
+HANG_SECONDS = 10
+"""The shortest guard.hangTimeoutSeconds."""
 # Takes the place of grpo_trainer.worker in the workers: the real watchdog around an act per rank.
 STAND_IN = """
-import os, sys, time, types
+import ctypes, faulthandler, os, sys, threading, time, types
+
+armed, arm = threading.Event(), faulthandler.dump_traceback_later
+
+def arm_and_tell(*arguments, **options):
+    arm(*arguments, **options)
+    armed.set()
+
+faulthandler.dump_traceback_later = arm_and_tell
 
 def train(plan, place, recorder):
     from grpo_trainer import errors
-    from grpo_trainer.process import watchdog
     from grpo_trainer.process.outcome import end_now
-    watchdog.POLL_SECONDS, watchdog.QUIET_SECONDS = 0.05, 0.0
-    watchdog.LOCKED_SECONDS = 1.0 if place.world_size == 1 else 60.0
-    watchdog.patience = lambda *_: {patience}
-    watchdog.Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks)).start()
+    from grpo_trainer.process.watchdog import Watchdog
+    # with another process in the pod it is that one's watchdog that finds who holds the GIL
+    locked = 5.0 if place.world_size == 1 else 600.0
+    Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks), quiet=0.0, locked=locked).start()
     recorder.begin(3, 9)
     acts = {acts}
     return globals()[acts[place.rank]](recorder, errors)
 
+def begun():
+    return os.path.exists(os.environ["BEGUN_FILE"])
+
+def begin():
+    open(os.environ["BEGUN_FILE"], "w").close()
+
+def after_the_other_began():
+    while not begun():
+        time.sleep(0.05)
+
 def fails(recorder, errors):
-    time.sleep(0.3)
+    after_the_other_began()
     raise errors.RewardError("the service is gone")
 
 def loses_a_peer(recorder, errors):
-    time.sleep(0.3)
+    after_the_other_began()
     raise RuntimeError("Connection closed by peer [10.0.0.1]:1")
 
 def is_killed_while_it_speaks(recorder, errors):
     import signal
     from grpo_trainer.process.outcome import termination_log
+    after_the_other_began()
     termination_log().write_text('{{"result": "Succ')
     os.kill(os.getpid(), signal.SIGKILL)
 
 def is_busy(recorder, errors):
-    time.sleep({busy})
-    open(os.environ["BUSY_FILE"], "w").close()
-    return "went on for long"
+    begin()
+    threading.Event().wait()
 
 def waits_in_a_collective(recorder, errors):
-    while not os.path.exists(os.environ["BUSY_FILE"]):  # until the other has begun
-        recorder.event()
-        time.sleep(0.05)
-    exec(compile("import time; time.sleep(60)", "/site-packages/torch/distributed/c10d.py", "exec"))
+    after_the_other_began()
+    recorder.event()
+    exec(compile("import time; time.sleep(3600)", "/site-packages/torch/distributed/c10d.py", "exec"))
 
 def holds_the_gil(recorder, errors):
-    import re
-    open(os.environ["BUSY_FILE"], "w").close()
-    re.match("(a+)+$", "a" * 60 + "b")
+    armed.wait()  # before it the watchdog has not begun
+    begin()
+    mutex, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # PyDLL, unlike CDLL, keeps the GIL
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # for ever, and no signal ends it
 
 module = types.ModuleType("grpo_trainer.worker")
 module.train = train
 sys.modules["grpo_trainer.worker"] = module
-from grpo_trainer.process import supervisor
-supervisor.PATIENCE_SECONDS, supervisor.LAST_WORDS_SECONDS = 0.5, 10.0  # a busy machine is slow to write them
 """
+POD = """
+import os, sys
+from grpo_trainer.gang.placement import placement
+from grpo_trainer.plan_file import read_plan
+from grpo_trainer.process.supervisor import supervise
+plan = read_plan(os.environ)
+sys.exit(supervise(plan, placement(plan, os.environ), float(sys.argv[1])))
+"""
+"""The entry point of a pod of several processes; its argument are the seconds for their last words."""
+LAST_WORDS = 60.0
+"""A busy machine is slow to write them."""
 
 
-def run(folder: Path, *acts: str, patience: float = 600.0) -> "subprocess.CompletedProcess[str]":
+def run(
+    folder: Path, *acts: str, hang_seconds: int = 600, last_words: float = LAST_WORDS
+) -> "subprocess.CompletedProcess[str]":
     """A pod's supervisor, or its only process, after its end."""
     plan = runs.plan(Path("/models/demo"), folder=folder / "run", execution={"processesPerNode": len(acts)})
+    plan = plan.model_copy(update={"guard": GuardSpec(hang_timeout_seconds=hang_seconds)})
     attempt = folder / "run" / "attempt-1"
     attempt.mkdir(parents=True)
     (folder / "plan.json").write_text(plan.model_dump_json())
-    (folder / "sitecustomize.py").write_text(STAND_IN.format(acts=acts, patience=patience, busy=1.5 * PATIENCE_SECONDS))
+    (folder / "sitecustomize.py").write_text(STAND_IN.format(acts=acts))
     environment = ISOLATED | {PLAN_ENV: str(folder / "plan.json"), TERMINATION_LOG_ENV: str(folder / "end")}
-    environment |= tracer() | {"PYTHONPATH": f"{folder}:{ISOLATED['PYTHONPATH']}", "BUSY_FILE": str(folder / "busy")}
-    command = [sys.executable, "-m", "grpo_trainer"]
-    return subprocess.run(command, env=environment, check=False, timeout=120, capture_output=True, text=True)
+    environment |= tracer() | {"PYTHONPATH": f"{folder}:{ISOLATED['PYTHONPATH']}", "BEGUN_FILE": str(folder / "begun")}
+    command = [sys.executable, *(("-c", POD, str(last_words)) if len(acts) > 1 else ("-m", "grpo_trainer"))]
+    return subprocess.run(command, env=environment, check=False, timeout=300, capture_output=True, text=True)
 
 
-def supervised(folder: Path, *acts: str, patience: float = 600.0) -> tuple[Outcome, dict[int, Outcome]]:
-    """The pod's outcome, and the durable outcomes of its ranks."""
-    run(folder, *acts, patience=patience)
+def supervised(folder: Path, *acts: str, **settings: Any) -> tuple[Outcome, dict[int, Outcome]]:
+    """The pod's outcome, and the durable outcomes of its ranks; `settings` are those of `run`."""
+    run(folder, *acts, **settings)
     attempt = folder / "run" / "attempt-1"
     kept = {int(path.stem.rpartition("-")[2]): path for path in attempt.glob("outcome-rank-*.json")}
     outcomes = {rank: Outcome.model_validate_json(path.read_text()) for rank, path in kept.items()}
     return Outcome.model_validate_json((folder / "end").read_text()), outcomes
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize(
     ("act", "result"), [("fails", Result.REWARD_ERROR), ("loses_a_peer", Result.ERROR)], ids=["cause", "symptom"]
 )
@@ -105,19 +148,22 @@ def test_a_failure_is_told_while_the_other_process_is_busy_and_that_one_says_how
 ) -> None:
     outcome, kept = supervised(tmp_path, "is_busy", act)
     assert (outcome.result, outcome.rank) == (result, 1)
-    assert not (tmp_path / "busy").exists(), "the busy process was waited for"
     assert (kept[0].result, kept[0].step) == (Result.PREEMPTED, 3)
     assert "another process of the pod failed" in kept[0].message
 
 
+@pytest.mark.realtime
 def test_words_that_break_off_are_none(tmp_path: Path) -> None:
     outcome, _ = supervised(tmp_path, "is_busy", "is_killed_while_it_speaks")
     assert (outcome.result, outcome.rank) == (Result.ERROR, 1)
     assert "rank 1 was ended by SIGKILL without an outcome" in outcome.message
 
 
+@pytest.mark.realtime
 def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_by_its_stack(tmp_path: Path) -> None:
-    outcome, kept = supervised(tmp_path, "waits_in_a_collective", "holds_the_gil", patience=1.0)
+    outcome, kept = supervised(
+        tmp_path, "waits_in_a_collective", "holds_the_gil", hang_seconds=HANG_SECONDS, last_words=10.0
+    )
     assert (outcome.result, outcome.rank) == (Result.HANG, 1)
     assert outcome.standstill is not None
     assert any(frame.endswith("in holds_the_gil") for frame in outcome.standstill.frames)
@@ -127,8 +173,10 @@ def test_a_process_that_holds_the_gil_is_found_by_the_others_watchdog_and_shown_
     assert "in holds_the_gil" in (tmp_path / "run" / "attempt-1" / "stacks-rank-1.txt").read_text()
 
 
+@pytest.mark.realtime
+@pytest.mark.slow
 def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_words(tmp_path: Path) -> None:
-    ended = run(tmp_path, "holds_the_gil", patience=1.0)
+    ended = run(tmp_path, "holds_the_gil", hang_seconds=HANG_SECONDS)
     assert ended.returncode == 1
     assert not (tmp_path / "end").exists(), "nothing in Python could write it: the kubelet takes the end of the log"
     assert "in holds_the_gil" in ended.stderr
@@ -147,6 +195,42 @@ def test_a_process_alone_that_holds_the_gil_ends_with_its_stacks_as_its_last_wor
 def test_patience_is_for_ends_that_others_can_explain(outcome: Outcome | None, seconds: float) -> None:
     assert patience_after(outcome) == seconds
     assert 0 < patience_after(Outcome(result=Result.ERROR)) < 1
+
+
+ENDS = st.lists(
+    st.tuples(
+        st.floats(0, 100),
+        st.none() | st.sampled_from(list(Result)).map(lambda result: Outcome(result=result)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=cases(60))
+@given(ENDS, st.floats(0.1, 100))
+def test_the_first_bad_end_sets_the_deadline_and_no_later_one_puts_it_off(
+    ends: list[tuple[float, Outcome | None]], last_words: float
+) -> None:
+    """`ends`: seconds since the end before, and what the process left. The others are asked once, and then killed."""
+    countdown, now = Countdown(last_words), 0.0
+    assert countdown.seconds_left(now) is None
+    assert countdown.due(now) is None
+    deadline = math.inf
+    for pause, outcome in ends:
+        if now + pause >= deadline:
+            break
+        now += pause
+        countdown.failed(now, outcome)
+        deadline = min(deadline, now + patience_after(outcome))
+        assert countdown.seconds_left(now) == max(0.0, deadline - now)
+        if deadline > now:
+            assert countdown.due(now) is None
+    assert countdown.due(deadline) is ask_for_last_words
+    countdown.failed(deadline, Outcome(result=Result.ERROR))
+    assert countdown.seconds_left(deadline) == pytest.approx(last_words)
+    assert countdown.due(math.nextafter(deadline + last_words, 0.0)) is None
+    assert countdown.due(deadline + last_words) is kill
 
 
 def test_a_process_tells_its_own_main_thread_s_frames(monkeypatch: pytest.MonkeyPatch) -> None:

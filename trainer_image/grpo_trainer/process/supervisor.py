@@ -101,7 +101,7 @@ class Countdown:
         """Return what is to be done to the processes that are left, once per deadline; None before it."""
         if now < self._deadline:
             return None
-        action = _kill if self._asked else _ask_for_last_words
+        action = kill if self._asked else ask_for_last_words
         self._asked, self._deadline = True, now + self._last_words
         return action
 
@@ -173,7 +173,7 @@ def patience_after(outcome: Outcome | None) -> float:
     return PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
 
 
-def _ask_for_last_words(workers: list[Worker]) -> None:
+def ask_for_last_words(workers: list[Worker]) -> None:
     """Have them write their stacks, which always works, then say how far they are and end, which needs the GIL."""
     for worker in workers:
         if worker.stacks_file.exists():  # it listens; the signal's own effect is to end the process
@@ -181,7 +181,8 @@ def _ask_for_last_words(workers: list[Worker]) -> None:
             worker.process.send_signal(PEER_FAILED)
 
 
-def _kill(workers: list[Worker]) -> None:
+def kill(workers: list[Worker]) -> None:
+    """End them with SIGKILL."""
     for worker in workers:
         worker.process.kill()
 
