@@ -3,7 +3,6 @@
 A reward that never answers trains nothing, at full price.
 """
 
-import asyncio
 import inspect
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import Result
 from grpo_api.rewards import JUDGED_GENERATIONS, RewardSpec
 from grpo_trainer.errors import RewardError
-from grpo_trainer.rewards import build_rewards
+from grpo_trainer.rewards import build_rewards, http_service
 from grpo_trainer.rewards.base import RewardCounters, Scores
 from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.reward_model import RewardModel
@@ -25,6 +24,7 @@ from harness.ranks import demo_model
 from harness.ranks.pods import Gang, json_lines
 from tests.generated import cases
 from tests.trainer.test_worker import make_plan
+from tests.virtual_time import virtually
 
 
 def ended_after(lost: list[int], limit: float, size: int = 8, steps: int | None = None) -> int | None:
@@ -115,11 +115,16 @@ def broken(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
             "mine:hangs did not return within timeoutSeconds = 1",
         ),
         "http": (
-            {"http": {"url": "http://127.0.0.1:9/", "batchTimeoutSeconds": 1}},
-            "http://127.0.0.1:9/: no answer within batchTimeoutSeconds = 1; the last try: ClientConnectorError",
+            {"http": {"url": "http://127.0.0.1:9/"}},
+            "http://127.0.0.1:9/: no answer within batchTimeoutSeconds = [0-9]+; the last try: ClientConnectorError",
         ),
         "model": ({"model": {"name": str(folder / "judge")}}, r"a logit of .*judge is nan"),
     }
+
+
+async def refused(*_: Any) -> Scores:
+    """What a port without a listener does to each try."""
+    raise http_service._Passing("ClientConnectorError: Connection refused")
 
 
 def scores_of(function: Any, completion: str) -> Scores:
@@ -129,11 +134,13 @@ def scores_of(function: Any, completion: str) -> Scores:
         return [None if logit.isnan() else logit.item() for logit in logits]
     arguments = {"prompts": ["p"], "completions": [completion], "completion_ids": [[1]], "answer": ["1"]}
     if inspect.iscoroutinefunction(type(function).__call__):
-        return asyncio.run(function(**arguments))
+        vars(function)["_post"] = refused
+        return virtually(function(**arguments))
     scores: Scores = function(**arguments)
     return scores
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize("kind", ["format", "accuracy", "python", "http", "model"])
 def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(tmp_path: Path, kind: str) -> None:
     (tmp_path / "0").mkdir()
@@ -156,6 +163,7 @@ def test_a_reward_that_never_scores_ends_the_run_in_its_last_failure_s_words(tmp
         rewards.failure_limits.judge(1, Scored(1, {"mine": lost}), last=True)
 
 
+@pytest.mark.realtime
 def test_no_opinion_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "mine.py").write_text(MODULE)
@@ -168,6 +176,7 @@ def test_no_opinion_is_no_failure(tmp_path: Path) -> None:
     assert rewards.counters["python"] == RewardCounters()
 
 
+@pytest.mark.realtime
 def test_a_function_that_can_t_be_started_again_is_no_bad_input(tmp_path: Path) -> None:
     """It was imported when the run began: what keeps it away now may pass, and a restart may help."""
     (tmp_path / "0").mkdir()
@@ -186,14 +195,21 @@ def test_a_function_that_can_t_be_started_again_is_no_bad_input(tmp_path: Path) 
         rewards.close()
 
 
-def late_plan(folder: Path, model: Path) -> TrainingPlan:
-    """Two pods, a generation per step, and a function beside the `format` reward that comes too late where told."""
+LATE_SECONDS = 10
+
+
+def late_plan(folder: Path, model: Path, share: float) -> TrainingPlan:
+    """Two pods, a generation per step, and a function beside the `format` reward that comes too late where told.
+
+    `share`: the function's maxFailureShare.
+    """
     plan = make_plan(folder, model)
-    late = {"name": "late", "python": {"function": "tests.trainer.late_reward:score", "timeoutSeconds": 1}}
+    function = {"function": "tests.trainer.late_reward:score", "timeoutSeconds": LATE_SECONDS}
+    late = RewardSpec.model_validate({"name": "late", "maxFailureShare": share, "python": function})
     execution = plan.execution.model_copy(update={"gradient_accumulation": 2, "steps_per_generation": 2})
     return plan.model_copy(
         update={
-            "rewards": [*plan.rewards, RewardSpec.model_validate(late)],
+            "rewards": [*plan.rewards, late],
             "execution": execution,
             "checkpoint_directory": None,
             "export": None,
@@ -201,20 +217,39 @@ def late_plan(folder: Path, model: Path) -> TrainingPlan:
     )
 
 
-def test_a_gang_outlives_late_batches_until_they_are_too_many(tmp_path: Path) -> None:
-    """Three times half a generation, each on one rank, and all ranks end alike. What became of the data is told."""
+@pytest.mark.realtime
+@pytest.mark.parametrize(
+    ("share", "step", "says"),
+    [
+        (
+            0.0,
+            2,
+            "reward 'late', step 2: 8 of the 32 completions of 2 generations, all ranks together, got no reward: "
+            "5.0% of 10 generations, more than its maxFailureShare, 0.0%",
+        ),
+        pytest.param(
+            0.1,
+            7,
+            "reward 'late', step 7: 24 of the 112 completions of 7 generations, all ranks together, got no reward: "
+            "15.0% of 10 generations, more than its maxFailureShare, 10.0%",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["none may be late", "three are too many"],
+)
+def test_a_gang_outlives_late_batches_until_they_are_too_many(
+    tmp_path: Path, share: float, step: int, says: str
+) -> None:
+    """Half a generation each time, on one rank, and all ranks end alike. What became of the data is told."""
     prompts = [*(f"say {number % 10}" for number in range(63)), "x" * 600]
     (tmp_path / "problems.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
     model = demo_model.save_policy(tmp_path / "model")
-    with Gang(late_plan(tmp_path, model), tmp_path, tmp_path / "pods") as gang:
+    with Gang(late_plan(tmp_path, model, share), tmp_path, tmp_path / "pods") as gang:
         codes, outcomes, log = gang.wait(), [gang.outcome(0), gang.outcome(1)], gang.log()
     assert codes == [45, 45]
     for outcome in outcomes:
-        assert (outcome.result, outcome.step) == (Result.REWARD_ERROR, 7)
-        assert (
-            "reward 'late', step 7: 24 of the 112 completions of 7 generations, all ranks together, got no reward: "
-            "15.0% of 10 generations, more than its maxFailureShare, 10.0%"
-        ) in outcome.message
-        assert "did not return within timeoutSeconds = 1" in outcome.message
+        assert (outcome.result, outcome.step) == (Result.REWARD_ERROR, step)
+        assert says in outcome.message
+        assert f"did not return within timeoutSeconds = {LATE_SECONDS}" in outcome.message
     assert json_lines(log, "prompts") == {63: {"prompts": 63, "prompts_dropped": 1, "prompts_duplicate": 53}}
-    assert max(json_lines(log, "step")) == 6, "the step that is judged is not told as finished well"
+    assert max(json_lines(log, "step")) == step - 1, "the step that is judged is not told as finished well"

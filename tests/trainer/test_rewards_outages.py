@@ -158,6 +158,7 @@ def short_pauses() -> Iterator[None]:
         yield
 
 
+@pytest.mark.realtime
 def test_a_refused_connection_is_tried_until_the_service_is_there(short_pauses: None) -> None:
     """A restart of three seconds, which used to end the attempt."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -180,6 +181,7 @@ def test_a_refused_connection_is_tried_until_the_service_is_there(short_pauses: 
     assert counters == RewardCounters()
 
 
+@pytest.mark.realtime
 def test_retry_after_is_waited_for(short_pauses: None) -> None:
     told: list[float] = []
 
@@ -208,6 +210,7 @@ FAULTS = st.one_of(
 )
 
 
+@pytest.mark.realtime
 @settings(max_examples=cases(30))
 @given(faults=st.lists(FAULTS, min_size=1, max_size=4))
 def test_whatever_a_service_answers_passes_once_it_answers_well(faults: list[Answer]) -> None:

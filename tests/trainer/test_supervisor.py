@@ -51,8 +51,8 @@ def train(plan, place, recorder):
     from grpo_trainer.process.watchdog import Watchdog
     # with another process in the pod it is that one's watchdog that finds who holds the GIL
     locked = 5.0 if place.world_size == 1 else 600.0
-    Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks), quiet=0.0, locked=locked).start()
     recorder.begin(3, 9)
+    Watchdog(plan, recorder, lambda outcome, stacks: end_now(plan, outcome, stacks), quiet=0.0, locked=locked).start()
     acts = {acts}
     return globals()[acts[place.rank]](recorder, errors)
 

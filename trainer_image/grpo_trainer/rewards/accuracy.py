@@ -7,8 +7,10 @@ For datasets with one right answer, such as GSM8K. math-verify runs in a process
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_api.clock import Clock
 from grpo_api.rewards import AccuracyReward
 
+from ..clock import SYSTEM_CLOCK
 from .answers import EXTRACTORS, expected_answer, same_number, same_text
 from .base import Completion, Deadline, RewardCounters, Scores, completion_text, current_step, reward_error
 from .child_process import START_SECONDS, FunctionFailed, FunctionProcess
@@ -17,13 +19,26 @@ from .child_process import START_SECONDS, FunctionFailed, FunctionProcess
 class AccuracyFunction:
     """Callable with TRL's reward signature: `score` for a right answer, 0 for a wrong or a missing one."""
 
-    def __init__(self, name: str, spec: AccuracyReward, counters: RewardCounters) -> None:
-        """Picks how answers are found and compared."""
+    def __init__(
+        self,
+        name: str,
+        spec: AccuracyReward,
+        counters: RewardCounters,
+        math: FunctionProcess | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Picks how answers are found and compared. `math` is taken over; where it is needed and None, it is started.
+
+        `clock` measures the budget of a batch.
+        """
         self.__name__ = name
         self._spec = spec
         self._counters = counters
         self._extract = EXTRACTORS[spec.extract]
-        self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare") if spec.compare == "Math" else None
+        self._clock = clock
+        self._math = math
+        if math is None and spec.compare == "Math":
+            self._math = FunctionProcess("grpo_trainer.rewards.math_answers:compare")
 
     @property
     def longest_seconds(self) -> float:
@@ -42,7 +57,7 @@ class AccuracyFunction:
             RewardError: a right answer is missing in the dataset, or math-verify's process ended.
         """
         step = current_step(columns)
-        deadline = Deadline(self._spec.batch_timeout_seconds)
+        deadline = Deadline(self._spec.batch_timeout_seconds, self._clock)
         answers = columns[self._spec.answer_column]
         scores: Scores = []
         for sample, (completion, answer) in enumerate(zip(completions, answers, strict=True)):

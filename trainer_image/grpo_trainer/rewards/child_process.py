@@ -36,13 +36,14 @@ class FunctionFailed(Exception):
 class FunctionProcess:
     """`module:function`, imported in a process of its own from `folder` first."""
 
-    def __init__(self, function: str, folder: Path | None = None) -> None:
-        """Starts the process and imports the function.
+    def __init__(self, function: str, folder: Path | None = None, start_seconds: float = START_SECONDS) -> None:
+        """Starts the process and imports the function, which may take `start_seconds`.
 
         Raises:
             BadInput: the function can't be imported, with Python's reason.
         """
         self._function = function
+        self._start_seconds = start_seconds
         self._path = [*([str(folder)] if folder else []), *sys.path]
         self._start()
         self.is_async = self._finish_start()
@@ -95,10 +96,10 @@ class FunctionProcess:
     def _finish_start(self) -> bool:
         """Waits until the function is imported; returns whether it is async."""
         try:
-            answer = self._receive(START_SECONDS)
+            answer = self._receive(self._start_seconds)
             problem = answer.get("problem")
         except TimeoutError:
-            problem = f"the import took more than {START_SECONDS:.0f} s"
+            problem = f"the import took more than {self._start_seconds:.0f} s"
         except (EOFError, ConnectionError):
             problem = f"the process ended with status {self._status()} during the import"
         if problem is not None:

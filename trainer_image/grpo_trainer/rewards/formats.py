@@ -10,7 +10,9 @@ from typing import Any
 
 import regex
 
+from grpo_api.clock import Clock
 from grpo_api.rewards import FormatReward
+from grpo_trainer.clock import SYSTEM_CLOCK
 from grpo_trainer.errors import BadInput
 
 from .base import Completion, Deadline, RewardCounters, Scores, completion_text
@@ -19,8 +21,8 @@ from .base import Completion, Deadline, RewardCounters, Scores, completion_text
 class FormatFunction:
     """Callable with TRL's reward signature: `score` for completions that match, 0 for others, None after a time-out."""
 
-    def __init__(self, name: str, spec: FormatReward, counters: RewardCounters) -> None:
-        """Compiles the pattern.
+    def __init__(self, name: str, spec: FormatReward, counters: RewardCounters, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Compiles the pattern; `clock` measures the budget of a batch.
 
         Raises:
             BadInput: the pattern is not a regular expression.
@@ -28,6 +30,7 @@ class FormatFunction:
         self.__name__ = name
         self._spec = spec
         self._counters = counters
+        self._clock = clock
         try:
             self._pattern = regex.compile(spec.pattern)
         except regex.error as error:
@@ -41,7 +44,7 @@ class FormatFunction:
 
     def __call__(self, completions: Sequence[Completion], **_columns: Any) -> Scores:
         """One score per completion, all within the batch's budget."""
-        deadline = Deadline(self._spec.batch_timeout_seconds)
+        deadline = Deadline(self._spec.batch_timeout_seconds, self._clock)
         return [self._score(completion_text(completion).strip(), deadline) for completion in completions]
 
     def _score(self, text: str, deadline: Deadline) -> float | None:
