@@ -23,6 +23,7 @@ from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput, HubUnavailable
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.hub import client
+from grpo_trainer.hub.patience import NotNow
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.training import run
@@ -99,7 +100,7 @@ def test_a_hub_that_fails_loses_no_model_and_the_next_attempt_only_pushes(
 
     def down(self: client.Client, request: object, **options: object) -> object:
         if "preupload" in str(request.url):  # type: ignore[attr-defined]
-            raise patience.NotNow("HTTP 503")
+            raise NotNow("HTTP 503")
         return send(self, request, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(client.Client, "send", down)
