@@ -33,13 +33,16 @@ def _git(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def busy_core(core: int) -> Iterator[None]:
-    """Keep a core busy until the block ends, and bind this process and its children to the same core."""
+def busy_core(core: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Keep a core busy until the block ends, and bind this process and its children to the same core.
+
+    Yields the process that does it.
+    """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     loop = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
-        yield
+        yield loop
     finally:
         loop.kill()
         loop.wait()

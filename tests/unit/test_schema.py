@@ -124,11 +124,16 @@ def test_columns_show_what_the_design_promises() -> None:
         assert path in known or path == ".metadata.creationTimestamp"
 
 
+@pytest.mark.slow  # lint, a part of each run, does the same
 def test_generated_files_are_fresh() -> None:
     assert codegen.stale(codegen.ROOT) == []
 
 
-def test_check_fails_on_a_stale_file_and_writing_mends_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_on_a_stale_file_and_writing_mends_it(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheap = {path: render for path, render in codegen.OUTPUTS.items() if path.startswith("crds/")}
+    monkeypatch.setattr(codegen, "OUTPUTS", cheap)
     assert codegen.main(["--root", str(tmp_path)]) == 0
     assert codegen.main(["--root", str(tmp_path), "--check"]) == 0
     (tmp_path / "crds/grpojob.yaml").write_text("stale")
