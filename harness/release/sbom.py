@@ -49,6 +49,8 @@ def write(release: Release, archive: Path, name: str, digest: str, target: Path)
     bom.metadata.timestamp = datetime.fromtimestamp(release.epoch, UTC)
     bom.register_dependency(image, components.values())
     text = JsonV1Dot6(bom).output_as_string(indent=1)
+    # The validator compiles a grammar on import, which takes two seconds of everything that imports this module.
+
     if problem := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
         raise ClusterError(f"{target.name} is no CycloneDX document: {problem}")
     target.write_text(text + "\n")
