@@ -1,0 +1,208 @@
+"""One pass of weights over several engines: what rank 0 waits for, what each engine is proven by, and whose time is up.
+
+The groups and the engines' answers are made here; test_engine_transfer.py has real groups, test_engine_servers.py real
+engines.
+"""
+
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_trainer.generation import sync_pass
+from grpo_trainer.generation.comparing import expected_prints
+from grpo_trainer.generation.engine_client import Prints, Unreachable
+from grpo_trainer.generation.engine_view import EngineView
+from grpo_trainer.generation.fleet import Engine
+from grpo_trainer.generation.layout import Strided
+from grpo_trainer.generation.sync_pass import Lane, SyncPass, Verdict
+from grpo_trainer.generation.transfer import Meeting, TransferFailed
+from tests.stepped_clock import SteppedClock
+from tests.virtual_time import virtually
+
+VERSION, SEED, SECONDS = 7, 11, 60.0
+NAME = "norm.weight"
+SENT = torch.arange(4.0)
+WHOLE: Strided = (0, (4,), (1,))
+
+
+class FakeFleet:
+    """Sends requests nowhere: every engine has come at once."""
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
+        """Answered already."""
+        work.close()
+        answered: Future[None] = Future()
+        answered.set_result(None)
+        return answered
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """In virtual time."""
+        return virtually(work)
+
+
+class FakeClient:
+    """An engine that has what it was sent, and hashes it."""
+
+    def __init__(self, prove: Callable[[], None]) -> None:
+        self.prove = prove
+        self.received = torch.zeros(4)
+        self.confirmed: list[int] = []
+
+    async def sync(self, *_: Any) -> None:
+        """Comes for the weights."""
+
+    async def prints(self, *_: Any) -> Prints:
+        """Of what it has received."""
+        self.prove()
+        return [{NAME: expected_prints(self.received, [WHOLE], SEED)}]
+
+    async def confirm(self, version: int) -> None:
+        """Serves it from now on."""
+        self.confirmed.append(version)
+
+
+class FakeGroup:
+    """A weight group whose other side takes a tensor as the test says."""
+
+    def __init__(self, engine: Engine, take: Callable[[], None]) -> None:
+        self.client: Any = engine.client
+        self.take = take
+        self.limits: list[float] = []
+        self.was_left = False
+
+    def broadcast(self, tensor: torch.Tensor, _: str, seconds: float) -> None:
+        """The engine has it afterwards."""
+        self.limits.append(seconds)
+        self.take()
+        self.client.received = tensor.clone()
+
+    def leave(self) -> None:
+        """Nothing more is sent."""
+        self.was_left = True
+
+
+class World:
+    """Engines with lanes, all proven to have an earlier version."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        takes: Mapping[int, Callable[[], None]] | None = None,
+        proves: Mapping[int, Callable[[], None]] | None = None,
+    ) -> None:
+        """`takes`: what the second side of an engine's group does first, by its index; `proves`: what an engine does
+        when it is asked for hashes."""
+        self.clock = SteppedClock()
+        self.groups: dict[str, FakeGroup] = {}
+        self.lanes: list[Lane] = []
+        monkeypatch.setattr(sync_pass, "invite", lambda meeting, *_: self.groups[meeting.engine])
+        for index in range(2):
+            client: Any = FakeClient((proves or {}).get(index, lambda: None))
+            engine = Engine(EngineView(index, f"host-{index}"), client)
+            engine.view.seen(f"process-{index}")
+            engine.view.proven(VERSION - 1)
+            lane = Lane(engine, f"process-{index}", self.clock)
+            lane.workers = [{NAME: [WHOLE]}]
+            self.lanes.append(lane)
+            self.groups[engine.view.name] = FakeGroup(engine, (takes or {}).get(index, lambda: None))
+        fleet: Any = FakeFleet()
+        self.sending = SyncPass(fleet, self.lanes, VERSION, SEED)
+        self.sending.begin([self.meeting(lane) for lane in self.lanes], [NAME])
+
+    def meeting(self, lane: Lane) -> Meeting:
+        """Of a lane with one worker."""
+        return Meeting("trainer-0", 29600, lane.name(), lane.engine.view.name, workers=1, seconds=SECONDS, gpu=False)
+
+    def group(self, index: int) -> FakeGroup:
+        """An engine's."""
+        return self.groups[self.lanes[index].engine.view.name]
+
+    def finished(self) -> list[Verdict]:
+        """What became of the engines."""
+        return self.sending.finish()
+
+
+def test_engines_that_have_what_was_sent_serve_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.sending.send(NAME, SENT)
+    assert [verdict.problem for verdict in world.finished()] == ["", ""]
+    assert all(lane.engine.serves(VERSION) and not lane.engine.syncing for lane in world.lanes)
+
+
+def test_a_tensor_may_change_once_every_engine_has_taken_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        began.set()
+        assert go_on.wait(60.0)
+
+    world = World(monkeypatch, takes={1: slowly})
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(world.sending.send, NAME, SENT)
+        assert began.wait(60.0)
+        fast = world.lanes[0].pending
+        assert fast is not None
+        fast.result(60.0)
+        early = wait([sending], timeout=0.2).done  # however busy the machine is: it waits for `go_on`
+        go_on.set()
+        sending.result(60.0)
+    assert not early
+
+
+def test_an_engine_with_another_bit_is_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.sending.send(NAME, SENT)
+    client: Any = world.lanes[1].engine.client
+    client.received[2] += 1
+    sound, other = world.finished()
+    assert (sound.problem, other.wrong) == ("", [NAME])
+    assert client.confirmed == []
+    assert not world.lanes[1].engine.serves(VERSION)
+
+
+def test_an_engine_that_restarts_while_it_is_proven_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, proves={0: lambda: world.lanes[0].engine.view.seen("another process")})
+    world.sending.send(NAME, SENT)
+    restarted, sound = world.finished()
+    assert (restarted.problem, sound.problem) == ("restarted during the sync", "")
+    assert not world.lanes[0].engine.serves(VERSION)
+
+
+def test_a_pass_gives_each_engine_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, takes={0: lambda: world.clock.advance(25.0)})
+    for _ in range(2):
+        world.sending.send(NAME, SENT)
+    assert world.group(0).limits == [SECONDS, SECONDS - 25.0]
+    assert world.lanes[0].left == SECONDS - 50.0
+    assert [verdict.blocked for verdict in world.finished()] == [False, False]
+
+
+def test_an_engine_that_blocks_is_left_and_the_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def block() -> None:
+        world.clock.advance(SECONDS)
+        raise TransferFailed("nobody took it")
+
+    world = World(monkeypatch, takes={0: block})
+    for _ in range(2):
+        world.sending.send(NAME, SENT)
+    assert len(world.group(0).limits) == 1, "what failed is sent nothing more"
+    world.lanes[0].request = Future()  # it has not answered
+    blocked, sound = world.finished()
+    assert (blocked.problem, blocked.blocked, sound.problem) == ("nobody took it", True, "")
+    assert world.group(0).was_left
+    assert world.lanes[1].engine.serves(VERSION)
+
+
+def test_an_engine_that_is_gone_before_its_proof_is_told_from_one_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die() -> None:
+        raise Unreachable("can't be reached for /prove")
+
+    world = World(monkeypatch, proves={0: die})
+    world.sending.send(NAME, SENT)
+    gone, sound = world.finished()
+    assert (gone.gone, gone.blocked, sound.problem) == (True, False, "")
