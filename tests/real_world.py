@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 import pytest
 
 ADVICE = "inject the clock or the transport, run it in tests/virtual_time.py, or mark it `@pytest.mark.realtime`"
+PURE_FOLDER = "tests/unit/"
+"""Its unmarked tests don't load torch either, which takes seconds of each process."""
 ACTIONS = {
     "subprocess.Popen": "starts a process",
     "os.system": "starts a process",
@@ -77,9 +79,11 @@ _really_sleep = time.sleep
 _really_start = threading.Thread.start
 
 
-def _audit(event: str, _: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ACTIONS:
         REFUSALS.refuse(ACTIONS[event])
+    elif event == "import" and arguments[0] == "torch" and REFUSALS.test.startswith(PURE_FOLDER):
+        REFUSALS.refuse("imports torch")
 
 
 def _start(self: threading.Thread) -> None:

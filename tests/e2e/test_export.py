@@ -21,6 +21,8 @@ from harness.guard import REPOSITORY
 from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
 from harness.programs.build import component
 
+pytestmark = pytest.mark.slow
+
 NAME, SECRET = "exported", "model-signing"
 WEIGHTS = "adapter_model.safetensors"
 CUT_AFTER = 10_000

@@ -71,6 +71,7 @@ def check_fencing(jobs: Jobs, job: Object) -> None:
         assert f"attempt-{written['attempt']}" in manifest.as_posix()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet_operator")
 def test_the_operator_and_the_service_may_vanish_without_the_run_noticing(jobs: Jobs) -> None:
     jobs.create("calm", LONG, checkpoint=SAVING)
@@ -104,6 +105,7 @@ def test_a_lost_pod_and_a_deleted_job_resume_from_the_last_checkpoint(jobs: Jobs
     check_fencing(jobs, job)
 
 
+@pytest.mark.slow
 def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
     rewards = [{"format": {"pattern": ".*"}}, {"python": {"function": "no_such_module:reward"}}]
     jobs.create("broken", STEPS, rewards=rewards, restarts={"limit": 0})
@@ -114,6 +116,7 @@ def test_a_failed_attempt_keeps_its_logs(jobs: Jobs) -> None:
     assert "no_such_module" in jobs.kubectl("logs", "job/broken-1")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet_operator")
 def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: AnyCluster) -> None:
     jobs.create("blackout", LONG, checkpoint=SAVING)
@@ -126,6 +129,7 @@ def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: Any
     assert progress(job)["step"] == LONG["maxSteps"]
 
 
+@pytest.mark.slow
 def test_a_job_of_the_same_name_gets_children_of_its_own(jobs: Jobs) -> None:
     jobs.create("twin", STEPS, checkpoint=SAVING)
     first = jobs.wait_step("twin", 1)["metadata"]["uid"]

@@ -201,6 +201,7 @@ def test_a_finished_job_leaves_no_pod_running_and_deleting_it_takes_its_children
     jobs.kubectl("wait", "--for=delete", "jobs,pods", "--timeout", "60s", *selected(NAME))
 
 
+@pytest.mark.slow
 def test_an_acceptance_run_is_a_job_that_succeeds(jobs: Jobs) -> None:
     """Of its checks one that a CPU can show; the operator is told as by the trainer."""
     command = ["python", "-m", "grpo_trainer.acceptance", "--output", "/tmp/acceptance"]
@@ -212,6 +213,7 @@ def test_an_acceptance_run_is_a_job_that_succeeds(jobs: Jobs) -> None:
     assert "| fused head, float32 | passed |" in jobs.kubectl("logs", job["status"]["pods"][0]["name"])
 
 
+@pytest.mark.slow
 def test_helm_upgrade_and_uninstall_leave_live_jobs_alone(jobs: Jobs) -> None:
     jobs.create("live", {"maxSteps": STEPS})
     jobs.wait_step("live", 1)

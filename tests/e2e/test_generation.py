@@ -15,6 +15,8 @@ from harness.fixtures import AnyCluster
 from harness.images import recipes as images
 from harness.jobs import Jobs, Object, attempt, progress
 
+pytestmark = pytest.mark.slow
+
 STEPS = 20
 CLOSE = 1e-4
 """How far the log-probabilities of engine and trainer may be apart in float32, in nats, and their ratio from 1."""

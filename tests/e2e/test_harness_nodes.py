@@ -266,7 +266,14 @@ def _output(command: str) -> str:
     return subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("build", [engine_trainer_image, light_trainer_image, slim_trainer_image])
+@pytest.mark.parametrize(
+    "build",
+    [
+        light_trainer_image,
+        pytest.param(engine_trainer_image, marks=pytest.mark.slow),
+        pytest.param(slim_trainer_image, marks=pytest.mark.slow),
+    ],
+)
 def test_the_trainer_image_of_the_shipped_dockerfile_trains_without_cuda(build: Callable[[], Image]) -> None:
     image = build()
     light = build is not slim_trainer_image

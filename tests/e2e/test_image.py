@@ -6,6 +6,7 @@ There is no GPU, and torch lacks CUDA's libraries here: stubs stand in for them,
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from grpo_api.contract import PLAN_ANNOTATION
@@ -17,6 +18,8 @@ from harness.fixtures import AnyCluster
 from harness.images import native_parts
 from harness.images.recipes import Image
 from tests.unit.operator_world import PLAN, SPEC
+
+pytestmark = pytest.mark.slow
 
 NAME = "native-parts"
 ARCHITECTURES = ("80", "120")

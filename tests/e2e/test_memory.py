@@ -17,6 +17,8 @@ from harness.faults.memory import sitecustomize
 from harness.images.recipes import CONTAINER_SITE_PACKAGES
 from harness.jobs import Jobs, Object, attempt, condition, is_true, progress
 
+pytestmark = pytest.mark.slow
+
 EVERY = 4
 SAVING = {"everySteps": EVERY, "keep": 2, "volume": {"claimName": "first-job", "subPath": "checkpoints"}}
 PER_STEP = 4

@@ -21,6 +21,8 @@ from harness.programs.build import component
 from tests.e2e.conftest import CLAIM, NAMESPACE
 from tests.trainer import hub
 
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 HUB = """
 from pathlib import Path

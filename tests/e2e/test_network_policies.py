@@ -5,10 +5,14 @@ A rendezvous without a password is as private as the network makes it.
 
 import json
 
+import pytest
+
 from harness import stack
 from harness.fixtures import AnyCluster
 from harness.images.recipes import python_image
 from harness.jobs import Jobs, Object, progress
+
+pytestmark = pytest.mark.slow
 
 STRANGERS = "strangers"
 PORTS = ("8080", "29500")

@@ -20,6 +20,8 @@ from harness.programs.build import toolchain
 from harness.programs.object_stores import ACCESS, BUCKET, CREDENTIALS, SECRET
 from tests.e2e.conftest import CLAIM, grpo
 
+pytestmark = pytest.mark.slow
+
 NAME, IMAGE, PORT = "stored", "localhost/stores/versitygw:1", 7070
 STEPS, EVERY = 64, 8
 """A step takes a third of a second on two idle cores: on faster ones, too, the run is still on when step 9 is seen."""

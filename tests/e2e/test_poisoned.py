@@ -25,6 +25,8 @@ from harness.pictures.drawing import View, draw
 from harness.programs.processes import until
 from harness.programs.prometheus import query, serving
 
+pytestmark = pytest.mark.slow
+
 NAME = "poisoned"
 POISON = {"learningRate": 1.0, "maxSteps": 2000}
 METRICS_PORT = 8081

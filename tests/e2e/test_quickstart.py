@@ -136,6 +136,7 @@ def test_what_it_was_made_of_lies_beside_it(newcomer: Newcomer, model: Path) -> 
     weights.write_bytes(genuine)
 
 
+@pytest.mark.slow
 def test_the_page_for_ones_own_things_does_what_it_says(newcomer: Newcomer, tmp_path: Path) -> None:
     """Its files and commands in their order, as somebody types them whose context has the namespace."""
     kubeconfig = tmp_path / "kubeconfig"

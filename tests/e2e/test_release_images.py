@@ -4,10 +4,14 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from harness.fixtures import AnyCluster
 from harness.images.archives import write_pause_image
 from harness.programs.build import toolchain
 from harness.release import oci
+
+pytestmark = pytest.mark.slow
 
 NAME = "release-image"
 IMAGE = "localhost/release-image:1.2.3"

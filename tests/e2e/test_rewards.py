@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from harness.fixtures import AnyCluster
 from harness.images.recipes import python_image
 from harness.jobs import Jobs, Object
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 4

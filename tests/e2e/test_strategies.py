@@ -14,6 +14,8 @@ from harness.fixtures import AnyCluster
 from harness.images.recipes import Image
 from harness.jobs import Jobs, condition, is_true, selected
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 NODES = ("node-0", "node-1")
 NODE_FOLDER = "/var/lib/grpo-model"
