@@ -1,10 +1,12 @@
-"""Checks of an acceptance run that end badly, for the test of what is told of them."""
+"""Checks of an acceptance run that end badly; `python -m tests.faulty_checks` is the acceptance command with them."""
 
 import os
 import subprocess
 import sys
 import time
 
+from grpo_trainer.acceptance import __main__ as acceptance
+from grpo_trainer.acceptance.catalogue import Check
 from grpo_trainer.acceptance.findings import Context, Finding, judged
 
 CHILD = "child.pid"
@@ -37,3 +39,10 @@ def one_rank_raises(context: Context) -> list[Finding]:
         raise RuntimeError("NCCL error")
     time.sleep(600)
     return []
+
+
+if __name__ == "__main__":
+    names = ("passes", "hangs", "aborts")
+    checks = tuple(Check(name, "tests.faulty_checks", name, 600) for name in names)
+    setattr(acceptance, "CHECKS", checks)  # noqa: B010  # the command's own list
+    sys.exit(acceptance.main())

@@ -37,6 +37,7 @@ class Part:
 PARTS = (
     Part("unit", "pure logic, and the client's side of wires", ("unit/*",)),
     Part("memory", "the memory model against counted and live memory", ("trainer/test_memory_*",)),
+    Part("gpu-kit", "the GPU kit, installed and run on a bare machine", ("trainer/test_gpu_kit_*",), workers=1),
     Part("trainer", "the trainer on real TRL and DeepSpeed", ("trainer/*",)),
     Part("kueue", "Kueue's real manager and its stand-in", ("integration/test_kueue*",)),
     Part("chaos", "100 faults of all kinds", ("integration/test_chaos*",), workers=1),

@@ -1,4 +1,4 @@
-"""`python -m harness.gpu accept|kit`: for `make gpu` and `make gpu-kit`."""
+"""`python -m harness.gpu accept|kit|bare-machine`: for `make gpu`, `make gpu-kit` and the test of the kit."""
 
 import argparse
 import subprocess
@@ -8,12 +8,16 @@ from pathlib import Path
 from grpo_trainer.acceptance.report import RESULT
 
 from ..programs.processes import ClusterError
-from . import kit, page
+from . import bare_machine, kit, page
 
 
 def main() -> int:
     """Run the command; errors go to stderr in one sentence and the exit code is 1."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options, rest = parser.parse_known_args()
+    options.rest = rest
+    if rest and options.run is not accept:
+        parser.error(f"unknown: {' '.join(rest)}")
     try:
         return int(options.run(options))
     except ClusterError as error:
@@ -23,7 +27,7 @@ def main() -> int:
 
 def accept(options: argparse.Namespace) -> int:
     """The acceptance run on this machine; what it finds on a GPU goes into docs/gpu.md. Its exit code."""
-    command = [sys.executable, "-m", "grpo_trainer.acceptance", "--output", str(options.output)]
+    command = [sys.executable, "-m", "grpo_trainer.acceptance", "--output", str(options.output), *options.rest]
     code = subprocess.run(command, check=False).returncode
     result = options.output / RESULT
     if code in (0, 1) and page.publish(result):
@@ -38,16 +42,26 @@ def pack(options: argparse.Namespace) -> int:
     return 0
 
 
+def prepare(_: argparse.Namespace) -> int:
+    """The kit and the packages of a machine without it, in the cache."""
+    python = bare_machine.version_of(bare_machine.find_python())
+    print(bare_machine.site_packages(python), bare_machine.packed_kit(python), sep="\n")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m harness.gpu", description=__doc__)
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("accept", help="run the acceptance on this machine's GPUs")
     command.add_argument("--output", type=Path, required=True, help="folder for its files")
     command.set_defaults(run=accept)
+    command.epilog = "Other options go to grpo_trainer.acceptance."
     command = commands.add_parser("kit", help="gather what a bare machine lacks")
     command.add_argument("--output", type=Path, required=True, help="folder for the kit; replaced")
     command.add_argument("--python", default="3.12", help="version of the other machine's Python")
     command.set_defaults(run=pack)
+    command = commands.add_parser("bare-machine", help="download what the test of the kit needs")
+    command.set_defaults(run=prepare)
     return parser
 
 

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ..guard import REPOSITORY
+from ..programs.processes import ClusterError
 
 SOURCE_FOLDERS = (REPOSITORY / "operator", REPOSITORY / "trainer_image")
 FIRST_PARTY = ("grpo_api", "grpo_trainer")
@@ -62,8 +63,14 @@ def modules_of(package: str) -> list[str]:
 
 
 def distributions_of(names: Iterable[str]) -> set[str]:
-    """Return the distributions that the top-level names of installed modules belong to."""
+    """Return the distributions that the top-level names of modules belong to.
+
+    Raises:
+        ClusterError: a module is not installed here.
+    """
     owners = metadata.packages_distributions()
+    if missing := sorted(set(names) - owners.keys()):
+        raise ClusterError(f"no installed distribution has the modules {', '.join(missing)}")
     return {str(canonicalize_name(owners[name][0])) for name in names}
 
 

@@ -1,12 +1,11 @@
 """The kit: what a bare GPU machine lacks for the acceptance run, as wheels in one small folder.
 
-Such a machine has torch, transformers and what these need, of whatever versions, and often no network. So the kit holds
-what is ours and what few others use, each alone (the machine's own stay), and a script that installs it beside them:
+Such a machine has the packages of MACHINE, of any versions, and often no network. The kit holds as wheels everything
+else that the import statements of the acceptance run lead to. Its script `run` installs the wheels into a temporary
+folder and runs the acceptance; `install` only installs, into a folder for PYTHONPATH.
 
-    gpu-kit/install FOLDER && PYTHONPATH=FOLDER python3 -m grpo_trainer.acceptance
-
-DeepSpeed is built without its operators, none of which the trainer compiles, and bitsandbytes, which ships a library
-for every CUDA since 11.8, keeps two.
+DeepSpeed is built without its operators, none of which the trainer compiles. bitsandbytes ships a library for every
+CUDA since 11.8; two of them stay.
 """
 
 import re
@@ -20,15 +19,26 @@ from pathlib import Path
 from ..images.wheels import CONSTRAINTS
 from ..programs.processes import ClusterError, run
 from ..release.python_package import copied
+from .import_closure import distributions_of, import_closure, modules_of, required_by
 
-LACKED = (
-    "annotated-types", "antlr4-python3-runtime", "bitsandbytes", "datasets", "dill", "hjson", "latex2sympy2-extended",
-    "math-verify", "multiprocess", "peft", "pydantic", "pydantic-core", "trl", "typing-inspection",
+MACHINE = (
+    "accelerate", "filelock", "fsspec", "huggingface-hub", "jinja2", "numpy", "packaging", "pandas", "psutil",
+    "pyarrow", "pyyaml", "regex", "safetensors", "tokenizers", "torch", "tqdm", "transformers", "triton",
+    "typing-extensions",
 )  # fmt: skip
-"""Downloaded as wheels. peft is there on many machines, in versions that this TRL doesn't take."""
+"""What the machine has: torch, transformers, accelerate, pandas, pyarrow, and what every version of them requires."""
+LOADED_BY_NAME = {"bitsandbytes": "transformers loads it for the optimizer AdamW8bit"}
+"""Distributions that the checks use without an import statement of ours, and who loads them."""
+LEFT_OUT = {
+    "cryptography": "no check signs a model",
+    "httpx2": "no check asks the hub",
+    "obstore": "no check has an object store",
+    "vllm": "too large; without it the check `engine` is not run",
+}
+"""Modules that are imported inside functions which no check calls, and why."""
 BUILT = "deepspeed"
 """There is no wheel of it."""
-KEPT = ("cpu", "cuda130")
+BITSANDBYTES_LIBRARIES = ("cpu", "cuda130")
 """Libraries of bitsandbytes that stay."""
 LIMIT_BYTES = 40_000_000
 """A kit must fit where little may be carried."""
@@ -37,9 +47,23 @@ PLATFORMS = [f"manylinux_{name}_x86_64" for name in ("2_28", "2_27", "2_24", "2_
 INSTALL = """\
 #!/bin/sh
 # Installs the kit into a folder of its own, for PYTHONPATH; what the machine has stays as it is.
-# PYTHON: the interpreter that has torch; python3 unless it says otherwise.
+# PYTHON: the interpreter that has torch (default: python3).
 exec "${PYTHON:-python3}" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \\
   --target "${1:?usage: install FOLDER}" "$(dirname "$0")"/*.whl
+"""
+RUN = """\
+#!/bin/sh
+# Installs the kit into a temporary folder and runs the acceptance. Takes the options of grpo_trainer.acceptance.
+# OUTPUT: folder for result.json, result.md and log.txt (default: gpu-output).
+# PYTHON: the interpreter that has torch (default: python3).
+set -eu
+began=$(date +%s)
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+echo "installing the kit into $site"
+"$(dirname "$0")/install" "$site"
+PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" "${PYTHON:-python3}" -m grpo_trainer.acceptance \\
+  --output "${OUTPUT:-gpu-output}" --used $(($(date +%s) - began)) "$@"
 """
 
 
@@ -52,7 +76,8 @@ def pack(folder: Path, python: str) -> int:
     versions = pinned()
     with tempfile.TemporaryDirectory() as temporary:
         wheels = Path(temporary)
-        _pip("download", "-d", wheels, *_target(python), *(f"{name}=={versions[name]}" for name in LACKED))
+        downloaded = contents(python) - {BUILT}
+        _pip("download", "-d", wheels, *_target(python), *(f"{name}=={versions[name]}" for name in sorted(downloaded)))
         run("env", "DS_BUILD_OPS=0", *_command("wheel", "-w", wheels, f"{BUILT}=={versions[BUILT]}"))
         _pip("wheel", "-w", wheels, copied(wheels / "sources"))
         (large,) = wheels.glob("bitsandbytes-*.whl")
@@ -63,10 +88,22 @@ def pack(folder: Path, python: str) -> int:
         folder.mkdir(parents=True)
         for wheel in wheels.glob("*.whl"):
             shutil.copy(wheel, folder)
-    script = folder / "install"
-    script.write_text(INSTALL)
-    script.chmod(0o755)
+    for name, text in {"install": INSTALL, "run": RUN}.items():
+        script = folder / name
+        script.write_text(text)
+        script.chmod(0o755)
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def contents(python: str) -> set[str]:
+    """Return the distributions that the acceptance run imports and MACHINE lacks, for a version of Python.
+
+    Raises:
+        ClusterError: a module that is imported belongs to nothing that is installed here.
+    """
+    programs = [*modules_of("grpo_trainer.acceptance"), "grpo_trainer.__main__", "grpo_trainer.training"]
+    modules = import_closure(programs, inside_functions=True).third_party.keys() - LEFT_OUT.keys()
+    return required_by(distributions_of(modules) | LOADED_BY_NAME.keys(), python, stop_at=MACHINE)
 
 
 def pinned() -> dict[str, str]:
@@ -75,7 +112,7 @@ def pinned() -> dict[str, str]:
 
 
 def slim(wheel: Path) -> None:
-    """Leave the libraries that aren't KEPT out of a wheel of bitsandbytes, and out of its list of files."""
+    """Remove all but BITSANDBYTES_LIBRARIES from a wheel of bitsandbytes and from its list of files."""
     with zipfile.ZipFile(wheel) as whole:
         contents = {name: whole.read(name) for name in whole.namelist() if not _dropped(name)}
     (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
@@ -103,7 +140,7 @@ def require_small(wheels: Iterable[Path]) -> None:
 def _dropped(name: str) -> bool:
     """Whether a file of bitsandbytes is a library for another accelerator."""
     library = re.fullmatch(r"bitsandbytes/libbitsandbytes_(\w+)\.so", name)
-    return bool(library) and library[1] not in KEPT  # type: ignore[index]  # there is one
+    return bool(library) and library[1] not in BITSANDBYTES_LIBRARIES  # type: ignore[index]  # there is one
 
 
 def _target(python: str) -> list[str]:

@@ -70,15 +70,21 @@ def _repack(version: str, folder: Path) -> None:
     tree = folder / "tree"
     tree.mkdir(parents=True)
     with progress(f"torch {version} without CUDA's libraries"):
-        # copies, not links into uv's cache: the metadata is edited below
-        install_packages(tree, *PYTHON, "--no-deps", "--link-mode", "copy", f"torch=={version}")
-        run("sh", SLIM_SCRIPT, tree)
-        info = (tree / f"torch-{version}.dist-info").rename(tree / f"torch-{version}{SUFFIX}.dist-info")
-        metadata = info / "METADATA"
-        metadata.write_text(slim_metadata(metadata.read_text(), version))
+        info = slim_torch(version, tree, *PYTHON)
         tag = next(line for line in (info / "WHEEL").read_text().splitlines() if line.startswith("Tag: "))
         _zip(tree, info, folder / f"torch-{version}{SUFFIX}-{tag.removeprefix('Tag: ')}.whl")
     remove(tree)
+
+
+def slim_torch(version: str, tree: Path, *options: str) -> Path:
+    """Install torch without CUDA's libraries into a folder; return its dist-info folder, whose version has SUFFIX."""
+    # copies, not links into uv's cache: the metadata is edited below
+    install_packages(tree, *options, "--no-deps", "--link-mode", "copy", f"torch=={version}")
+    run("sh", SLIM_SCRIPT, tree)
+    info = (tree / f"torch-{version}.dist-info").rename(tree / f"torch-{version}{SUFFIX}.dist-info")
+    metadata = info / "METADATA"
+    metadata.write_text(slim_metadata(metadata.read_text(), version))
+    return info
 
 
 def slim_metadata(text: str, version: str) -> str:

@@ -19,7 +19,7 @@ from harness.ranks.gang import run_gang
 from harness.ranks.launch import ISOLATED
 
 ONLY = ("--only", "gpu", "sigterm", "all-reduce")
-"""What else a CPU can show; the checks that train share a process (acceptance_facts.py)."""
+"""The quickest checks. Those that train share a process (acceptance_facts.py); test_gpu_kit_installed.py runs all."""
 ARCHES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 
@@ -29,6 +29,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_gang("harness.ranks.acceptance_facts:measure", tmp_path_factory.mktemp("acceptance"), 1)[0]
 
 
+@pytest.mark.slow
 def test_every_check_passes_on_a_trainer_that_works(facts: dict[str, Any]) -> None:
     good = {name: rows for name, rows in facts["findings"].items() if name not in ("other", "no such device")}
     assert [row for rows in good.values() for row in rows if row["state"] != State.PASSED] == []
@@ -41,18 +42,21 @@ def test_every_check_passes_on_a_trainer_that_works(facts: dict[str, Any]) -> No
     assert "is not the checkpoint's" in good["proof"][0]["message"]
 
 
+@pytest.mark.slow
 def test_a_step_that_differs_is_found(facts: dict[str, Any]) -> None:
     single, half = facts["findings"]["other"]
     assert (single["state"], half["state"]) == (State.FAILED, State.PASSED)
     assert single["message"].startswith("loss differs by ")
 
 
+@pytest.mark.slow
 def test_a_strategy_that_fails_says_how_and_keeps_no_other_from_its_turn(facts: dict[str, Any]) -> None:
     (row,) = facts["findings"]["no such device"]
     assert row["state"] == State.FAILED
     assert row["message"].startswith("Error: ")
 
 
+@pytest.mark.slow
 def test_the_memory_check_has_the_phases_of_a_prediction(facts: dict[str, Any]) -> None:
     phases = ["backward", "forward", "generate", "reference", "step"]
     assert facts["phases"] == [phases] * 3

@@ -4,9 +4,12 @@ Here the checks are stand-ins that load no library; tests/trainer/test_acceptanc
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +25,12 @@ from grpo_cli.manifest import load_jobs
 from grpo_codegen.acceptance import CASES, ROOT, predictions
 from grpo_operator.manifests import Attempt, indexed_job, training_plan
 from grpo_trainer.acceptance import __main__ as acceptance
-from grpo_trainer.acceptance import report, runner, versions
+from grpo_trainer.acceptance import progress, report, runner, versions
 from grpo_trainer.acceptance.catalogue import CHECKS, MEMORY_CASES, Check
 from grpo_trainer.acceptance.findings import Context, Finding, State, dumped, judged, loaded
 from grpo_trainer.acceptance.runner import Done, run_checks, why_not
+from grpo_trainer.clock import SYSTEM_CLOCK
+from harness.programs.processes import until
 from tests import faulty_checks
 from tests.unit.operator_world import KEY, PLAN, PODS, SPEC, UID
 
@@ -97,7 +102,7 @@ def test_a_bad_end_spoils_no_other_check_and_is_told(tmp_path: Path, monkeypatch
         check("one_rank_raises", ranks=True),
         check("passes", needs_gpu=True),
     ]
-    done = list(run_checks(checks, Context("cpu", str(tmp_path), world=2), 120))
+    done = list(run_checks(checks, Context("cpu", str(tmp_path), world=2), SYSTEM_CLOCK.now() + 120))
     seen = [(one.findings[0].state, one.findings[0].message) for one in done]
     assert seen == [
         (State.FAILED, "ended with exit code -6; CUDA error: device-side assert triggered"),
@@ -118,9 +123,50 @@ def test_what_does_not_fit_the_budget_is_not_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(runner, "LEAST_SECONDS", 1.0)
     checks = [check("hangs"), check("passes")]
-    done = list(run_checks(checks, Context("cpu", str(tmp_path)), 1.5))
+    done = list(run_checks(checks, Context("cpu", str(tmp_path)), SYSTEM_CLOCK.now() + 1.5))
     assert [one.findings[0].message for one in done] == ["time", "time"]
     assert {one.findings[0].state for one in done} == {State.NOT_RUN}
+
+
+@contextmanager
+def faulty_run(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The acceptance command with the checks passes, hangs and aborts."""
+    command = [sys.executable, "-u", "-m", "tests.faulty_checks", "--device", "cpu", "--output", str(folder / "out")]
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def messages(folder: Path) -> dict[str, str]:
+    """What result.json says of each check."""
+    result = json.loads((folder / "out" / "result.json").read_text())
+    return {check["check"]: check["findings"][0]["message"] for check in result["checks"]}
+
+
+@pytest.mark.realtime
+def test_a_run_that_is_killed_leaves_a_whole_report_and_no_process(tmp_path: Path) -> None:
+    with faulty_run(tmp_path) as process:
+        assert process.stdout
+        begun = (line.split()[1].rstrip(",") for line in process.stdout if line.startswith("begins"))
+        assert next(name for name in begun if name != "passes") == "hangs"
+        (pid,) = until("the hanging check", lambda: list(tmp_path.glob(f"acceptance-*/{faulty_checks.CHILD}")))
+        child = Path("/proc") / until("its child", pid.read_text)
+        process.kill()
+    assert messages(tmp_path) == {
+        "passes": "cpu, 1 ranks, GPUs ''", "hangs": progress.CUT_OFF, "aborts": progress.NEVER_BEGUN,
+    }  # fmt: skip
+    assert "| hangs | not run | the run ended during it |" in (tmp_path / "out" / "result.md").read_text()
+    until("the hanging check's end", lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2])
+
+
+@pytest.mark.realtime
+def test_an_installation_that_used_the_whole_budget_leaves_no_time_for_checks(tmp_path: Path) -> None:
+    with faulty_run(tmp_path, "--used", "600") as process:
+        assert process.wait() == 0
+    assert messages(tmp_path) == dict.fromkeys(("passes", "hangs", "aborts"), "time")
 
 
 def test_a_check_runs_only_where_it_shows_something() -> None:

@@ -78,8 +78,25 @@ def test_a_kit_over_forty_megabytes_is_refused_with_its_largest_wheels(
         kit.require_small(tmp_path.glob("*.whl"))
 
 
-def test_the_kit_has_the_image_s_versions() -> None:
-    assert {*kit.LACKED, kit.BUILT} <= kit.pinned().keys()
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_the_kit_holds_what_the_checks_import_and_the_machine_lacks(python: str) -> None:
+    contents = kit.contents(python)
+    assert {"bitsandbytes", "datasets", "deepspeed", "peft", "pydantic", "pydantic-core", "trl"} <= contents
+    assert {*kit.MACHINE, *kit.LEFT_OUT} & contents == set()
+    assert contents <= kit.pinned().keys(), "the kit has the image's versions"
+
+
+def test_nothing_is_left_out_that_a_check_needs_when_it_is_imported() -> None:
+    at_import, when_called = (import_closure(RUN_PATH, inside_functions=on).third_party for on in (False, True))
+    assert kit.LEFT_OUT.keys() <= when_called.keys(), "each is imported somewhere"
+    assert kit.LEFT_OUT.keys() & at_import.keys() == set()
+    assert kit.LOADED_BY_NAME.keys() & when_called.keys() == set(), "else the statement suffices"
+
+
+def test_the_page_lists_what_a_machine_has() -> None:
+    section = re.search(r"<!-- machine -->\n(.*?)\n<!-- /machine -->", page.PAGE.read_text(), re.DOTALL)
+    assert section is not None
+    assert tuple(re.findall(r"`([\w-]+)`", section[1])) == kit.MACHINE
 
 
 @pytest.mark.realtime

@@ -30,12 +30,14 @@ class Surroundings:
 
 
 def write(folder: Path, where: Surroundings, done: Sequence[Done]) -> None:
-    """Write all three files; called after every check, so that a run that is cut short leaves what it has found."""
+    """Replace all three files. Each is whole at any time: the run may be killed while it writes."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(as_json(where, done), indent=1) + "\n", encoding="utf-8")
-    (folder / PAGE).write_text(page(as_json(where, done)), encoding="utf-8")
     log = "".join(f"==== {one.name}, {one.seconds} s\n{one.log}\n" for one in done if one.log)
-    (folder / LOG).write_text(log, encoding="utf-8")
+    texts = {RESULT: json.dumps(as_json(where, done), indent=1) + "\n", PAGE: page(as_json(where, done)), LOG: log}
+    for name, text in texts.items():
+        unfinished = folder / f".{name}"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(folder / name)
 
 
 def as_json(where: Surroundings, done: Sequence[Done]) -> dict[str, Any]:

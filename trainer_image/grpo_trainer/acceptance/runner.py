@@ -10,20 +10,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 
+from ..clock import SYSTEM_CLOCK
 from .catalogue import Check
 from .findings import Context, Finding, judged, loaded, not_run
 
 LEAST_SECONDS = 15.0
 """With less time left no check is begun."""
 POLL_SECONDS = 0.05
+DEATH_SECONDS = 5.0
+"""Longest wait for a killed process: one that hangs in a GPU's driver can't die."""
 WORD = b"go\n"
 TAIL = 20_000
 """Bytes of a process's output that are kept."""
@@ -68,12 +70,12 @@ class Started:
     def run(self, seconds: float, out_of_time: str) -> Done:
         """Give the word and wait for at most so long; `out_of_time` says why not longer, empty for the check's own
         limit."""
-        begin = time.monotonic()
+        begin = SYSTEM_CLOCK.now()
         for process in self._processes:
             with suppress(BrokenPipeError):  # it has ended already, over an import, say; its exit code tells
                 os.write(process.stdin.fileno() if process.stdin else -1, WORD)
         codes = self._codes(begin + seconds)
-        took = time.monotonic() - begin
+        took = SYSTEM_CLOCK.now() - begin
         findings = self._findings(codes, took, out_of_time)
         return Done(self.check.name, findings, round(took, 1), self._log())
 
@@ -81,9 +83,9 @@ class Started:
         """Exit codes once all have ended, one has failed or time is up; None for those that still run."""
         while True:
             codes = [process.poll() for process in self._processes]
-            if None not in codes or any(codes) or time.monotonic() >= deadline:
+            if None not in codes or any(codes) or SYSTEM_CLOCK.now() >= deadline:
                 return codes
-            time.sleep(POLL_SECONDS)
+            SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
     def _findings(self, codes: list[int | None], took: float, out_of_time: str) -> list[Finding]:
         failed = [code for code in codes if code]
@@ -106,19 +108,27 @@ class Started:
         for process in self._processes:
             with suppress(ProcessLookupError):  # all of them have ended
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(DEATH_SECONDS)
             if process.stdin:
                 process.stdin.close()
 
 
-def run_checks(checks: Sequence[Check], context: Context, budget: float) -> Iterator[Done]:
-    """All checks in turn, within so many seconds in all."""
-    deadline = time.monotonic() + budget
+def run_checks(
+    checks: Sequence[Check],
+    context: Context,
+    deadline: float,
+    begins: Callable[[Check, float], None] = lambda *_: None,
+) -> Iterator[Done]:
+    """Run the checks in turn until the deadline on SYSTEM_CLOCK.
+
+    `begins` is called with each check that is begun and the seconds after which it will be ended.
+    """
     fit = [check for check in checks if not why_not(check, context)]
     ready: Started | None = None
     try:
         for check in checks:
-            left = deadline - time.monotonic()
+            left = deadline - SYSTEM_CLOCK.now()
             if why := why_not(check, context) or ("time" if left < LEAST_SECONDS else ""):
                 yield Done(check.name, [not_run(check.name, why)])
                 continue
@@ -126,6 +136,7 @@ def run_checks(checks: Sequence[Check], context: Context, budget: float) -> Iter
             with ready or Started(check, _placed(check, context)) as current:
                 ready = Started(following[0], _placed(following[0], context)) if following else None
                 seconds = min(check.seconds, left)
+                begins(check, seconds)
                 yield current.run(seconds, "time" if left < check.seconds else "")
     finally:
         if ready:
