@@ -131,7 +131,8 @@ def pytest_stage(name: str, files: Sequence[str], marks: str, workers: int, *opt
 
 def covered_stage(part: Part) -> Stage:
     """Return the stage of `make test-all` that runs a part's tests, with coverage in a file of the part's own."""
-    options = ("--hypothesis-profile=all", "--cov", "--cov-report=")
+    # A part alone covers little; the limit is for all of them together.
+    options = ("--hypothesis-profile=all", "--cov", "--cov-report=", "--cov-fail-under=0")
     stage = pytest_stage(part.name, files_of(part), ALL, part.workers, *options)
     return Stage(stage.name, stage.command, (("COVERAGE_FILE", str(COVERAGE_DATA / part.name)),))
 
