@@ -1,16 +1,17 @@
 """No write of the operator's passes the gate once it does not lead, and what the chart's fence refuses is no denial."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from math import inf
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from grpo_operator.cluster import client as cluster_module
 from grpo_operator.cluster.api import JOBS
-from grpo_operator.cluster.client import HttpCluster
+from grpo_operator.cluster.client import LIST_SECONDS, REQUEST_SECONDS, HttpCluster
 from grpo_operator.errors import NotLeading, Unavailable
 from grpo_operator.names import FENCE
 from tests.unit.test_operator_client import ALL_PODS, Looked, serving, status, talking
@@ -55,14 +56,30 @@ async def test_no_write_is_sent_past_the_gate_not_even_a_second_try_and_reads_go
     assert sent == ["POST", "PUT", "PATCH", "PATCH", "DELETE", "DELETE", "GET"]
 
 
-async def test_a_write_is_awaited_for_no_longer_than_the_gate_allows() -> None:
-    async def late(_: web.Request) -> web.Response:
-        await asyncio.sleep(30)
-        return web.json_response({})
+class Noting:
+    """A session that sends nothing and notes for how long each request would be awaited."""
 
-    async with serving(late) as url, HttpCluster(Configuration(host=url), gate=lambda: 0.05, tries=1) as client:
-        with pytest.raises(Unavailable, match="TimeoutError"):
-            await client.create(JOBS, "n", {})
+    def __init__(self) -> None:
+        self.seconds: list[float | None] = []
+
+    def request(self, *_: Any, timeout: aiohttp.ClientTimeout, **__: Any) -> Any:
+        """Break the connection."""
+        self.seconds.append(timeout.total)
+        raise aiohttp.ClientConnectionError
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"),
+    [(4.0, [4.0] * 6), (inf, [REQUEST_SECONDS] * 5 + [LIST_SECONDS])],
+    ids=["four seconds", "for ever"],
+)
+async def test_a_write_is_awaited_for_no_longer_than_the_gate_allows(left: float, seconds: list[float]) -> None:
+    client = HttpCluster(Configuration(host="http://nowhere"), gate=lambda: left, tries=1)
+    client._session = session = Noting()  # type: ignore[assignment]
+    async for write in each_write(client):
+        with pytest.raises(Unavailable):
+            await write
+    assert session.seconds == seconds
 
 
 async def test_what_the_fence_refuses_is_asked_again_and_is_no_denial() -> None:

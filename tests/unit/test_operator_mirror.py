@@ -1,0 +1,83 @@
+"""What a mirror does with each event, and from where it watches on: the LIST that heals all comes much later."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from grpo_operator.cluster.api import PODS, Object, Selection
+from grpo_operator.cluster.cache import Caches
+from grpo_operator.cluster.watcher import Mirror
+from grpo_operator.errors import Unavailable
+from grpo_operator.names import ObjectKey
+
+RESYNC = 600.0
+"""Seconds between two LISTs."""
+
+
+def pod(name: str, version: int, phase: str = "Running") -> Object:
+    """A pod of a GRPOJob of its own."""
+    labels = {"grpo.dev/job-name": name, "grpo.dev/attempt": "1"}
+    meta = {"namespace": "n", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version), "labels": labels}
+    return {"metadata": meta, "spec": {}, "status": {"phase": phase}}
+
+
+class Script:
+    """A cluster whose watches show one part of the events each, then break; the last one stays open."""
+
+    def __init__(self, listed: Sequence[Object], *watches: Sequence[tuple[str, Object]]) -> None:
+        self.listed = listed
+        self.watches = list(watches)
+        self.lists = 0
+        self.watched_from: list[int] = []
+
+    async def pages(self, _: Selection) -> AsyncIterator[tuple[list[Object], int]]:
+        """One page, of version 10."""
+        self.lists += 1
+        yield list(self.listed), 10
+
+    async def watch(self, _: Selection, version: int, seconds: float) -> AsyncIterator[tuple[str, Object]]:
+        """The next part of the events."""
+        self.watched_from.append(version)
+        for event in self.watches.pop(0):
+            yield event
+        if self.watches:
+            raise Unavailable("the connection broke")
+        await asyncio.sleep(seconds)
+
+
+async def mirrored(script: Script, seconds: float) -> tuple[dict[str, str], list[ObjectKey]]:
+    """The phases of the pods that are known after so long, by name, and the jobs that were woken, in order."""
+    caches, woken = Caches(), list[ObjectKey]()
+    mirror = Mirror(script, Selection(PODS), caches.pods, woken.extend, resync=RESYNC)  # type: ignore[arg-type]
+    task = asyncio.create_task(mirror.follow())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    return {record.name: record.phase for record in caches.pods}, woken
+
+
+async def test_every_event_is_in_the_cache_and_wakes_its_job_before_the_next_list() -> None:
+    events = [("ADDED", pod("b", 11)), ("MODIFIED", pod("b", 12, "Failed")), ("DELETED", pod("a", 13))]
+    script = Script([pod("a", 5)], events)
+    known, woken = await mirrored(script, seconds=1.0)
+    assert known == {"b": "Failed"}
+    assert [key.name for key in woken] == ["a", "b", "b", "a"]
+    assert script.lists == 1
+
+
+async def test_a_watch_that_breaks_goes_on_after_the_last_event_or_bookmark() -> None:
+    bookmark = {"metadata": {"resourceVersion": "40"}}
+    script = Script([], [("ADDED", pod("a", 12))], [("BOOKMARK", bookmark)], [("ADDED", pod("b", 41))])
+    known, _ = await mirrored(script, seconds=60.0)
+    assert set(known) == {"a", "b"}
+    assert script.watched_from == [10, 12, 40]
+    assert script.lists == 1
+
+
+async def test_a_deletion_that_no_event_told_of_is_found_by_the_next_list() -> None:
+    script = Script([pod("a", 5)], [], [], [])
+    task = asyncio.create_task(mirrored(script, seconds=2 * RESYNC))
+    await asyncio.sleep(RESYNC / 2)
+    script.listed = []
+    script.watches = [[], [], []]
+    known, woken = await task
+    assert known == {}
+    assert [key.name for key in woken] == ["a", "a"]
