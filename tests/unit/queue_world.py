@@ -111,8 +111,9 @@ def queue(jobs: list[GRPOJobRecord], snapshot: Snapshot, image: str = "trainer:1
     def tell(keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
         """Nobody listens."""
 
+    source = jobs if isinstance(jobs, Jobs) else Jobs(jobs)
     found = AdmissionQueue(
-        Jobs(jobs), Still(snapshot), tell, limits=LIMITS, pods=PodDefaults(image=image), clock=lambda: NOW
+        source, Still(snapshot), tell, limits=LIMITS, pods=PodDefaults(image=image), clock=lambda: NOW
     )
     for one in jobs:
         found.noticed(one.key, one)

@@ -2,7 +2,7 @@
 
 from grpo_operator.decisions import Action, Decision
 from tests.unit.operator_world import active_status, make_job, make_seen
-from tests.unit.queue_world import ASKED, answered, cluster, gang, gpu_pod, job, own_pod, queue
+from tests.unit.queue_world import ASKED, Jobs, answered, cluster, gang, gpu_pod, job, own_pod, queue
 
 
 async def test_the_answer_keeps_the_end_that_it_follows() -> None:
@@ -75,3 +75,19 @@ async def test_a_gang_whose_spec_is_no_longer_one_is_refused_its_next_attempt() 
     assert answer is not None
     assert (answer.action, answer.reason) == (Action.REJECT, "InvalidSpec")
     assert "placement.accelerator" in answer.message
+
+
+async def test_a_place_is_nobody_elses_between_the_verdict_and_its_commit() -> None:
+    first = job("first", gang(1, 8))
+    urgent = job("urgent", gang(1, 8), age=1, priorityClassName="high")
+    jobs = Jobs([first])
+    there = queue(jobs, cluster(8, priorities={"high": 1000, "": 5}))
+    await there.one_pass()
+    jobs.append(urgent)
+    there.noticed(urgent.key, urgent)
+    await there.one_pass()
+    answers = {one.name: await there.answer(make_seen(one), ASKED) for one in jobs}
+    assert {name: answer and answer.action for name, answer in answers.items()} == {
+        "first": Action.COMMIT,
+        "urgent": Action.QUEUE,
+    }

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..errors import BadInput
+from ..errors import BadInput, TrainingError
 from ..gang import ranks
 from .base import EngineGeneration, EngineSetup, Sample
 from .comparing import differing, expected_prints
@@ -58,7 +58,9 @@ class ColocatedGeneration(EngineGeneration):
             self.setup.event()
         sent = time.perf_counter()
         wrong = differing(wanted, self._call("weights_prints", version))
-        self._llm.reset_prefix_cache()
+        # Keys and values of earlier weights would be taken for a prompt that comes again.
+        if not self._llm.reset_prefix_cache():
+            raise TrainingError("vLLM did not reset its prefix cache after a weight sync: requests are still running")
         self.timed(sent - began - proof, time.perf_counter() - sent + proof)
         return sorted({name for names in ranks.gather(wrong) for name in names})
 
