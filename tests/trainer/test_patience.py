@@ -183,6 +183,7 @@ STEPS = st.lists(
 @settings(max_examples=cases(60))
 @given(STEPS, st.none() | st.floats(0, 1e9))
 @example([("stage", "Training", 0.0), ("heard", "Training", LIMIT + 1.0)], None)
+@example([("stage", "Training", LIMIT), ("event", "Training", LIMIT - 0.5)], None)
 def test_a_verdict_falls_exactly_when_nothing_happened_for_longer_than_the_patience(
     steps: list[tuple[str, Stage, float]], estimate: float | None
 ) -> None:
