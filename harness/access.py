@@ -36,11 +36,15 @@ class Access:
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:
         """Run kubectl and return its output; raise CommandError when it fails."""
-        return self._run(component("kubectl", _assets_with("kubectl")), arguments, input)
+        return self._run(self.kubectl_command(*arguments), input)
+
+    def kubectl_command(self, *arguments: str) -> list[str]:
+        """Return the command line of kubectl, to be run with `environment`."""
+        return [*map(str, component("kubectl", _assets_with("kubectl"))), *arguments]
 
     def helm(self, *arguments: str, input: str | None = None) -> str:
         """Run helm and return its output; raise CommandError when it fails."""
-        return self._run([toolchain(("helm",)).program("helm")], arguments, input)
+        return self._run([str(toolchain(("helm",)).program("helm")), *arguments], input)
 
     @contextmanager
     def watching(self, kind: str, namespace: str, file: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
@@ -48,19 +52,16 @@ class Access:
 
         The file takes kubectl's words: nobody reads a pipe meanwhile.
         """
-        command = [*component("kubectl", _assets_with("kubectl")), "--namespace", namespace, "get", kind]
+        command = self.kubectl_command("--namespace", namespace, "get", kind, "--watch", "--output", "json")
         with file.open("w") as output:
-            watch = subprocess.Popen(
-                [*map(str, command), "--watch", "--output", "json"], stdout=output, env=self.environment
-            )
+            watch = subprocess.Popen(command, stdout=output, env=self.environment)
         try:
             yield lambda: list(_documents(file.read_text()))
         finally:
             watch.terminate()
             watch.wait()
 
-    def _run(self, program: list[object], arguments: tuple[str, ...], stdin: str | None) -> str:
-        command = [*map(str, program), *arguments]
+    def _run(self, command: list[str], stdin: str | None) -> str:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=self.environment)
         if done.returncode:
             raise CommandError(" ".join(command), done.returncode, done.stderr)

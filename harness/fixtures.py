@@ -3,7 +3,6 @@
 Each yields a cluster of its own that dies with the test process, or the one that GRPO_TEST_KUBECONFIG names.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +11,10 @@ from pathlib import Path
 from .access import ExternalCluster
 from .cluster import Cluster
 from .controlplane import ControlPlaneSettings
+from .definitions import definition_change
 from .images.engines import engine_packages
 from .images.recipes import CONTAINER_ENGINE_PACKAGES, CONTAINER_SITE_PACKAGES
 from .images.wheels import site_packages
-from .programs.processes import until
 from .settings import ClusterSettings, GpuSettings
 
 DEFINITION = Path(__file__).parents[1] / "crds" / "grpojob.yaml"
@@ -62,13 +61,6 @@ def _cluster(name: str, settings: ClusterSettings) -> Iterator[AnyCluster]:
 
 
 def serve_grpojobs(cluster: AnyCluster) -> None:
-    """Makes the API server know GRPOJobs, and returns when it does."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(DEFINITION))
-    # neither `kubectl wait` nor a jsonpath filter: both fail on a definition that has no conditions yet
-    until("GRPOJobs to be served", lambda: _established(cluster), 60)
-
-
-def _established(cluster: AnyCluster) -> bool:
-    status = json.loads(cluster.kubectl("get", "crd", "grpojobs.grpo.dev", "-o", "json")).get("status", {})
-    conditions = status.get("conditions") or []
-    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+    """Makes the API server know GRPOJobs by the definition of this repository."""
+    with definition_change(cluster):
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(DEFINITION))

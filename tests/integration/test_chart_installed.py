@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from harness.access import Access, CommandError
+from harness.definitions import definition_change
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until
 from harness.release import chart, source
@@ -38,7 +39,8 @@ def release(grpo_cluster: AnyCluster, packaged: Path) -> Iterator[AnyCluster]:
     grpo_cluster.kubectl("create", "namespace", NAMESPACE)
     restricted = ("pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
     grpo_cluster.kubectl("label", "namespace", NAMESPACE, *restricted)
-    grpo_cluster.helm("install", RELEASE, str(packaged), "--namespace", NAMESPACE, "--wait=false")
+    with definition_change(grpo_cluster):
+        grpo_cluster.helm("install", RELEASE, str(packaged), "--namespace", NAMESPACE, "--wait=false")
     yield grpo_cluster
     grpo_cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
     grpo_cluster.kubectl("delete", "--wait=false", "namespace", NAMESPACE)

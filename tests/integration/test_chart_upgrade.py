@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo_operator.names import FENCE
+from harness.definitions import definition_change
 from tests.integration.gpu_bench import GpuBench
 from tests.integration.leader_bench import Seat
 from tests.integration.operator_bench import GRPOJOBS
@@ -40,9 +41,10 @@ def upgraded(bench: GpuBench, release: Release, old: Seat) -> Seat:
     """Brings the new version, as a rollout does: the definition first, then the operator, and the old one's end last.
 
     Until the new one leads the old one works on, with jobs that have fields which it doesn't know; then the fence
-    refuses its writes.
+    refuses its writes. A job that is submitted before the old operator's watch has ended is a job of the old version.
     """
-    release.helm("upgrade", str(NEW.chart))
+    with definition_change(bench.cluster):
+        release.helm("upgrade", str(NEW.chart))
     assert release.fenced
     bench.submit("between", **CPU)
     bench.want("last", 8, nodes=2)
@@ -69,7 +71,8 @@ def test_live_jobs_go_on_and_the_line_keeps_its_order_through_upgrade_rollback_a
         releasing(bench, tmp_path) as release,
         bench.cluster.watching("jobs.batch", bench.namespace, tmp_path / "jobs.json") as seen,
     ):
-        release.helm("install", str(OLD.chart))
+        with definition_change(bench.cluster):
+            release.helm("install", str(OLD.chart))
         old = release.operator(OLD)
         populate(bench)
         with untouched(bench):
@@ -78,7 +81,8 @@ def test_live_jobs_go_on_and_the_line_keeps_its_order_through_upgrade_rollback_a
         restarts(bench, "steady")
 
         with untouched(bench):
-            release.helm("rollback", "1")
+            with definition_change(bench.cluster):
+                release.helm("rollback", "1")
             ended(new)
             old = release.operator(OLD)
             handled(bench, "under-the-old-again")
@@ -87,7 +91,8 @@ def test_live_jobs_go_on_and_the_line_keeps_its_order_through_upgrade_rollback_a
         restarts(bench, "between")
 
         with untouched(bench):
-            release.helm("upgrade", str(NEW.chart))
+            with definition_change(bench.cluster):
+                release.helm("upgrade", str(NEW.chart))
             ended(old)
             new = release.operator(NEW)
             handled(bench, "under-the-new-again")
