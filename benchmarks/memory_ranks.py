@@ -3,7 +3,7 @@
     python -m benchmarks.memory_ranks [--quick]
 
 Prints the table of docs/memory-model.md, in Markdown. Takes ten minutes on two quiet cores; the same cases are tests
-(tests/trainer/test_memory_ranks.py), six of them in `make test` and all in `make soak`.
+(tests/trainer/test_memory_ranks.py), six of them in `make test-all` and all in `make soak`.
 """
 
 import argparse
