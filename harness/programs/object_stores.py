@@ -23,7 +23,6 @@ ACCESS, SECRET = "tester", "testing-only"
 BUCKET = "bucket"
 CREDENTIALS: Mapping[str, str] = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
 """What the stores' clients are told."""
-KINDS = ("versitygw", "moto")
 
 
 @dataclass(frozen=True, slots=True)

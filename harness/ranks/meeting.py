@@ -41,7 +41,7 @@ def meet(wires: Wires, hosts: int, plan: TrainingPlan, folder: Path, **settings:
         own = environment | {"POD_NAME": f"demo-1-{host}"}
         ranks.append(launch("harness.ranks.meeting", command, own, folder / f"log-{host}"))
     for rank in ranks:
-        rank.wait(120)
+        rank.wait(300)
     return [json.loads((folder / f"said-{host}").read_text()) for host in range(hosts)]
 
 
@@ -62,11 +62,8 @@ def main() -> None:
     def ended(outcome: Outcome, _stacks: str) -> None:
         say(result=outcome.result.value, message=outcome.message)
 
-    network.PAIR_SECONDS = settings.get("pair_seconds", network.PAIR_SECONDS)
     if settings.get("unchecked"):
         network.check = lambda *_: None
-    if "patience" in settings:
-        setattr(watchdog, "patience", lambda *_: settings["patience"])  # noqa: B010 - the name is imported there
     recorder = Recorder(plan, place, time.time())
     watchdog.Watchdog(plan, recorder, ended).start()
     try:

@@ -18,6 +18,8 @@ from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.stepped_clock import SteppedClock
 from tests.trainer.store_proxy import StoreProxy, proxy_to
 
+KINDS = ["versitygw", pytest.param("moto", marks=pytest.mark.slow)]
+"""Implementations of S3, as parameters of a fixture."""
 UID = "5ee0"
 KEEP = 2
 PART_BYTES = 5 * MIB

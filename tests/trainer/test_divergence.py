@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("divergence"))
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("beta", [pytest.param(0.0, marks=pytest.mark.slow), 0.04])
 def test_a_huge_reward_ends_the_run_and_what_was_saved_before_stays(tmp_path: Path, model: Path, beta: float) -> None:
     facts = struck(tmp_path, model, Strike("reward", step=3, beta=beta))
     stopped_in_time(facts)
@@ -40,7 +40,7 @@ STRIKES = st.builds(
 )
 
 
-@settings(max_examples=cases(4))
+@settings(max_examples=cases(4, gate=1))
 @given(strike=STRIKES)
 @example(strike=Strike("loss", step=2))
 @example(strike=Strike("weights", step=2))

@@ -75,7 +75,7 @@ FAULTS = st.lists(st.sampled_from(["", *(fault for fault in PASSING if fault != 
 
 
 @given(FAULTS)
-@settings(max_examples=cases(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(12, gate=4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_passes_is_waited_for(hub: HubServer, model: Path, tmp_path: Path, faults: list[str]) -> None:
     forget(tmp_path)
     hub.faults = list(faults)
@@ -85,7 +85,7 @@ def test_whatever_passes_is_waited_for(hub: HubServer, model: Path, tmp_path: Pa
 
 
 @given(FAULTS)
-@settings(max_examples=cases(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(6, gate=2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_dataset_is_the_same_whatever_passed_meanwhile(hub: HubServer, tmp_path: Path, faults: list[str]) -> None:
     forget(tmp_path)
     hub.faults = list(faults)
@@ -93,7 +93,9 @@ def test_a_dataset_is_the_same_whatever_passed_meanwhile(hub: HubServer, tmp_pat
 
 
 @pytest.mark.parametrize("fault", FOR_GOOD)
-@pytest.mark.parametrize("requests_before", [0, 1, 4])
+@pytest.mark.parametrize(
+    "requests_before", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_what_the_hub_refuses_is_bad_input_at_once(hub: HubServer, fault: str, requests_before: int) -> None:
     hub.faults = [""] * requests_before + [fault] * 50
     with pytest.raises(BadInput, match=r"spec\.model\.name: team/model \(revision default\) can't be fetched"):

@@ -113,7 +113,7 @@ def test_a_public_repository_is_made_only_if_asked_for(hub: WritableHub, export:
 
 
 @given(st.lists(st.sampled_from(["", "", LOST, *PASSES]), max_size=30))
-@settings(max_examples=cases(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(12, gate=4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_passes_there_is_one_commit(hub: WritableHub, export: Path, faults: list[str]) -> None:
     hub.repositories.clear()
     hub.uploads.objects.clear()

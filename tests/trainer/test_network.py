@@ -63,7 +63,7 @@ def test_ranks_talk_through_the_interface_that_leads_to_rank_0_and_measure_it(so
 def test_the_pair_that_can_not_talk_is_named(sound: Wires, tmp_path: Path) -> None:
     sound.lose(1, sender=3)
     sound.lose(3, sender=1)
-    message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks", pair_seconds=4.0))
+    message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks"))
     one, other = "rank 1 (pod demo-1-1, 10.77.0.11 on eth0)", "rank 3 (pod demo-1-3, 10.77.0.13 on eth0)"
     assert one in message
     assert other in message
@@ -72,34 +72,38 @@ def test_the_pair_that_can_not_talk_is_named(sound: Wires, tmp_path: Path) -> No
     assert "NetworkPolicy" in message
 
 
+@pytest.mark.slow
 def test_a_path_that_loses_large_packets_is_named(sound: Wires, tmp_path: Path) -> None:
     sound.lose(2, sender=1, larger_than=1000)
-    message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks", pair_seconds=4.0))
+    message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks"))
     assert "rank 1 (pod demo-1-1" in message
     assert "rank 2 (pod demo-1-2" in message
     assert "a connection came about" in message
     assert "MTU of eth0" in message
 
 
+@pytest.mark.slow
 def test_an_interface_that_leads_nowhere_is_named(sound: Wires, tmp_path: Path) -> None:
     wrong = {GLOO_INTERFACE: STRAY}
-    message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks", pair_seconds=4.0, environment=wrong))
+    message = said_by_all(meet(sound, HOSTS, plan(), tmp_path / "ranks", environment=wrong))
     assert f"on {STRAY}) can't talk to" in message
     assert "no connection to port" in message
 
 
+@pytest.mark.slow
 def test_an_all_reduce_that_is_stuck_ends_by_its_deadline_with_what_it_was_told(sound: Wires, tmp_path: Path) -> None:
     for sender in (0, 1, 3):
         sound.lose(2, sender, larger_than=1000)
-    ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks", unchecked=True, patience=3.0)
+    ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks", unchecked=True)
     stuck = [rank["message"] for rank in ranks if rank.get("result") == "RendezvousTimeout"]
     assert stuck
     assert all(f"{GLOO_INTERFACE}=eth0" in message for message in stuck)
 
 
+@pytest.mark.slow
 def test_without_the_check_s_interface_the_group_would_not_come_about(sound: Wires, tmp_path: Path) -> None:
     given = {GLOO_INTERFACE: STRAY}
-    ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks", unchecked=True, patience=3.0, environment=given)
+    ranks = meet(sound, HOSTS, plan(), tmp_path / "ranks", unchecked=True, environment=given)
     assert {rank.get("result") for rank in ranks} == {"RendezvousTimeout"}, ranks
     assert all(f"{GLOO_INTERFACE}={STRAY}" in rank["message"] for rank in ranks)
 

@@ -17,9 +17,9 @@ from grpo_trainer.stores.client import open_store
 from grpo_trainer.stores.head import HEAD, Head
 from grpo_trainer.stores.multiparts import multiparts_of
 from grpo_trainer.stores.run import RunStore, checkpoint_key
-from harness.programs.object_stores import BUCKET, CREDENTIALS, KINDS
+from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.trainer.store_proxy import FAULTS
-from tests.trainer.store_world import KEEP, PART_BYTES, UID, World, named, open_uploads, save, served_world
+from tests.trainer.store_world import KEEP, KINDS, PART_BYTES, UID, World, named, open_uploads, save, served_world
 
 
 @pytest.fixture(scope="module", params=KINDS)

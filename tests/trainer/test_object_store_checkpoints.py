@@ -90,7 +90,10 @@ def test_a_slow_store_takes_its_time_and_nothing_is_given_up(
     assert found.name == "checkpoint-2"
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing", "no manifest"])
+@pytest.mark.parametrize(
+    "damage",
+    ["changed", pytest.param("missing", marks=pytest.mark.slow), pytest.param("no manifest", marks=pytest.mark.slow)],
+)
 def test_a_damaged_checkpoint_is_passed_over(
     proxy: StoreProxy, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

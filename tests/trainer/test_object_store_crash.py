@@ -89,7 +89,7 @@ def require_whole(made: TrainingPlan) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, REQUESTS), st.booleans()), min_size=1, max_size=3))
 @example([(REQUESTS, False)])
-@settings(max_examples=cases(10))
+@settings(max_examples=cases(10, gate=3))
 def test_wherever_it_dies_the_next_one_goes_on_whole(
     endpoint: str, tmp_path_factory: pytest.TempPathFactory, deaths: list[tuple[int, bool]]
 ) -> None:

@@ -90,6 +90,7 @@ def brought_once(asked: list[str]) -> None:
     assert {needed(re.sub(r"^GET .*/checkpoint-\d+/|\.\d{6}$", "", one), range(1)) for one in parts} == {True, False}
 
 
+@pytest.mark.slow
 def test_two_attempts_alive_at_once_on_a_slow_and_stormy_store(endpoint: str, place: Path, whole: Whole) -> None:
     run = Run(place, endpoint, "demo-1")
     strikes = [

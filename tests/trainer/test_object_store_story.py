@@ -15,10 +15,9 @@ from grpo_api.report import Outcome, Result
 from grpo_trainer.errors import Preempted, StoreFailed
 from grpo_trainer.stores.head import Head
 from grpo_trainer.stores.run import RunStore
-from harness.programs.object_stores import KINDS
 from tests.generated import cases
 from tests.trainer.store_proxy import FAULTS
-from tests.trainer.store_world import PART_BYTES, UID, World, named, open_uploads, save, served_world
+from tests.trainer.store_world import KINDS, PART_BYTES, UID, World, named, open_uploads, save, served_world
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -58,7 +57,7 @@ ACTS = st.builds(
 
 
 @given(acts=st.lists(ACTS, min_size=1, max_size=10))
-@settings(max_examples=cases(6))
+@settings(max_examples=cases(6, gate=4))
 def test_whatever_happens_the_head_only_goes_forward(
     world: World, acts: list[Act], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -101,7 +101,7 @@ def attempt(folder: Path, number: int, fault: str, **execution: Any) -> tuple[Ou
         return gang.outcome(), gang.steps()
 
 
-@pytest.mark.parametrize(("phase", "step"), [("generate", 5), ("backward", 2)])
+@pytest.mark.parametrize(("phase", "step"), [("generate", 5), pytest.param("backward", 2, marks=pytest.mark.slow)])
 def test_a_run_that_ran_out_says_so_and_goes_on_with_half_the_micro_batch(
     tmp_path: Path, phase: str, step: int
 ) -> None:

@@ -34,6 +34,7 @@ def test_an_overflow_is_limited_counted_and_does_not_spread(tmp_path: Path) -> N
     assert "step 2" in facts["ended"]
 
 
+@pytest.mark.slow
 def test_without_the_guard_trl_makes_every_parameter_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_compute_loss", "_get_grad_norm"):
         monkeypatch.setattr(f"grpo_trainer.engine.ReferenceGRPOTrainer.{name}", getattr(GRPOTrainer, name))

@@ -99,7 +99,7 @@ def test_folders_are_left_where_they_are(hub: HubServer) -> None:
     assert (outcome.message, outcome.revisions, hub.asked) == ("in the cache: nothing to fetch", {}, [])
 
 
-@settings(max_examples=cases(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(6, gate=2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     faults=st.lists(st.sampled_from(["", *PASSING]), max_size=12),
     tries=st.lists(st.integers(0, 20), max_size=3),

@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=["Sharded", pytest.param("Adapter", marks=pytest.mark.slow)])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """An attempt whose pods are all killed after step 5, and the one that ends the run."""
     folder = tmp_path_factory.mktemp("resume")

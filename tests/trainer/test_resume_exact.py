@@ -60,11 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @given(case=drawn())
-@settings(max_examples=cases(20))
+@settings(max_examples=cases(20, gate=1))
 @example(case=Case(rows=8, epochs=3.0, save=3, kill=7, accumulation=2))  # the third pass, in the first one's order
 @example(case=Case(rows=8, steps=6, save=6, kill=6, accumulation=2))  # killed after its last step: took one more
 @example(case=Case(rows=9, epochs=3.0, save=4, kill=5, accumulation=2, ahead=3))  # a pass ends within a step
 @example(case=Case(rows=8, steps=9, save=5, kill=6, ahead=4, iterations=2, sync=2))  # amid a generation
+@example(case=Case(rows=8, steps=6, save=3, kill=4, sync=2, strategy="Offload"))
 def test_a_resumed_run_is_the_undisturbed_one(folder: Path, case: Case) -> None:
     assert differences(case, folder) == []
 

@@ -44,6 +44,7 @@ def drawn(chance: random.Random, strategy: str, zero: int) -> Case:
 
 
 @pytest.mark.seeded
+@pytest.mark.slow
 def test_two_ranks_resume_exactly(chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
     demo_model.save_policy(tmp_path / "model")
@@ -70,6 +71,7 @@ def pod(case: Case, folder: Path, attempt: int) -> TrainingPlan:
 
 
 @pytest.mark.parametrize("case", KILLED, ids=["in the third pass", "amid a generation", "a pass ends within a step"])
+@pytest.mark.slow
 def test_a_process_killed_anywhere_goes_on_exactly(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA_MOUNT_ENV, str(tmp_path))
     demo_model.save_policy(tmp_path / "model")

@@ -28,6 +28,8 @@ SPLITS: dict[str, dict[str, Any]] = {
     "half the micro-batch": {"micro_batch": 2, "accumulation": 4, "ahead": 4},
     "both, to the end": {"micro_batch": 1, "accumulation": 8, "ahead": 8, "checkpointing": True},
 }
+GATE = ("dapo", "both, to the end")
+"""What the gate shows of all pairs of losses and splits."""
 BEGUN = Case(rows=64, steps=4, save=3, kill=3, micro_batch=4, accumulation=2, ahead=2)
 """Three steps, a checkpoint, and the step that is compared; eight completions each."""
 
@@ -51,8 +53,14 @@ def compare(undisturbed: Story, resumed: Story, step: int) -> None:
     assert one["grad_norm"] > 0
 
 
-@pytest.mark.parametrize("split", list(SPLITS))
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize(
+    ("loss", "split"),
+    [
+        pytest.param(loss, split, marks=() if (loss, split) == GATE else pytest.mark.slow)
+        for loss in ("dapo", "grpo", "dr_grpo")
+        for split in SPLITS
+    ],
+)
 def test_the_next_step_is_the_same_with_another_split(folder: Path, loss: str, split: str) -> None:
     begun = replace(BEGUN, loss=loss)
     undisturbed, resumed = killed(begun, folder, replace(begun, **SPLITS[split]))
@@ -61,7 +69,7 @@ def test_the_next_step_is_the_same_with_another_split(folder: Path, loss: str, s
     assert len(resumed.last["completion"]) == 8
 
 
-@pytest.mark.parametrize("split", ["half the micro-batch", "both, to the end"])
+@pytest.mark.parametrize("split", ["half the micro-batch", pytest.param("both, to the end", marks=pytest.mark.slow)])
 def test_a_generation_that_is_half_used_is_cut_anew(folder: Path, split: str) -> None:
     begun = replace(BEGUN, ahead=4, iterations=2, save=1, kill=1)  # four steps on one generation
     changed = replace(begun, **SPLITS[split])
@@ -78,6 +86,7 @@ def test_bnpo_normalises_in_a_micro_batch_and_keeps_it(folder: Path) -> None:
         train(replace(begun, **SPLITS["half the micro-batch"]), folder, 3)
 
 
+@pytest.mark.slow
 def test_another_batch_is_another_run(folder: Path) -> None:
     killed(BEGUN, folder, BEGUN)
     with pytest.raises(BadInput, match=r"plan\.completions_per_step: checkpoint 8, now 4"):

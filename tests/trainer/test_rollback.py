@@ -141,6 +141,7 @@ def test_a_run_goes_on_without_what_it_diverged_on_and_remembers_it(train: Train
     assert len(train.sealed()) == 2
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_starts_anew_without_it(train: Train) -> None:
     with pytest.raises(Diverged, match="No checkpoint was saved before") as end:
         train(1, kept=False)
