@@ -105,7 +105,7 @@ def test_who_was_killed_while_fetching_is_replaced(hub: HubServer, tmp_path: Pat
         assert process.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.02)
     process.kill()
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     assert held.exists(), "it had no time to let go"
     assert list(held.parent.rglob("*.incomplete")), "nor to clean up"
     hub.release()

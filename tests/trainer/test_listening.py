@@ -10,7 +10,7 @@ from grpo_trainer.telemetry.listening import listening, split
 def answers(listener: socket.socket, host: str) -> bool:
     port = listener.getsockname()[1]
     try:
-        with socket.create_connection((host, port), timeout=5):
+        with socket.create_connection((host, port), timeout=60):
             return True
     except OSError:
         return False

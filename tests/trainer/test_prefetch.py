@@ -192,5 +192,5 @@ def test_a_pod_that_is_deleted_ends_and_lets_go_of_the_lease(hub: HubServer, tmp
         assert process.wait(60) == EXIT_CODES[Result.PREEMPTED], (tmp_path / "log").read_text()
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(60)
     assert list((tmp_path / "cache").rglob("*.lease")) == []

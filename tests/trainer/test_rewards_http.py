@@ -19,6 +19,8 @@ from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.http_service import HTTPFunction
 from tests.trainer.faulty_service import Body, Service, lengths, serving
 
+SECONDS = 10
+"""A time that is to run out, and in which every answer comes on a busy machine."""
 TEXTS = ["a", "bb", "ccc", "dddd", "eeeee"]
 
 
@@ -29,7 +31,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def http_function(service: Service, token: str | None = None, **fields: Any) -> tuple[HTTPFunction, RewardCounters]:
     counters = RewardCounters()
-    spec = HTTPReward.model_validate({"url": service.url, "timeoutSeconds": 30, **fields})
+    spec = HTTPReward.model_validate({"url": service.url, "timeoutSeconds": 600, **fields})
     return HTTPFunction("judge", spec, counters, token), counters
 
 
@@ -66,7 +68,7 @@ async def test_no_more_requests_at_once_than_declared() -> None:
     both = threading.Barrier(2)
 
     def script(_: int, body: Body) -> tuple[int, bytes]:
-        both.wait(30)
+        both.wait(60)
         return lengths(body)
 
     with serving(script) as service:
@@ -109,7 +111,7 @@ async def test_a_lasting_fault_costs_only_its_own_completions_within_the_share()
         return (500, b"oops") if "ccc" in body["completions"] else lengths(body)
 
     with serving(script) as service:
-        function, counters = http_function(service, batchSize=2, maxConcurrency=1, batchTimeoutSeconds=2)
+        function, counters = http_function(service, batchSize=2, maxConcurrency=1, batchTimeoutSeconds=SECONDS)
         assert await score(function) == [1.0, 2.0, None, None, 5.0]
         assert sum("ccc" in body["completions"] for body in service.bodies) > 3
         assert counters == RewardCounters(timeouts=2, failures=0)
@@ -117,26 +119,28 @@ async def test_a_lasting_fault_costs_only_its_own_completions_within_the_share()
     with pytest.raises(
         RewardError,
         match=r"'judge', step 5: 2 of the 5 completions .*got no reward: 40.0%, more than its maxFailureShare, 39.0%.*"
-        r"no answer within batchTimeoutSeconds = 2; the last try: HTTP 500: b'oops'",
+        rf"no answer within batchTimeoutSeconds = {SECONDS}; the last try: HTTP 500: b'oops'",
     ):
         judge(counters, 0.39)
 
 
+@pytest.mark.slow
 async def test_silence_ends_with_the_request_s_time() -> None:
     with serving(lambda number, body: None if number == 1 else lengths(body)) as service:
-        function, counters = http_function(service, timeoutSeconds=1)
+        function, counters = http_function(service, timeoutSeconds=SECONDS)
         assert await score(function) == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert len(service.bodies) == 2
     assert counters == RewardCounters()
 
 
+@pytest.mark.slow
 async def test_all_tries_together_end_with_the_batch_s_time() -> None:
     with serving(lambda _, body: None if "a" in body["completions"] else lengths(body)) as service:
-        function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=2)
+        function, counters = http_function(service, batchSize=1, batchTimeoutSeconds=SECONDS)
         assert await score(function) == [None, 2.0, 3.0, 4.0, 5.0]
     assert counters == RewardCounters(timeouts=1, failures=0)
-    assert counters.last_problem.endswith("/score: no answer within batchTimeoutSeconds = 2")
-    assert function.longest_seconds == 2
+    assert counters.last_problem.endswith(f"/score: no answer within batchTimeoutSeconds = {SECONDS}")
+    assert function.longest_seconds == SECONDS
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404])
@@ -149,18 +153,21 @@ async def test_what_will_not_change_is_not_tried_again(status: int) -> None:
     assert len(service.bodies) == 1
 
 
+@pytest.mark.slow
 async def test_a_service_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         absent = Service(url=f"http://user:secret@127.0.0.1:{closed.getsockname()[1]}/score?key=secret")
-        function, counters = http_function(absent, batchTimeoutSeconds=1)
+        function, counters = http_function(absent, batchTimeoutSeconds=SECONDS)
         assert await score(function) == [None] * 5
     assert counters == RewardCounters(timeouts=5)
     judge(counters, 1)
     with pytest.raises(RewardError, match=r"5 of the 5 completions.*ClientConnectorError") as caught:
         judge(counters, 0.99)
     told = capsys.readouterr().out
-    assert told.count("reward 'judge' tries again until batchTimeoutSeconds = 1 are over: http://127.0.0.1") == 1
+    assert (
+        told.count(f"reward 'judge' tries again until batchTimeoutSeconds = {SECONDS} are over: http://127.0.0.1") == 1
+    )
     assert "secret" not in str(caught.value) + told
 
 

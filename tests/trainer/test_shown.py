@@ -45,7 +45,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def asked(port: int, path: str, *headers: bytes) -> tuple[int, bytes]:
     """Status and body for a request with these lines."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(b"\r\n".join([b"GET " + path.encode() + b" HTTP/1.0", *headers, b"", b""]))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")

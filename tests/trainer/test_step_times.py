@@ -91,6 +91,6 @@ def test_steps_are_told_to_who_asks_for_so_many(
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, f"127.0.0.1:{port}")
     serve(PLAN, trained(clock, first=1, steps=7))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress{query}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress{query}", timeout=60) as answer:
         progress = Progress.model_validate_json(answer.read())
     assert [one.step for one in progress.steps] == told

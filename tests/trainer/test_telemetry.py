@@ -87,19 +87,19 @@ def test_server_answers_and_a_taken_port_costs_only_telemetry(
     assert "telemetry is off" in capsys.readouterr().out
     recorder.logged({"kl": 0.25, "loss": 1.5, "reward_by_function/tall": 2.5})
     recorder.logged({"loss": math.nan, "reward_by_function/tall": -math.inf})
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert "grpo_training_kl 0.25" in text
     assert "grpo_training_reward " not in text
     assert "grpo_training_loss NaN" in text, "the last number in its place would hide it"
     assert 'grpo_training_reward_by_function{reward="tall"} -Inf' in text
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=60) as answer:
         progress = answer.read().decode()
     assert json.loads(progress)["metrics"] == {"kl": 0.25, "loss": "NaN", "reward_by_function/tall": "-Infinity"}
     read = Progress.model_validate_json(progress).metrics
     assert (read.pop("reward_by_function/tall"), str(read)) == (-math.inf, "{'kl': 0.25, 'loss': nan}")
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
 
 
 @pytest.mark.parametrize(("bind", "asked"), [("[::1]:{}", "[::1]"), (":{}", "[::1]"), (":{}", "127.0.0.1")])
@@ -107,7 +107,7 @@ def test_rank_0_answers_over_ipv6_and_on_both_families(bind: str, asked: str, mo
     port = free_port()
     monkeypatch.setenv(PROGRESS_BIND_ENV, bind.format(port))
     serve(PLAN, Recorder(PLAN, Placement(0, 0, 1, 1), time.time()))
-    with urllib.request.urlopen(f"http://{asked}:{port}/healthz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{asked}:{port}/healthz", timeout=60) as answer:
         assert answer.read() == b"ok\n"
 
 
