@@ -88,9 +88,10 @@ def old_objects(crd_cluster: AnyCluster) -> Iterator[AnyCluster]:
         crd_cluster.kubectl("create", "-f", "-", input=json.dumps(job(name, SETTINGS)))
     patch(crd_cluster, STARTED, VERSION, {"status": STATUS}, "--subresource=status")
     yield crd_cluster
-    crd_cluster.kubectl("delete", CRD, STARTED, WAITING)
-    # back to what the other tests share; no object is left that could still be stored in the next version
+    # back to what the other tests share: their objects, too, have been stored in the next version
     install(crd_cluster, (VERSION, NEXT), VERSION)
+    rewrite(crd_cluster)
+    crd_cluster.kubectl("delete", CRD, STARTED, WAITING)
     forget(crd_cluster, VERSION)
     install(crd_cluster, (VERSION,), VERSION)
 
