@@ -34,6 +34,8 @@ STORY ?=
 REGISTRY ?=
 DOWNLOADS ?=
 IMAGES ?=
+# `make bench`
+NAME ?=
 # `make gpu`: options of `python -m grpo_trainer.acceptance`; its time includes that of installing the environment
 OPTIONS ?=
 BEGAN := $(shell date +%s)
@@ -122,5 +124,5 @@ release: venv ## build and check what a release publishes, in a folder; pushes n
 	@$(BIN)/python -m harness.release --to "$(TO)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
 	  $(if $(DOWNLOADS),--downloads "$(DOWNLOADS)") $(if $(IMAGES),--images $(IMAGES))
 
-bench: venv ## the benchmarks (minutes; prints tables of ratios)
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark; done
+bench: venv ## list the benchmarks, or run one (NAME=… OPTIONS=…)
+	@$(BIN)/python -m benchmarks $(NAME) $(OPTIONS)

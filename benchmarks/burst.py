@@ -1,6 +1,6 @@
 """What a GRPOJob costs more than the Indexed Job inside it: wall and CPU seconds until its pods exist.
 
-    python -m benchmarks.burst [--singles 20] [--bursts 3] [--jobs 200] [--fails] [--gpus]
+    python -m benchmarks burst [--singles 20] [--bursts 3] [--jobs 200] [--fails] [--gpus]
 
 One job of four pods, and a burst of jobs of two pods, in all the ways of burst_kinds.py, interleaved in one run on one
 API level cluster with kwok nodes, so that a noisy machine disturbs all alike. With `--fails` all pods of a burst fail
@@ -19,7 +19,6 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.burst_floor import kinds
 from benchmarks.burst_kinds import CLIENTS, NAMESPACE, ROUND, Kind, fail, sample
@@ -274,7 +273,7 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.burst", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--singles", type=int, default=20, help="rounds of one job (default 20)")
     parser.add_argument("--bursts", type=int, default=3, help="rounds of many jobs (default 3)")
     parser.add_argument("--jobs", type=int, default=200, help="jobs of a burst (default 200)")
@@ -284,11 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(given: Any = None) -> int:
+def main() -> int:
     """Runs the benchmark."""
-    asyncio.run(measure(_parser().parse_args(given)))
+    asyncio.run(measure(_parser().parse_args()))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,7 @@
 
 Training stands still meanwhile. The second is how checkpoints were hashed at first: one rank had all of optimizer.pt.
 
-    python -m benchmarks.checkpoint_hash [--gib 1.5] [--rounds 3]
+    python -m benchmarks checkpoint_hash [--gib 1.5] [--rounds 3]
 
 Writes files like those of a run whose model has a third of these bytes, hashes them in turn both ways in two processes,
 and prints the median seconds until both have ended, of saving and of verifying, and their ratio.
@@ -98,7 +98,3 @@ def main() -> None:
         print(f"{way:20} {median:6.2f} s  {arguments.gib / median:6.2f} GiB/s")
     first, second, _ = medians.values()
     print(f"ratio {second / first:.1f}")
-
-
-if __name__ == "__main__":
-    main()

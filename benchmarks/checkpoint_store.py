@@ -3,7 +3,7 @@
 Training stands still while a checkpoint is saved. The same gang trains the same model with both, in turns: two pods of
 one process, once on a folder that they share, once with a disk of its own each and versitygw on loopback.
 
-    python -m benchmarks.checkpoint_store [--hidden 512] [--layers 8] [--rounds 2] [--write]
+    python -m benchmarks checkpoint_store [--hidden 512] [--layers 8] [--rounds 2] [--write]
 
 Prints the medians over all rounds: seconds that training stood still for a checkpoint, seconds of a step, and their
 ratios. `--write` puts the table into docs/object-stores.md. Store, pods and disk share one machine: what a network adds
@@ -135,7 +135,3 @@ def main() -> None:
     print(text)
     if options.write:
         replace_section(PAGE, "cost", text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,19 @@
 """Measures how long a command of `grpo` takes from a cold start of Python to its end.
 
-    python -m benchmarks.cli_start
+    python -m benchmarks cli_start [--runs 15]
 
 Goal (design): at most 0.4 s for `--help` and 0.6 s for a plan, on a machine with nothing else to do. Prints the best
 and the median of several runs, each a process of its own, and the least CPU time, which a busy machine changes least;
 never part of the tests.
 """
 
+import argparse
 import resource
 import statistics
 import subprocess
 import sys
 import time
 
-RUNS = 15
 COMMANDS = {
     "python alone": ["-c", "pass"],
     "grpo --help": ["-m", "grpo_cli", "--help"],
@@ -38,11 +38,10 @@ def _cpu() -> float:
 
 def main() -> None:
     """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=15, help="of each command (default 15)")
+    runs = parser.parse_args().runs
     print(f"{'command':18} {'best s':>8} {'median s':>9} {'CPU s':>8}")
     for name, arguments in COMMANDS.items():
-        wall, cpu = zip(*(timed(arguments) for _ in range(RUNS)), strict=True)
+        wall, cpu = zip(*(timed(arguments) for _ in range(runs)), strict=True)
         print(f"{name:18} {min(wall):8.3f} {statistics.median(wall):9.3f} {min(cpu):8.3f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

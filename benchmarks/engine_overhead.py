@@ -4,14 +4,13 @@ As trainer_overhead: both trainers in one process, in turns. Bare TRL syncs its 
 proof and without a seed for every completion; ours is everything that a pod runs. Needs nothing beside the repository:
 vLLM for CPUs is fetched as the tests fetch it. In about five minutes:
 
-    python -m benchmarks.engine_overhead [--processes 4] [--steps 16] [--write]
+    python -m benchmarks engine_overhead [--processes 4] [--steps 16] [--write]
 
 Prints every process and the medians; exits 1 where ours without the proof costs more than the limit.
 """
 
 import os
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,3 @@ def main() -> int:
         f"{cpu * (1 - proof):.4f} (limit {LIMIT}).",
     )
     return int(cpu * (1 - proof) > LIMIT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

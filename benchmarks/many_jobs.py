@@ -1,6 +1,6 @@
 """What a thousand running and ten thousand ended GRPOJobs cost the operator.
 
-    python -m benchmarks.many_jobs [--live 1000] [--ended 10000] [--checkout ../before --checkout .]
+    python -m benchmarks many_jobs [--live 1000] [--ended 10000] [--checkout ../before --checkout .]
 
 On a real API server with kwok nodes. The running jobs are real ones, started by the operator, of one pod each, whose
 rank 0 does not answer; the ended ones are made, with full statuses and without Jobs and pods. Then the operator of each
@@ -15,7 +15,6 @@ import http.client
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 import urllib.request
@@ -231,16 +230,12 @@ async def compare(live: int, gone: int, checkouts: list[Path]) -> None:
         print(f"| {what} |", *(f" {row[what]} |" for row in rows))
 
 
-def main(given: Any = None) -> int:
+def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_jobs", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--live", type=int, default=1000, help="running jobs (default 1000)")
     parser.add_argument("--ended", type=int, default=10_000, help="ended jobs (default 10000)")
     parser.add_argument("--checkout", type=Path, action="append", help="whose operator is measured (default: this)")
-    chosen = parser.parse_args(given)
+    chosen = parser.parse_args()
     asyncio.run(compare(chosen.live, chosen.ended, chosen.checkout or [ROOT]))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

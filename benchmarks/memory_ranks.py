@@ -1,6 +1,6 @@
 """Compares the memory model with live DeepSpeed engines on several gloo ranks, phase by phase.
 
-    python -m benchmarks.memory_ranks [--quick]
+    python -m benchmarks memory_ranks [--quick]
 
 Prints the table of docs/memory-model.md, in Markdown. Takes ten minutes on two quiet cores; the same cases are tests
 (tests/trainer/test_memory_ranks.py), six of them in `make test-all` and all in `make soak`.
@@ -56,7 +56,3 @@ def main() -> None:
         found = measured(cases, Path(folder))
     print("| ranks and sharding | " + " | ".join([*HELD, "host"]) + " |\n" + "|---" * (len(HELD) + 2) + "|")
     print("\n".join(row(case, found[case]) for case in cases))
-
-
-if __name__ == "__main__":
-    main()

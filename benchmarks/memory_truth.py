@@ -1,6 +1,6 @@
 """Compares the memory model with fake-tensor accounts of whole models, and with other estimators.
 
-    python -m benchmarks.memory_truth [--quick] [--models NAME ...]
+    python -m benchmarks memory_truth [--quick] [--models NAME ...]
 
 Prints a table per case (error of the total peak, by this model and by others' rules) and a summary, in Markdown, for
 docs/memory-model.md. Takes seconds to minutes per case, and far more on a busy machine; never part of the tests.
@@ -102,7 +102,3 @@ def main() -> None:
             cells.append(f"{error:+.0f} %")
         print("| " + " | ".join(cells) + f" | {time.perf_counter() - began:.0f} |", flush=True)
     print("\n" + "\n".join(summary(name, found) for name, found in errors.items()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,12 @@
 """Measures the time of one plan on big inventories, ordinary jobs and the hardest that are known.
 
-    python -m benchmarks.plan_speed
+    python -m benchmarks plan_speed [--runs 11] [--nodes 1000]
 
 Goal (design): at most 50 ms for any job and 1,000 nodes. Prints the median CPU time and wall time of several runs, the
 slowest run and the first, which also reads the catalogue; never part of the tests.
 """
 
+import argparse
 import random
 import statistics
 import time
@@ -18,7 +19,6 @@ from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.edit import with_value
 from grpo_planner.hardware.products import lookup
 
-RUNS = 11
 PRODUCTS = [
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4", "NVIDIA-A10G", "NVIDIA-L40S",
     "NVIDIA-H200", "NVIDIA-B200", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A30", "NVIDIA-GB200", "NVIDIA-RTX-A6000",
@@ -58,11 +58,11 @@ HARD: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def nodes(kinds: int, seed: int = 1) -> Inventory:
-    """1,000 nodes of so many products, each with its own free GPUs, memory and CPUs."""
+def nodes(kinds: int, number: int, seed: int = 1) -> Inventory:
+    """So many nodes of so many products, each with its own free GPUs, memory and CPUs."""
     choose = random.Random(seed)
     found = []
-    for index in range(1000):
+    for index in range(number):
         product = PRODUCTS[index % kinds]
         host, cpu = choose.randrange(64, 2048) * GIB, float(choose.randrange(16, 192))
         free = choose.randrange(9)
@@ -94,19 +94,19 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 def main() -> None:
     """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=11, help="of each plan (default 11)")
+    parser.add_argument("--nodes", type=int, default=1000, help="of the inventory (default 1000)")
+    options = parser.parse_args()
     print(f"{'job':38} {'products':>8} {'CPU ms':>8} {'wall ms':>8} {'slowest':>8} {'first':>8}  planned")
     for kinds in (1, 4, len(PRODUCTS)):
-        inventory = nodes(kinds)
+        inventory = nodes(kinds, options.nodes)
         for name, job in jobs().items():
 
             def work(job: GRPOJobSpec = job, inventory: Inventory = inventory) -> object:
                 return plan_job(job, inventory)
 
-            first, runs = timed(work)[1], [timed(work) for _ in range(RUNS)]
+            first, runs = timed(work)[1], [timed(work) for _ in range(options.runs)]
             wall, cpu = (statistics.median(column) for column in zip(*runs, strict=True))
             slowest, planned = max(run[1] for run in runs), plan_job(job, inventory).reason
             print(f"{name:38} {kinds:8} {cpu:8.1f} {wall:8.1f} {slowest:8.1f} {first:8.1f}  {planned}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How long a gang is gone: from the moment when its end is known for certain until the pods of the next one exist.
 
-    python -m benchmarks.restart [--rounds 20]
+    python -m benchmarks restart [--rounds 20]
 
 One GRPOJob of four pods at a time, on an API level cluster with kwok nodes, ended in two ways: one rank is killed for
 its memory, which is certain at once, and all ranks end with an error, of which the last decides. Times are between
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -96,13 +95,9 @@ async def measure(rounds: int) -> None:
         print(f"| {name} | **{statistics.median(values):.3f}** | {min(values):.3f} | {max(values):.3f} |")
 
 
-def main(given: Any = None) -> int:
+def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    asyncio.run(measure(parser.parse_args(given).rounds))
+    asyncio.run(measure(parser.parse_args().rounds))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,14 @@
 """Trains the demo's job under every reference strategy on a real cluster of two nodes, and compares the curves.
 
-The strategy changes where the reference lives, not what is learnt: this shows it. Writes its table into
-docs/strategies.md; a quarter of an hour on two cores:
+The strategy changes where the reference lives, not what is learnt: this shows it. A quarter of an hour on two cores:
 
-    python -m benchmarks.strategy_demo
+    python -m benchmarks strategy_demo [--strategies Clone Offload …] [--steps N] [--write]
+
+`--write` puts the table into docs/strategies.md.
 """
 
+import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from statistics import mean
@@ -49,16 +50,24 @@ def prepared(cluster: AnyCluster, folder: Path) -> Jobs:
     return Jobs(cluster, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), folder / "volume" / "checkpoints")
 
 
-def run(jobs: Jobs, strategy: str) -> Steps:
-    """Trains under the strategy; returns what rank 0 logged, by step."""
+def run(jobs: Jobs, strategy: str, changes: dict[str, Any]) -> Steps:
+    """Trains the example with the changes; returns what rank 0 logged, by step."""
     name = strategy.lower()
-    jobs.create(name, **RUNS[strategy])
+    jobs.create(name, **changes)
     job = jobs.wait(name, "ended", lambda job: is_true(job, "Succeeded") or is_true(job, "Failed"), TIMEOUT_SECONDS)
     if not is_true(job, "Succeeded"):
         raise RuntimeError(f"{strategy}: {json.dumps(job['status'], indent=1)}")
     steps = [line for line in jobs.step_lines(job) if "reward" in line]
     jobs.kubectl("delete", "grpojob", name)
     return steps
+
+
+def changes(strategy: str, steps: int | None) -> dict[str, Any]:
+    """What a strategy's run changes in the example."""
+    found = dict(RUNS[strategy])
+    if steps:
+        found["training"] = found.get("training", {}) | {"maxSteps": steps}
+    return found
 
 
 def row(strategy: str, steps: Steps, ddp: Steps) -> list[str]:
@@ -72,19 +81,22 @@ def row(strategy: str, steps: Steps, ddp: Steps) -> list[str]:
 
 
 def main() -> int:
-    """Prints the table and writes it into the page."""
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", choices=RUNS, default=list(RUNS), help="beside Clone (default: all)")
+    parser.add_argument("--steps", type=int, help="of each run (default: the example's)")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/strategies.md")
+    options = parser.parse_args()
     curves: dict[str, Steps] = {}
     with tempfile.TemporaryDirectory() as temporary, node_level("strategies") as cluster:
         jobs = prepared(cluster, Path(temporary))
-        for strategy in RUNS:
-            curves[strategy] = run(jobs, strategy)
+        # the others are compared with Clone
+        for strategy in ("Clone", *(name for name in options.strategies if name != "Clone")):
+            curves[strategy] = run(jobs, strategy, changes(strategy, options.steps))
             print(row(strategy, curves[strategy], curves["Clone"]), flush=True)
     header = ["strategy", "steps", f"reward, first {LAST}", f"last {LAST}", "KL, last step", "largest difference of KL"]
     text = table(header, [row(strategy, steps, curves["Clone"]) for strategy, steps in curves.items()])
-    replace_section(STRATEGIES, "demo", text)
+    if options.write:
+        replace_section(STRATEGIES, "demo", text)
     print(text)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

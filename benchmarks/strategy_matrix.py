@@ -1,17 +1,17 @@
-"""Measures every reference strategy under every parallelism and writes the tables of docs/strategies.md.
+"""Measures every reference strategy under every parallelism, for the tables of docs/strategies.md.
 
 What the page claims is measured here, in two minutes on two cores:
 
-    python -m benchmarks.strategy_matrix
+    python -m benchmarks strategy_matrix [--parallelisms DDP ZeRO-2 ZeRO-3] [--write]
 
 The measurements are those of the tests (harness/ranks/*_facts.py), over all cells instead of a reduced set.
 """
 
+import argparse
 import json
 import os
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,15 @@ PARALLELISMS = ["DDP", "ZeRO-2", "ZeRO-3"]
 Facts = dict[str, dict[str, dict[str, Any]]]
 
 
-def cell_rows(facts: Facts) -> list[list[str]]:
+def cell_rows(facts: Facts, parallelisms: Sequence[str]) -> list[list[str]]:
     """One row per strategy and parallelism: measured differences, or why the combination is rejected."""
     from harness.ranks.reference_facts import CELLS, HALF
 
-    names = list(dict.fromkeys(name for strategies in CELLS.values() for name in strategies))
+    names = list(dict.fromkeys(name for one in parallelisms for name in CELLS[one]))
     rows = []
     for strategy in names:
         baseline = facts["1 process"]["Clone in bfloat16" if strategy.endswith(HALF) else "Clone"]
-        for parallelism in CELLS:
+        for parallelism in parallelisms:
             measured = facts[parallelism].get(strategy)
             if measured is None and " " in strategy:
                 continue  # a variant: its strategy's own row says why
@@ -106,7 +106,7 @@ def sync_rejections() -> str:
 def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) -> list[list[str]]:
     """What an overflow on one rank logs, and the gradient norm of one batch split over two ranks."""
     rows = []
-    for parallelism in PARALLELISMS:
+    for parallelism in overflow:
         logged = overflow[parallelism]["rows"][1]
         finite = "finite" if all(row["finite"] for row in overflow[parallelism]["rows"]) else "NOT FINITE"
         relative = abs(norms[parallelism] - single) / single
@@ -117,12 +117,18 @@ def step_rows(overflow: dict[str, Any], norms: dict[str, float], single: float) 
 
 def fault_rows(faults: dict[str, dict[str, str]]) -> list[list[str]]:
     """Outcome of every injected fault by parallelism."""
-    names = list(faults["DDP"])
-    return [[name, *(faults[p][name].partition(":")[0] or "accepted" for p in PARALLELISMS)] for name in names]
+    names = list(next(iter(faults.values())))
+    return [[name, *(found[name].partition(":")[0] or "accepted" for found in faults.values())] for name in names]
 
 
 def main() -> int:
-    """Measures and writes."""
+    """Measures and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parallelisms", nargs="+", choices=PARALLELISMS, default=PARALLELISMS, help="(default: all)")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/strategies.md, all of them")
+    options = parser.parse_args()
+    if options.write and options.parallelisms != PARALLELISMS:
+        parser.error("--write takes all parallelisms")
     os.environ["OMP_NUM_THREADS"] = "1"
     from harness.ranks.reference_facts import CELLS
 
@@ -132,11 +138,14 @@ def main() -> int:
             "harness.ranks.reference_facts:measure", folder / "1", 1, cells={"1 process": CELLS["1 process"]}
         )
         single = run_gang("harness.ranks.step_facts:stepped", folder / "2", 1, parallelisms=["1 process"])[0]
-        several = {parallelism: CELLS[parallelism] for parallelism in PARALLELISMS}
-        gang = run_gang("harness.ranks.gang_facts:everything", folder / "3", 2, cells=several)[0]
+        chosen = options.parallelisms
+        several = {parallelism: CELLS[parallelism] for parallelism in chosen}
+        tables = {"cells": several, "overflow": chosen, "step": chosen, "faults": chosen}
+        others: dict[str, Any] = {"drift": [], "strikes": [], "savers": False}
+        gang = run_gang("harness.ranks.gang_facts:everything", folder / "3", 2, **tables, **others)[0]
     print(json.dumps({"alone": alone[0], "single": single, "gang": gang}))
     facts: Facts = alone[0] | gang["cells"]
-    header = [
+    matrix = [
         "strategy",
         "parallelism",
         "KL: largest difference",
@@ -144,18 +153,20 @@ def main() -> int:
         "resume: largest difference",
         "sync",
     ]
-    replace_section(STRATEGIES, "matrix", table(header, cell_rows(facts)) + sync_rejections())
-    header = [
+    steps = [
         "parallelism",
         "tokens limited",
         "gradient norm of that step",
         "parameters",
         "gradient norm, halves against whole",
     ]
-    replace_section(STRATEGIES, "steps", table(header, step_rows(gang["overflow"], gang["step"], single["1 process"])))
-    replace_section(STRATEGIES, "faults", table(["fault", *PARALLELISMS], fault_rows(gang["faults"])))
+    sections = {
+        "matrix": table(matrix, cell_rows(facts, ["1 process", *chosen])) + sync_rejections(),
+        "steps": table(steps, step_rows(gang["overflow"], gang["step"], single["1 process"])),
+        "faults": table(["fault", *chosen], fault_rows(gang["faults"])),
+    }
+    for name, text in sections.items():
+        print(text)
+        if options.write:
+            replace_section(STRATEGIES, name, text)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

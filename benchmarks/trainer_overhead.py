@@ -3,7 +3,7 @@
 Proofs, telemetry and the exchange of the ranks may cost 1 % of a step and no more. Both run in one process and take
 their steps in turns (turns.py). In four minutes:
 
-    python -m benchmarks.trainer_overhead [--processes 8] [--steps 16] [--write]
+    python -m benchmarks trainer_overhead [--processes 8] [--steps 16] [--write]
 
 Bare TRL is trl.GRPOTrainer with the same GRPOConfig and an equal reward function; ours is everything that a pod runs,
 but for the rendezvous: server, watchdog, step exchange, telemetry, samples, seals. Both must log the same rewards.
@@ -12,7 +12,6 @@ Prints every process with `steps` steps of each and the medians; exits 1 above t
 
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,3 @@ def main() -> int:
         f"Telemetry's share of a step: {telemetry:.2%} (limit {TELEMETRY_LIMIT:.1%}).",
     )
     return int(cpu > LIMIT or telemetry > TELEMETRY_LIMIT)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

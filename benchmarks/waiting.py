@@ -1,6 +1,6 @@
 """What jobs that wait for GPUs cost, and how soon the next starts: a real API server, kwok nodes, the operator beside.
 
-    python -m benchmarks.waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--checkout DIR]
+    python -m benchmarks waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--checkout DIR]
 
 Four nodes of eight GPUs are taken; all other jobs wait, each with a spec of its own. Then nothing changes for a while:
 the operator's CPU seconds and requests are counted. Then one gang after the other ends: from its rank 0's end to the
@@ -273,7 +273,7 @@ def passes() -> None:
 
 def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, help="jobs that wait (default 200)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long nothing changes (default 60)")
     parser.add_argument("--impossible", type=int, nargs="*", default=[32, 320], help="impossible jobs (default 32 320)")
@@ -284,7 +284,3 @@ def main() -> int:
     if given.checkout == ROOT:
         passes()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

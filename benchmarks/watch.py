@@ -1,6 +1,6 @@
 """kopf's watch of pods against our own: CPU time and memory for the same events at the same time.
 
-    python -m benchmarks.watch [--jobs 150]
+    python -m benchmarks watch [--jobs 150]
 
 Two processes watch the pods of one API level cluster while bare Jobs of two pods come and go: one through kopf's
 `on.event`, one through grpo_operator.cluster.watcher. Both only keep a record per pod. The difference is why the
@@ -122,13 +122,13 @@ def compare(jobs: int) -> None:
 
 
 def _start(name: str, kubeconfig: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks.watch", "--as", name, "--kubeconfig", kubeconfig]
+    command = [sys.executable, "-m", "benchmarks", "watch", "--as", name, "--kubeconfig", kubeconfig]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "operator")}, cwd=ROOT)
 
 
 def main() -> int:
     """Runs the benchmark, or one of its watchers."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.watch", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=150, help="bare Jobs of two pods (default 150)")
     parser.add_argument("--as", dest="watcher", choices=WATCHERS, help=argparse.SUPPRESS)
     parser.add_argument("--kubeconfig", help=argparse.SUPPRESS)
@@ -138,7 +138,3 @@ def main() -> int:
     else:
         compare(given.jobs)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,7 @@
 A load that puts the whole model on every rank kills nodes (230 GB per rank has been seen), and a proof that costs as
 much as the load would be switched off.
 
-    python -m benchmarks.zero3_load [--default-malloc] [--layers 12] [--write]
+    python -m benchmarks zero3_load [--default-malloc] [--layers 12] [--write]
 
 Prints, per rank, anonymous memory over the start: its peak while loading against `shards + 3 x largest module +
 64 MiB`, what stays against `1.15 x shards`, the peak while proving, and the proof's time against 8 % of the load's.
@@ -12,7 +12,6 @@ Exits 1 where a bound is broken.
 
 import argparse
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -162,7 +161,3 @@ def main() -> int:
     if options.write:
         replace_section(STRATEGIES, "load", text)
     return int(any(value > limit for _, value, limit in rows(facts)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

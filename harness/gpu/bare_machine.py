@@ -23,6 +23,7 @@ PACKAGES = (
     "accelerate==1.15.0",
     "huggingface-hub==1.33.0",
     "triton==3.6.0",
+    "typer<0.25",  # a later one brings pydantic, which such a machine lacks
     "pandas",
     "pyarrow",
 )

@@ -1,6 +1,6 @@
 """Cases on which the memory model is held to live ranks: what is run, and what the planner says of it.
 
-Apart from the test, because benchmarks/memory_ranks.py prints the same cases as a table. Small models do, for bytes are
+Apart from the test, because the benchmark memory_ranks prints the same cases as a table. Small models do, for bytes are
 counted: sequences are short, so that what ZeRO keeps weighs most; activations have tests/trainer/test_memory_truth.py.
 """
 

@@ -1,6 +1,6 @@
 """Cases on which the memory model is checked against accounts of the real code: what is predicted, what is counted.
 
-Apart from the test, because benchmarks/memory_truth.py puts the same questions to whole models.
+Apart from the test, because the benchmark memory_truth puts the same questions to whole models.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """The trainer's promises on the real cluster: ZeRO-3 trains as DDP does, and wrong weights on one node stop the gang.
 
 Only two pods on two nodes have two copies of a file, two names to meet by and two termination messages.
-benchmarks/strategy_demo.py trains the whole demo under every strategy.
+The benchmark strategy_demo trains the whole demo under every strategy.
 """
 
 import json

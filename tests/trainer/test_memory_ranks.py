@@ -1,7 +1,7 @@
 """The memory model against live DeepSpeed engines on two and four gloo ranks: never too low, at most 2 % too high.
 
 Byte counts, so a small model does. Which memory a buffer is in follows from the function that allocates it
-(harness/ranks/ledger_sites.py); an unknown one fails here. benchmarks/memory_ranks.py prints the table of
+(harness/ranks/ledger_sites.py); an unknown one fails here. The benchmark memory_ranks prints the table of
 docs/memory-model.md from the same cases.
 """
 

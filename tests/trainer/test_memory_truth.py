@@ -2,7 +2,7 @@
 
 An upgrade of transformers, PEFT, TRL or torch that moves memory fails here, and not on a GPU. Widths are those of real
 models; most have few layers, since each further layer adds the same bytes, and the terms around the head, which are the
-harder ones, weigh more then. benchmarks/memory_truth.py runs whole models.
+harder ones, weigh more then. The benchmark memory_truth runs whole models.
 """
 
 from collections.abc import Iterable

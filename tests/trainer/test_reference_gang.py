@@ -2,7 +2,7 @@
 TRL's sync, an overflow that stays harmless, averaged gradients, and every injected fault answered.
 
 The parallelism changes nothing but where things live. One launch of two ranks measures a reduced set of cells;
-benchmarks/strategy_matrix.py measures all of them for docs/strategies.md.
+The benchmark strategy_matrix measures all of them for docs/strategies.md.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,1 @@
+"""Measurements for people, with tables on standard output. `python -m benchmarks` lists them and runs one."""

@@ -1,0 +1,41 @@
+"""`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME [options]` runs one."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def benchmarks() -> dict[str, str]:
+    """Return the first line of each benchmark's docstring by name. A benchmark is a module with a function `main`."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        # Read and not imported: some import torch, and a list should come at once.
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        functions = {statement.name for statement in module.body if isinstance(statement, ast.FunctionDef)}
+        if "main" in functions and path != Path(__file__):
+            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+    return found
+
+
+def main() -> int:
+    """Print the list, or run the benchmark that the command line names. Returns the exit code."""
+    known = benchmarks()
+    name, *options = sys.argv[1:] or [""]
+    if name in known:
+        # argparse shows this name in the usage
+        sys.argv = [f"python -m benchmarks {name}", *options]
+        return int(importlib.import_module(f"benchmarks.{name}").main() or 0)
+    if name not in ("", "-h", "--help"):
+        sys.stderr.write(f"there is no benchmark {name}: `python -m benchmarks` lists them\n")
+        return 2
+    print("python -m benchmarks NAME [options], or make bench NAME=… OPTIONS=…; NAME --help shows the options\n")
+    for benchmark, summary in known.items():
+        print(f"  {benchmark:17} {summary}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
