@@ -21,8 +21,8 @@ LONGEST = (
 )
 """Files that take a minute or more. Whichever process is free gets the next file, so the long ones must come first."""
 
-REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e", "trainer"))
-"""Folders whose tests all stand on real programs."""
+REAL_FOLDERS = tuple(Path(__file__).parent / name for name in ("integration", "e2e"))
+"""Folders whose tests all stand on a real API server or real kubelets."""
 
 settings.load_profile(generated.GATE)  # `--hypothesis-profile` replaces it
 

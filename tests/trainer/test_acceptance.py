@@ -18,6 +18,8 @@ from grpo_trainer.acceptance.findings import Context, State
 from harness.ranks.gang import run_gang
 from harness.ranks.launch import ISOLATED
 
+pytestmark = pytest.mark.realtime
+
 ONLY = ("--only", "gpu", "sigterm", "all-reduce")
 """The quickest checks. Those that train share a process (acceptance_facts.py); test_gpu_kit_installed.py runs all."""
 ARCHES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]

@@ -35,6 +35,8 @@ from grpo_trainer.paths import MANIFEST
 from grpo_trainer.weights.models import Source
 from harness.ranks import runs
 
+pytestmark = pytest.mark.realtime
+
 
 def make_plan(folder: Path, attempt: int = 1, uid: str = "a", keep: int = 2) -> TrainingPlan:
     """A plan whose checkpoints are in `folder`."""

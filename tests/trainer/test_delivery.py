@@ -31,6 +31,8 @@ from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs
 from tests.exported_model import KEYS, describe, public, verify
 
+pytestmark = pytest.mark.realtime
+
 HASHED = "sha256sum *.safetensors | sha256sum"
 
 

@@ -12,6 +12,8 @@ import pytest
 from grpo_api.generation import PROVEN_FAMILIES
 from tests.trainer.engine_runs import engine_run
 
+pytestmark = pytest.mark.realtime
+
 EXPERTS = ("qwen3_moe", "deepseek_v2")
 FIRST = ["qwen3_moe", "llama:tied", "qwen2", "gemma2:tied", "phi3"]
 TIED = ("gemma", "gemma2", "gemma3_text", "cohere2")

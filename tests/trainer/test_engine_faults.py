@@ -11,6 +11,8 @@ import pytest
 from tests.trainer.engine_names import FAULTS
 from tests.trainer.engine_runs import engine_run
 
+pytestmark = pytest.mark.realtime
+
 Facts = dict[str, Any]
 CLOSE = 1e-4
 """How far log-probabilities of float32 may lie apart, in nats."""

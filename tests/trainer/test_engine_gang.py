@@ -24,6 +24,8 @@ from harness.ranks import runs
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.stopping_reward import STOP_ENV
 
+pytestmark = pytest.mark.realtime
+
 STEPS, SAVED, STOPPED = 6, 3, 5
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "completion_length", "tokens", "engine_mismatch")
 CLOSE = 1e-4

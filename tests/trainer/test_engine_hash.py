@@ -106,6 +106,7 @@ print("equal")
 """
 
 
+@pytest.mark.realtime
 @pytest.mark.slow
 def test_the_kernel_computes_the_same_sums() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
@@ -130,6 +131,7 @@ print("compiled")
 """
 
 
+@pytest.mark.realtime
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", ["80", "90", "100"])
 def test_the_kernel_is_compiled_for_gpus(capability: str, tmp_path: object) -> None:

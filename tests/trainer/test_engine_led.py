@@ -7,6 +7,8 @@ import pytest
 
 from harness.ranks.gang import run_gang
 
+pytestmark = pytest.mark.realtime
+
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

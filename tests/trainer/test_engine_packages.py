@@ -17,6 +17,8 @@ from harness.images.wheels import site_packages
 from tests.trainer.engine_names import GREEDY_LENGTH, GREEDY_PROMPTS
 from tests.trainer.engine_runs import engine_run
 
+pytestmark = pytest.mark.realtime
+
 Facts = dict[str, Any]
 HIDDEN, HEADS, KEY_HEADS, MIDDLE = 128, 4, 2, 176
 UNUSED = {

@@ -29,6 +29,8 @@ from harness.ranks.launch import ISOLATED
 from harness.ranks.pods import free_port
 from tests.virtual_time import virtually
 
+pytestmark = pytest.mark.realtime
+
 
 def plan(folder: Path, kind: Any = "Servers", **execution: Any) -> TrainingPlan:
     """One with an engine."""

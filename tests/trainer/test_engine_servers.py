@@ -23,6 +23,8 @@ from grpo_api.training_metrics import (
 from tests.trainer.engine_names import POD_FAULTS
 from tests.trainer.engine_runs import engine_run
 
+pytestmark = pytest.mark.realtime
+
 Facts = dict[str, Any]
 SAME = ("reward", "loss", "grad_norm", "entropy", "completion_length", "tokens", "engine_mismatch")
 """What a rank logs that doesn't depend on time."""

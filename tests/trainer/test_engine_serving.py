@@ -24,6 +24,8 @@ from grpo_trainer.generation.messages import (
 from grpo_trainer.generation.serving import EngineServer
 from tests.virtual_time import virtually
 
+pytestmark = pytest.mark.realtime
+
 ATTEMPT = "uid/1"
 PATIENCE = 60.0
 """Of a request to a server in this process: only against hangs."""

@@ -25,6 +25,8 @@ from grpo_trainer.generation.transfer import (
 from harness.ranks.pods import free_port
 from tests.stepped_clock import SteppedClock
 
+pytestmark = pytest.mark.realtime
+
 TENSORS = [torch.arange(5.0), torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(())]
 
 

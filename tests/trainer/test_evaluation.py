@@ -32,6 +32,8 @@ from grpo_trainer.stores.run import RunStore
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from harness.ranks import demo_model, runs
 
+pytestmark = pytest.mark.realtime
+
 COMPLETIONS = 6
 ROWS = [{"prompt": f"say {number}", "answer": str(number)} for number in range(5)]
 REWARDS = [

@@ -6,6 +6,8 @@ import pytest
 
 from grpo_trainer.telemetry.listening import listening, split
 
+pytestmark = pytest.mark.realtime
+
 
 def answers(listener: socket.socket, host: str) -> bool:
     port = listener.getsockname()[1]

@@ -21,7 +21,7 @@ from harness.ranks.ledger_cases import CASES, HELD, MORE, OVER, RESIDENT, UNDER,
 from tests.generated import cases as so_many
 from tests.unit.test_planner_properties import GROUPS, jobs
 
-pytestmark = pytest.mark.no_cover
+pytestmark = [pytest.mark.no_cover, pytest.mark.realtime]
 
 
 def held(cases: list[Case], folder: Path) -> None:

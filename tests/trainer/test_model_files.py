@@ -15,6 +15,8 @@ from grpo_trainer.weights.files import INDEX, shards
 from tests.generated import cases
 from tests.trainer.hub import hub_server, use
 
+pytestmark = pytest.mark.realtime
+
 SETTINGS = ["config.json", "tokenizer.json", "chat_template.jinja", "modeling.py", "additional/tool.jinja"]
 COPIES = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors"]
 COPIES += [

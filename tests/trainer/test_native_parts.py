@@ -17,6 +17,8 @@ from harness.images import native_parts
 from harness.images.wheels import pinned
 from harness.ranks.gang import run_gang
 
+pytestmark = pytest.mark.realtime
+
 
 def test_plans_are_made_for_the_gpus_that_the_pinned_torch_is_built_for() -> None:
     built = [flag.removeprefix("sm_") for flag in (torch._C._cuda_getArchFlags() or "").split()]

@@ -23,6 +23,8 @@ from harness.ranks.meeting import meet
 from harness.ranks.wires import STRAY, Wires
 from tests.generated import cases
 
+pytestmark = pytest.mark.realtime
+
 HOSTS = 4
 PLAN = runs.plan(Path("/models/demo"), execution={"nodes": HOSTS, "processesPerNode": 1})
 

@@ -21,6 +21,8 @@ from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.trainer.store_proxy import FAULTS
 from tests.trainer.store_world import KEEP, KINDS, PART_BYTES, UID, World, named, open_uploads, save, served_world
 
+pytestmark = pytest.mark.realtime
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:

@@ -25,6 +25,8 @@ from tests.generated import cases
 from tests.trainer.store_attempts import brought, of, plan, save, started
 from tests.trainer.store_world import open_uploads
 
+pytestmark = pytest.mark.realtime
+
 FILES = {"model.safetensors": b"model" * 50, "deep/optimizer.pt": b"o", "empty": b""}
 REQUESTS = 45
 """So many an attempt makes that saves twice and exports, or one or two less."""

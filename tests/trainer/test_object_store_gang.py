@@ -20,6 +20,8 @@ from tests.trainer.store_crashes import Strike, drawn, story
 from tests.trainer.store_gang import CASE, Run, Whole, prepare, undisturbed
 from tests.trainer.store_proxy import proxy_to
 
+pytestmark = pytest.mark.realtime
+
 PARTS, CRASHES = 4, 25
 """A hundred crashes."""
 AT_MOST = 12

@@ -20,6 +20,8 @@ from harness.ranks.launch import ISOLATED
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.test_phases import Counters
 
+pytestmark = pytest.mark.realtime
+
 CUDA = "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 79.11 GiB of which 1.2 GiB is free."
 FAULT = Path(__file__).resolve().parents[2] / "harness" / "faults" / "memory"
 WITH_FAULT = {"PYTHONPATH": f"{FAULT}:{ISOLATED['PYTHONPATH']}"}

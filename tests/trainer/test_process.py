@@ -40,6 +40,8 @@ from harness.ranks import runs
 from harness.ranks.launch import ISOLATED
 from tests.stepped_clock import SteppedClock
 
+pytestmark = pytest.mark.realtime
+
 PLAN = runs.plan(Path("/models/demo"))
 
 

@@ -32,6 +32,8 @@ from grpo_trainer.weights.proof import Proof
 from harness.ranks import demo_model, runs
 from tests.exported_model import KEYS, private, public
 
+pytestmark = pytest.mark.realtime
+
 KEY = KEYS["P-256"]
 COMMIT = "c0" * 20
 MAIN = Placement(0, 0, 1, 1)

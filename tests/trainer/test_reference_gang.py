@@ -22,6 +22,8 @@ from harness.ranks.gang_facts import PARALLELISMS, STRIKES
 from tests.trainer import kl
 from tests.trainer.strikes import stopped_in_time
 
+pytestmark = pytest.mark.realtime
+
 GATE: dict[str, Any] = {"overflow": ["DDP"], "strikes": [0, 3, 4], "drift": ["DDP"]}
 """What `make test` measures, beside one cell for each strategy, every wrong weight and the memory savers."""
 MORE: dict[str, Any] = {"overflow": ["ZeRO-2", "ZeRO-3"], "strikes": [1, 2, 5, 6, 7], "drift": ["ZeRO-2"]}

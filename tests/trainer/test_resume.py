@@ -21,6 +21,8 @@ from harness.ranks import demo_model, runs
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.stopping_reward import STOP_ENV
 
+pytestmark = pytest.mark.realtime
+
 STEPS, SAVED, STOPPED = 6, 3, 5
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length", "tokens")
 CASES: dict[str, dict[str, Any]] = {

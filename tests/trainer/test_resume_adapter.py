@@ -27,6 +27,8 @@ from harness.ranks import adapter_facts, demo_model, runs
 from harness.ranks.gang import run_gang
 from harness.ranks.pods import Gang, free_port
 
+pytestmark = pytest.mark.realtime
+
 COMMIT, OTHER = "a" * 40, "b" * 40
 Facts = list[dict[str, Any]]
 

@@ -19,6 +19,8 @@ from harness.ranks.pods import Gang, free_port
 from harness.ranks.resume_cases import Case, plan, train, write_data
 from tests.generated import cases
 
+pytestmark = pytest.mark.realtime
+
 PARALLEL = [("Clone", 0), ("Offload", 0), ("Adapter", 0), ("Clone", 2), ("None", 2), ("Sharded", 3), ("Adapter", 3)]
 """Strategies and ZeRO stages; 0 is DDP."""
 

@@ -23,6 +23,8 @@ from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.http_service import HTTPFunction
 from tests.trainer.example_jobs import ROWS, example
 
+pytestmark = pytest.mark.realtime
+
 
 def prompts_of(spec: GRPOJobSpec, rows: Path) -> Prompts:
     """The job's prompts, with the hub replaced by a file; a character is a token here, so none is too long."""

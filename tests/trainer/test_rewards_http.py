@@ -19,6 +19,8 @@ from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.http_service import HTTPFunction
 from tests.trainer.faulty_service import Body, Service, lengths, serving
 
+pytestmark = pytest.mark.realtime
+
 SECONDS = 10
 """A time that is to run out, and in which every answer comes on a busy machine."""
 TEXTS = ["a", "bb", "ccc", "dddd", "eeeee"]

@@ -21,6 +21,8 @@ from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_model import RewardModel
 from harness.ranks import demo_model
 
+pytestmark = pytest.mark.realtime
+
 ROWS = Dataset.from_list([{"prompt": "1+1=", "answer": "#### 2", "word": "two", "none": None}])
 
 

@@ -16,6 +16,8 @@ from tests.trainer.example_jobs import example
 from tests.trainer.faulty_service import Body, serving
 from tests.trainer.reward_facts import ROWS, gsm8k_job, job
 
+pytestmark = pytest.mark.realtime
+
 MODULE = """
 def constant(completions, question, trainer_state, log_metric, **kwargs):
     assert len(question) == len(completions)

@@ -30,6 +30,8 @@ from harness.ranks import demo_model, runs
 from harness.ranks.pods import json_lines
 from tests.trainer.poisonous_reward import POISON
 
+pytestmark = pytest.mark.realtime
+
 ROWS, STEPS, SAVED = 14, 5, 2
 DIVERGES = 3
 """The generation with the poison: that of step 4, after the checkpoint of step 2."""

@@ -20,6 +20,8 @@ from harness.ranks import runs
 from harness.ranks.pods import free_port
 from tests.generated import cases
 
+pytestmark = pytest.mark.realtime
+
 PLAN = runs.plan(Path("/models/demo"))
 OWN, OTHER = b"a1" * 32, b"b2" * 32
 PROMPT = "2 + 2"

@@ -16,6 +16,8 @@ from harness.controlplane import free_port
 from tests.stepped_clock import SteppedClock
 from tests.trainer.test_process import PLAN
 
+pytestmark = pytest.mark.realtime
+
 
 @pytest.fixture
 def clock() -> SteppedClock:

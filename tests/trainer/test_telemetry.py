@@ -35,6 +35,8 @@ from grpo_trainer.telemetry.server import serve
 from harness.ranks import runs
 from harness.ranks.pods import free_port
 
+pytestmark = pytest.mark.realtime
+
 PLAN = runs.plan(Path("/models/demo"))
 PREDICTION = MemoryPrediction(
     phases=MemoryPhases(load=1, generate=2, reference=3, forward=4, backward=5, step=6),

@@ -24,6 +24,8 @@ from harness.ranks import demo_model
 from harness.ranks.pods import Gang, free_port
 from tests.exported_model import KEYS, private, public
 
+pytestmark = pytest.mark.realtime
+
 STEPS = 12
 SAVE = 4
 EXACT = ("reward", "kl", "loss", "grad_norm", "entropy", "learning_rate", "completion_length")
