@@ -44,8 +44,7 @@ def pack(options: argparse.Namespace) -> int:
 
 def prepare(_: argparse.Namespace) -> int:
     """The kit and the packages of a machine without it, in the cache."""
-    python = bare_machine.version_of(bare_machine.find_python())
-    print(bare_machine.site_packages(python), bare_machine.packed_kit(python), sep="\n")
+    print(*bare_machine.prepare(), sep="\n")
     return 0
 
 

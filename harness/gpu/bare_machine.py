@@ -69,6 +69,12 @@ def site_packages(python: str) -> Path:
     return cached(target, lambda folder: _install(python, folder / "site-packages")) / "site-packages"
 
 
+def prepare() -> tuple[Path, Path]:
+    """Return the folders of the machine's packages and of the kit; download and build what the cache lacks."""
+    python = version_of(find_python())
+    return site_packages(python), packed_kit(python)
+
+
 def create(folder: Path, python: str) -> Path:
     """Make the machine's virtual environment; return its interpreter.
 
