@@ -1,6 +1,6 @@
 """What jobs that wait for GPUs cost, and how soon the next starts: a real API server, kwok nodes, the operator beside.
 
-    python -m benchmarks waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--checkout DIR]
+    python -m benchmarks waiting [--jobs 200] [--seconds 60] [--impossible 32 320] [--nodes 1000] [--checkout DIR]
 
 Four nodes of eight GPUs are taken; all other jobs wait, each with a spec of its own. Then nothing changes for a while:
 the operator's CPU seconds and requests are counted. Then one gang after the other ends: from its rank 0's end to the
@@ -250,10 +250,10 @@ def _record(number: int, product: str | None) -> GRPOJobRecord:
     return grpojob_record(item)
 
 
-def passes() -> None:
-    """A pass by itself: 320 jobs of as many specs on a thousand nodes of twelve products, at most one of them free."""
-    products = [*PRODUCTS] * (1000 // len(PRODUCTS) + 1)
-    nodes = tuple(_node(f"n{number}", product) for number, product in enumerate(products[:1000]))
+def passes(count: int) -> None:
+    """A pass by itself: 320 jobs of as many specs on so many nodes of twelve products, at most one of them free."""
+    products = [*PRODUCTS] * (count // len(PRODUCTS) + 1)
+    nodes = tuple(_node(f"n{number}", product) for number, product in enumerate(products[:count]))
     for what, product, free in (
         ("that wait", None, 0),
         ("behind one that starts", products[0], 1),
@@ -268,7 +268,7 @@ def passes() -> None:
         times.append(time.process_time())
         judge(asked, plans)
         found = f"{times[-1] - times[0]:.2f}, {time.process_time() - times[-1]:.2f}"
-        row(f"320 jobs {what}, 1,000 nodes: all planned for the first time, a later pass, CPU-s", found)
+        row(f"320 jobs {what}, {count:,} nodes: all planned for the first time, a later pass, CPU-s", found)
 
 
 def main() -> int:
@@ -277,10 +277,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=200, help="jobs that wait (default 200)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long nothing changes (default 60)")
     parser.add_argument("--impossible", type=int, nargs="*", default=[32, 320], help="impossible jobs (default 32 320)")
+    parser.add_argument("--nodes", type=int, default=1000, help="of a pass by itself (default 1000)")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="working tree whose operator is run")
     given = parser.parse_args()
     print("| what | measured |\n|---|---|")
     asyncio.run(on_the_cluster(given))
     if given.checkout == ROOT:
-        passes()
+        passes(given.nodes)
     return 0

@@ -14,7 +14,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "strategy_demo": ("--strategies", "None", "--steps", "4"),
     "strategy_matrix": ("--parallelisms", "DDP"),
     "trainer_overhead": ("--processes", "1", "--steps", "2"),
-    "waiting": ("--jobs", "4", "--seconds", "1", "--impossible", "2"),
+    "waiting": ("--jobs", "4", "--seconds", "1", "--impossible", "2", "--nodes", "12"),
     "watch": ("--jobs", "2"),
     "zero3_load": ("--layers", "1"),
 }
