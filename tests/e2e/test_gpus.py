@@ -104,6 +104,7 @@ def test_a_job_of_eight_waits_while_another_holds_two(gangs: Jobs) -> None:
     assert finish(gangs, "eight")["status"]["attempt"] == 1
 
 
+@pytest.mark.slow
 def test_gpu_seconds_are_those_from_bound_to_end_though_a_pod_is_deleted(gangs: Jobs, tmp_path: Path) -> None:
     """The witness is a watch of the pods: of the first attempt nothing is left when the second one ends."""
     with gangs.access.watching("pods", gangs.namespace, tmp_path / "pods") as seen:
@@ -155,6 +156,7 @@ STRANGER: Object = {
 }
 
 
+@pytest.mark.slow
 def test_two_gangs_of_three_never_deadlock_whoever_dies_or_grabs_between(gangs: Jobs) -> None:
     """A stranger's Job of its name keeps out the first gang's: what an operator sees that died before the start."""
     gangs.kubectl("create", "--filename", "-", stdin=json.dumps(STRANGER))
@@ -195,6 +197,7 @@ TOO_BIG: Object = SMALL | {
 }
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_with_numbers_and_each_fix_is_admitted(gangs: Jobs, tmp_path: Path) -> None:
     gangs.create("big", **TOO_BIG)
     job = gangs.wait("big", "refused", lambda job: condition(job, "Planned").get("status") == "False")
