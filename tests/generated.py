@@ -4,7 +4,13 @@
 `make test-all` makes more of the costly ones, and `make soak` ten times as many, new ones each day.
 """
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+T = TypeVar("T")
 
 GATE, ALL, SOAK = "gate", "all", "soak"
 SOAK_TIMES = 10
@@ -28,3 +34,8 @@ def cases(number: int, *, gate: int = 0) -> int:
     if profile == SOAK:
         return number * SOAK_TIMES
     return gate if gate and profile == GATE else number
+
+
+def gated(values: Sequence[T], number: int = 1) -> list[Any]:
+    """Return a test's parameters of which only the first so many are in `make test`; the others are marked slow."""
+    return [*values[:number], *(pytest.param(value, marks=pytest.mark.slow) for value in values[number:])]

@@ -127,18 +127,3 @@ def test_the_api_server_may_be_away_for_20_seconds(jobs: Jobs, node_cluster: Any
     job = jobs.wait_succeeded("blackout")
     assert attempt(job) == 1
     assert progress(job)["step"] == LONG["maxSteps"]
-
-
-@pytest.mark.slow
-def test_a_job_of_the_same_name_gets_children_of_its_own(jobs: Jobs) -> None:
-    jobs.create("twin", STEPS, checkpoint=SAVING)
-    first = jobs.wait_step("twin", 1)["metadata"]["uid"]
-    jobs.kubectl("delete", "grpojob", "twin", "--wait=false")
-    jobs.wait_gone("twin", first)
-    jobs.create("twin", {"maxSteps": 3}, checkpoint=SAVING)
-    job = jobs.wait_succeeded("twin")
-    assert job["metadata"]["uid"] != first
-    for kind in ("jobs", "pods"):
-        for child in jobs.list(kind, "twin"):
-            assert child["metadata"]["labels"]["grpo.dev/job-uid"] == job["metadata"]["uid"]
-    assert progress(job)["step"] == 3

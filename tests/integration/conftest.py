@@ -12,7 +12,7 @@ from harness.programs.processes import ClusterError
 from tests.integration import test_alerts
 from tests.integration.gpu_bench import NODES, GpuBench
 from tests.integration.kueue_bench import KueueBench
-from tests.integration.operator_bench import Bench, OperatorThread, operating
+from tests.integration.operator_bench import Bench, OperatorThread
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -72,7 +72,7 @@ def gpu_bench(grpo_cluster: Cluster) -> Iterator[GpuBench]:
 @pytest.fixture
 def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
     """The operator, for that namespace only."""
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
+    with bench.operating() as one:
         yield one
 
 

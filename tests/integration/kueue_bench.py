@@ -74,7 +74,7 @@ class KueueBench(GpuBench):
 
     def given_back(self, name: str = "run") -> Workload:
         """Waits until the GRPOJob's Workload has no admission any more."""
-        self.wait(f"the quota of {name} to be given back", lambda: not admission(self.kueue.of(name)))
+        self.wait(f"the quota of {name} to be given back", lambda: not admission(self.kueue.of(name)), hurry=True)
         return self.kueue.of(name)
 
     def succeed(self, name: str = "run", attempt: int = 1) -> None:

@@ -30,8 +30,6 @@ CHART = ROOT / "charts/grpo-operator"
 LEADER_DEFINITION = ROOT / "crds/operatorleader.yaml"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 SECONDS = 60.0
-LEASE_SECONDS = 3
-"""Shorter than anybody's in earnest: the deadline is 1.8 s, a renewal comes every 0.6 s."""
 
 
 def named(namespace: str) -> str:
@@ -100,8 +98,8 @@ class Seat:
         """Starts an operator, or another program with its flags."""
         account = f"{self._bench.namespace}/{self._name}"
         flags = [f"--namespace={self._bench.namespace}", f"--leader-elect={account}"]
-        flags += [f"--lease-seconds={LEASE_SECONDS}", "--fence", "--trainer-image=example/trainer:1"]
-        self.run(module, (ROOT / "operator", ROOT), *flags, "--log-format=text")
+        flags += ["--fence", "--trainer-image=example/trainer:1", "--log-format=text"]
+        self.run(module, (ROOT / "operator", ROOT), *flags)
 
     def run(self, module: str, code: tuple[Path, ...], *flags: str) -> None:
         """Starts what is there, folders or archives, with these flags and those that let it run here."""

@@ -13,8 +13,9 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -29,6 +30,7 @@ from harness.client import ApiClient, ApiStatusError
 from harness.controlplane import free_port
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until
+from tests.integration.steered_time import SteeredClock
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -37,6 +39,8 @@ JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 GRPOJOBS = f"/apis/{API_VERSION}/namespaces/{{}}/grpojobs"
 PODS = "/api/v1/namespaces/{}/pods"
 SECONDS = 60.0
+LONGEST_PAUSE = 120.0
+"""Seconds of an operator's clock. Less than a gang has to be bound, by default."""
 
 SPEC: Object = {
     "model": {"name": "/models/tiny", "parameters": "77K"},
@@ -55,8 +59,8 @@ def outcome(result: str, **more: Any) -> str:
 class OperatorThread:
     """An operator in a thread of this process."""
 
-    def __init__(self, cluster: AnyCluster, **chosen: Any) -> None:
-        """Keywords are fields of Settings."""
+    def __init__(self, cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: Any) -> None:
+        """`clock` is its time; keywords are fields of Settings."""
         defaults = Settings(
             kubeconfig=str(cluster.kubeconfig),
             pods=PodDefaults(image="example/trainer:1"),
@@ -65,13 +69,15 @@ class OperatorThread:
             log_format="text",
         )
         self.settings = replace(defaults, **chosen)
+        self.clock = clock or SteeredClock()
         self.error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         try:
-            asyncio.run(run(self.settings, self._stop))
+            with asyncio.Runner(loop_factory=self.clock.loop) as runner:
+                runner.run(run(self.settings, self._stop, wall=self.clock.wall))
         except BaseException as error:
             self.error = error
 
@@ -134,9 +140,15 @@ class Bench:
         """Creates the namespace."""
         self.cluster = cluster
         self.client = client
+        self.clock = SteeredClock()
+        """The time of this bench's operators, which a test moves on."""
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
         client.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         until("the service account", lambda: self.get("/api/v1/namespaces/{}/serviceaccounts", "default"), SECONDS)
+
+    def operating(self, **chosen: Any) -> AbstractContextManager[OperatorThread]:
+        """An operator of this namespace, by this bench's clock, for the length of the block."""
+        return operating(self.cluster, self.clock, **{"namespaces": (self.namespace,), **chosen})
 
     def get(self, path: str, name: str = "") -> Object:
         """An object, or a list; `{}` in the path is the namespace."""
@@ -208,34 +220,62 @@ class Bench:
             notes["kwok.test/reason"] = reason
         self.patch(PODS, pod["metadata"]["name"], {"metadata": {"annotations": notes}})
 
-    def wait(self, what: str, probe: Callable[[], T], seconds: float = SECONDS) -> T:
-        """Waits until the probe returns something true, and returns it."""
-        found: T = until(f"{what} in {self.namespace}", probe, seconds)
+    def wait(
+        self,
+        what: str,
+        probe: Callable[[], T],
+        seconds: float = SECONDS,
+        *,
+        hurry: bool = False,
+    ) -> T:
+        """Waits until the probe returns something true, and returns it.
+
+        `hurry` moves the operators' clock on by a second after each look, for what they do only after a pause, and for
+        no longer than the longest of these: others take real time for their part, and gangs have limits.
+        """
+        moves = int(LONGEST_PAUSE) if hurry else 0
+
+        def look() -> T:
+            nonlocal moves
+            found = probe()
+            if moves and not found:
+                moves -= 1
+                self.clock.advance(1.0)
+            return found
+
+        found: T = until(f"{what} in {self.namespace}", look, seconds)
         return found
 
-    def wait_phase(self, phase: str, name: str = "run") -> Object:
-        """Waits for a phase and returns the status."""
-        self.wait(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase)
+    def wait_phase(self, phase: str, name: str = "run", *, hurry: bool = False) -> Object:
+        """Waits for a phase and returns the status; `hurry` as for `wait`."""
+        self.wait(f"{name} to be {phase}", lambda: self.status(name).get("phase") == phase, hurry=hurry)
         return self.status(name)
 
-    def wait_running(self, name: str = "run", attempt: int = 1) -> list[Object]:
-        """Waits until an attempt runs, and returns its pods."""
+    def wait_running(self, name: str = "run", attempt: int = 1, *, hurry: bool = True) -> list[Object]:
+        """Waits until an attempt runs, and returns its pods; `hurry`: the clock moves over the pause before it."""
 
         def runs() -> bool:
             status = self.status(name)
             return status.get("phase") == "Running" and status.get("attempt") == attempt
 
         try:
+            if attempt > 1 and hurry:
+                # only until it is committed: a gang's start takes real time, for which it has a limit
+                made = partial(self._has_attempt, name, attempt)
+                self.wait(f"attempt {attempt} of {name}", made, hurry=True)
             self.wait(f"attempt {attempt} of {name} to run", runs)
         except ClusterError as error:
             raise ClusterError(f"{error}\n{json.dumps(self.status(name), indent=1)}") from error
         return self.pods(name, attempt)
 
+    def _has_attempt(self, name: str, attempt: int) -> bool:
+        return int(self.status(name).get("attempt", 0)) >= attempt
+
 
 @contextmanager
-def operating(cluster: AnyCluster, **chosen: Any) -> Iterator[OperatorThread]:
+def operating(cluster: AnyCluster, clock: SteeredClock | None = None, **chosen: Any) -> Iterator[OperatorThread]:
     """An operator for the length of the block."""
-    operator = OperatorThread(cluster, **chosen).start()
+    operator = OperatorThread(cluster, clock, **chosen).start()
     try:
         yield operator
     finally:
@@ -243,16 +283,18 @@ def operating(cluster: AnyCluster, **chosen: Any) -> Iterator[OperatorThread]:
 
 
 def quiet_for(operator: OperatorThread, seconds: float) -> dict[tuple[str, str], int]:
-    """Requests that the operator makes in that time, from when it has told what happened before: events come late."""
+    """Requests that the operator makes in that time of its clock, once it has told what happened before."""
 
     def told() -> bool:
         before = operator.writes()
-        time.sleep(1.0)
+        operator.clock.advance(2.0)
+        time.sleep(0.5)  # events of others come late, in real time
         return operator.writes() == before
 
     until("the operator to have told everything", told, SECONDS)
     before = operator.requests()
-    time.sleep(seconds)
+    operator.clock.advance(seconds)
+    time.sleep(0.5)
     after = operator.requests()
     return {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
 

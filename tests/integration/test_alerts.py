@@ -80,7 +80,15 @@ def told(story: Story) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+FIRST_STORIES = {alert.fires_in[0] for alert in ALERTS}
+"""One story of each alert: those of `make test`."""
+
+
+@pytest.mark.parametrize(
+    "story",
+    [pytest.param(one, marks=() if one.name in FIRST_STORIES else pytest.mark.slow) for one in STORIES],
+    ids=lambda story: story.name,
+)
 def test_alerts_fire_where_they_say_so_and_nowhere_else(story: Story, folder: Path) -> None:
     test = {"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [told(story)]}
     file = folder / f"{story.name}.yaml".replace(" ", "-")

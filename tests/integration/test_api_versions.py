@@ -20,6 +20,8 @@ from harness.fixtures import AnyCluster
 from harness.programs.processes import until
 from tests.samples import REMOVE, changed, job
 
+pytestmark = pytest.mark.slow
+
 NEXT = "v1beta1"
 CRD = f"{PLURAL}.{GROUP}"
 STARTED, WAITING = "version-started", "version-waiting"

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from grpo_operator.names import FENCE
 from harness.definitions import definition_change
 from tests.integration.gpu_bench import GpuBench
@@ -26,6 +28,8 @@ from tests.integration.upgrade_bench import (
     story,
     succeed,
 )
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from grpo_codegen import chart_page
 from harness.fixtures import AnyCluster
 from harness.programs.build import module_folder
 from harness.stack import create_namespace
+from tests.generated import gated
 from tests.integration.test_chart import CHART, helm
 
 RELEASE, NAMESPACE, OTHER = "values", "grpo-chart-values", "grpo-chart-elsewhere"
@@ -120,7 +121,7 @@ def test_every_value_is_chosen() -> None:
     assert (CHOICES.keys() - written["monitoring"].keys()) | UNCHOSEN == written.keys()
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+@pytest.mark.parametrize("case", gated(CASES, 4), ids=range(len(CASES)))
 def test_every_pair_of_choices_is_linted_and_taken(cluster: AnyCluster, case: dict[str, Any], tmp_path: Path) -> None:
     chosen = tmp_path / "values.yaml"
     chosen.write_text(yaml.safe_dump(values(case), allow_unicode=True))
@@ -161,7 +162,7 @@ GROUPS = [
 """Values that templates look into."""
 
 
-@pytest.mark.parametrize("path", GROUPS)
+@pytest.mark.parametrize("path", gated(GROUPS, 6))
 def test_a_value_that_is_taken_away_is_missed_by_its_name_or_not_at_all(path: str) -> None:
     """Helm takes null for `without the chart's default`; a template must not stumble over what isn't there."""
     kinds = ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")

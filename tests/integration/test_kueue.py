@@ -4,15 +4,14 @@ A stand-in writes, whose every step test_kueue_manager.py holds to the real mana
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from harness.cluster import Cluster
+from tests.generated import gated
 from tests.integration.kueue_bench import PRIORITY_LABEL, QUEUE_LABEL, KueueBench, admission
 from tests.integration.kueue_queues import QUEUE
 from tests.integration.kueue_writes import (
-    Workload,
     answer_check,
     evict,
     is_true,
@@ -23,7 +22,7 @@ from tests.integration.kueue_writes import (
     said,
     time_out,
 )
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, SPEC, OperatorThread, operating, outcome, quiet_for
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, SPEC, OperatorThread, outcome, quiet_for
 
 PLACEMENT = SPEC["placement"]
 CRASH = outcome("Error", message="connection closed by peer")
@@ -36,7 +35,7 @@ def bench(kueue_bench: KueueBench) -> KueueBench:
 
 @pytest.fixture
 def operator(kueue_cluster: Cluster, bench: KueueBench) -> Iterator[OperatorThread]:
-    with operating(kueue_cluster, namespaces=(bench.namespace,)) as one:
+    with bench.operating() as one:
         yield one
 
 
@@ -57,18 +56,6 @@ def test_one_workload_stands_for_the_gang_and_nothing_starts_before_it_is_admitt
     bench.kueue.tell("run", bench.kueue.reserve)
     quiet_for(operator, 1)
     assert bench.children() == []
-
-
-@pytest.mark.parametrize(
-    ("labels", "spec"),
-    [({}, {"placement": {**PLACEMENT, "queueName": "gpus"}}), ({QUEUE_LABEL: "gpus"}, {})],
-    ids=["placement", "label"],
-)
-def test_the_queue_is_the_labels_or_the_placements(
-    bench: KueueBench, operator: OperatorThread, labels: dict[str, str], spec: dict[str, Any]
-) -> None:
-    bench.submit(labels=labels, **spec)
-    assert bench.workload()["spec"]["queueName"] == "gpus"
 
 
 def test_two_queues_that_differ_are_refused(bench: KueueBench, operator: OperatorThread) -> None:
@@ -134,7 +121,7 @@ REASONS = (
 )
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", gated(REASONS))
 def test_an_evicted_gang_ends_before_its_quota_is_given_back_in_one_write(
     bench: KueueBench, operator: OperatorThread, reason: str
 ) -> None:
@@ -177,7 +164,7 @@ def test_one_that_comes_back_goes_on_in_the_next_attempt(bench: KueueBench, oper
     assert bench.status()["restarts"] == 0
 
 
-@pytest.mark.parametrize("moment", ["before", "with", "after"])
+@pytest.mark.parametrize("moment", gated(["with", "before", "after"]))
 def test_an_eviction_in_mid_restart_ends_in_a_queued_job_without_a_pod(
     bench: KueueBench, operator: OperatorThread, moment: str
 ) -> None:
@@ -251,18 +238,3 @@ def test_a_suspended_job_gives_its_quota_back_and_takes_it_again(bench: KueueBen
         assert bench.pods() == []
         bench.patch(GRPOJOBS, "run", {"spec": {"suspend": False}})
         bench.wait_running(attempt=2)
-
-
-def test_a_plan_of_another_shape_makes_a_new_workload(bench: KueueBench, operator: OperatorThread) -> None:
-    bench.submit()
-    before = bench.workload()
-    bench.kueue.tell("run", bench.kueue.reserve)
-    bench.patch(GRPOJOBS, "run", {"spec": {"placement": {"nodes": 4}}})
-    bench.wait("the new one", lambda: [one["metadata"]["uid"] for one in bench.kueue.all()] != uids(before))
-    bench.wait("one", lambda: len(bench.kueue.all()) == 1)
-    assert bench.workload()["spec"]["podSets"][0]["count"] == 4
-    assert len(bench.admit()) == 4
-
-
-def uids(*workloads: Workload) -> list[str]:
-    return [one["metadata"]["uid"] for one in workloads]

@@ -23,7 +23,6 @@ from tests.integration.operator_bench import (
     SPEC,
     Bench,
     OperatorThread,
-    operating,
     outcome,
     quiet_for,
 )
@@ -36,13 +35,13 @@ def bench(kueue_bench: KueueBench) -> KueueBench:
 
 @pytest.fixture
 def operator(kueue_cluster: Cluster, bench: KueueBench) -> Iterator[OperatorThread]:
-    with operating(kueue_cluster, namespaces=(bench.namespace,)) as one:
+    with bench.operating() as one:
         yield one
 
 
 def test_without_kueue_a_job_with_a_queue_says_so_and_others_run(grpo_cluster: Cluster) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         bench.submit("queued", placement={**SPEC["placement"], "queueName": "team"})
         bench.submit("other")
         bench.wait_running("other")
@@ -51,8 +50,8 @@ def test_without_kueue_a_job_with_a_queue_says_so_and_others_run(grpo_cluster: C
         assert bench.children("queued") == []
 
 
-def test_a_strangers_workload_of_the_name_is_never_touched(bench: KueueBench, kueue_cluster: Cluster) -> None:
-    with operating(kueue_cluster, namespaces=(bench.namespace,)):
+def test_a_strangers_workload_of_the_name_is_never_touched(bench: KueueBench) -> None:
+    with bench.operating():
         bench.submit()
         name = bench.workload()["metadata"]["name"]
         spec = bench.workload()["spec"]
@@ -60,7 +59,7 @@ def test_a_strangers_workload_of_the_name_is_never_touched(bench: KueueBench, ku
     bench.client.request("DELETE", f"{path}/{name}")
     bench.wait("it to be gone", lambda: not bench.kueue.all())
     stranger = bench.kueue.create(name, **spec)
-    with operating(kueue_cluster, namespaces=(bench.namespace,)) as operator:
+    with bench.operating() as operator:
         bench.wait("the reason", lambda: bench.condition("Admitted")[1] == "NameTaken")
         bench.kueue.change(stranger, bench.kueue.reserve, lambda one: say(one, "Admitted", "True", "Admitted", ""))
         quiet_for(operator, 0.5)
@@ -188,8 +187,9 @@ class Mortal:
         monkeypatch.setattr(client.HttpCluster, "_call", once)
 
 
+@pytest.mark.slow
 def test_an_operator_that_dies_after_each_of_its_writes_ends_where_one_would(
-    bench: KueueBench, kueue_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    bench: KueueBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mortal = Mortal(monkeypatch)
     stop = threading.Event()
@@ -197,7 +197,7 @@ def test_an_operator_that_dies_after_each_of_its_writes_ends_where_one_would(
     def live() -> None:
         while not stop.is_set():
             mortal.died.clear()
-            with operating(kueue_cluster, namespaces=(bench.namespace,)):
+            with bench.operating():
                 while not stop.is_set() and not mortal.died.wait(0.05):
                     pass
 
@@ -224,10 +224,8 @@ def test_an_operator_that_dies_after_each_of_its_writes_ends_where_one_would(
     }  # fmt: skip
 
 
-def test_on_a_worker_of_multikueue_the_workload_that_is_there_is_adopted(
-    bench: KueueBench, kueue_cluster: Cluster
-) -> None:
-    with operating(kueue_cluster, namespaces=(bench.namespace,)):
+def test_on_a_worker_of_multikueue_the_workload_that_is_there_is_adopted(bench: KueueBench) -> None:
+    with bench.operating():
         bench.submit("original")
         spec = bench.workload("original")["spec"]
         bench.delete(GRPOJOBS, "original")

@@ -26,6 +26,8 @@ from tests.integration.kueue_writes import (
 )
 from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, operating, outcome
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def managed_cluster() -> Iterator[Cluster]:

@@ -9,8 +9,7 @@ import pytest
 
 from grpo_operator.names import ENGINE_SERVICE, LABEL_COMPONENT
 from harness.client import ApiStatusError
-from harness.cluster import Cluster
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, OperatorThread, operating, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, OperatorThread, outcome
 
 SERVICES = "/api/v1/namespaces/{}/services"
 EVENTS = "/api/v1/namespaces/{}/events"
@@ -121,13 +120,13 @@ def test_nothing_is_left_of_a_deleted_job(roles: Roles, bench: Bench) -> None:
     bench.wait("no pod", lambda: not bench.get(PODS)["items"])
 
 
-def test_a_new_operator_finds_both_roles_as_they_are(grpo_cluster: Cluster, bench: Bench) -> None:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+def test_a_new_operator_finds_both_roles_as_they_are(bench: Bench) -> None:
+    with bench.operating():
         roles = Roles(bench)
         trains, serves = roles.running()
     bench.end(serves[1], 1, message=outcome("EngineLost"))
     bench.delete(JOBS, "run-1-engine")
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+    with bench.operating() as operator:
         roles.wait_engines(2)
         assert bench.status()["attempt"] == 1
         bench.end(trains[0], 1, message=outcome("Error", message="x"))

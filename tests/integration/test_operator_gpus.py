@@ -7,9 +7,8 @@ import pytest
 
 from grpo_operator.decisions import Limits
 from harness.client import ApiStatusError
-from harness.cluster import Cluster
 from tests.integration.gpu_bench import PRODUCT, GpuBench
-from tests.integration.operator_bench import JOBS, PODS, OperatorThread, Swallowed, operating, outcome
+from tests.integration.operator_bench import JOBS, PODS, OperatorThread, Swallowed, outcome
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmission"
 
@@ -71,11 +70,11 @@ def refuse_jobs(bench: GpuBench, prefix: str) -> str:
     return name
 
 
-def test_a_gang_whose_job_the_api_server_refuses_gives_its_gpus_back(bench: GpuBench, grpo_cluster: Cluster) -> None:
+def test_a_gang_whose_job_the_api_server_refuses_gives_its_gpus_back(bench: GpuBench) -> None:
     policy = refuse_jobs(bench, "refused")
-    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=Limits(release_pause=3600)):
+    with bench.operating(limits=Limits(release_pause=3600)):
         bench.want("refused", 8, nodes=2)
-        bench.wait("the release", lambda: bench.condition("Admitted", "refused")[1] == "PodsNotCreated")
+        bench.wait("the release", lambda: bench.condition("Admitted", "refused")[1] == "PodsNotCreated", hurry=True)
         assert "not this team" in bench.condition("Admitted", "refused")[2]
         bench.want("other", 8, nodes=2)
         bench.wait_running("other")
@@ -96,37 +95,38 @@ def test_a_restart_keeps_its_place_and_its_plan(bench: GpuBench, operator: Opera
     assert bench.children("waits") == []
 
 
+@pytest.mark.slow
 def test_an_operator_that_dies_between_commit_and_start_admits_nothing_twice(
-    bench: GpuBench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    bench: GpuBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swallowed = Swallowed()
     with monkeypatch.context() as patched:
         swallowed.patch(patched)
-        with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        with bench.operating():
             bench.want("first", 8, nodes=2)
             assert swallowed.wait(30)
     bench.want("second", 8, nodes=2)
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         bench.wait_running("first")
         bench.wait_phase("Queued", "second")
     assert (bench.children("first"), bench.children("second")) == (["first-1"], [])
 
 
 def test_a_foreign_pod_that_was_faster_makes_the_gang_give_everything_back(
-    bench: GpuBench, grpo_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    bench: GpuBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swallowed = Swallowed()
     with monkeypatch.context() as patched:
         swallowed.patch(patched)
-        with operating(grpo_cluster, namespaces=(bench.namespace,)):
+        with bench.operating():
             bench.want("gang", 8, nodes=2)
             assert swallowed.wait(30)
     bench.foreign_pod("notebook", 1)
-    limits = Limits(scheduling=10, release_pause=1)
-    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):
-        bench.wait("the release", lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout")
+    limits = Limits(scheduling=60.0, release_pause=5.0)
+    with bench.operating(limits=limits):
+        bench.wait("the release", lambda: bench.condition("Admitted", "gang")[1] == "SchedulingTimeout", hurry=True)
         bench.wait("no pod", lambda: not bench.pods("gang"))
-        bench.wait("its turn", lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs")
+        bench.wait("its turn", lambda: bench.condition("Admitted", "gang")[1] == "WaitingForGPUs", hurry=True)
         bench.delete(PODS, "notebook")
         bench.wait_running("gang", 2)
     assert bench.status("gang")["restarts"] == 0

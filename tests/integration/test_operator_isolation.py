@@ -12,8 +12,7 @@ from grpo_operator.cluster.api import NETWORK_POLICIES
 from grpo_operator.isolation import network_policy
 from grpo_operator.names import NETWORK_POLICY
 from harness.client import ApiStatusError
-from harness.cluster import Cluster
-from tests.integration.operator_bench import Bench, operating
+from tests.integration.operator_bench import Bench
 
 POLICIES = NETWORK_POLICIES.path("{}")
 WATCHERS: list[dict[str, Any]] = [
@@ -37,8 +36,8 @@ def as_wanted(bench: Bench) -> bool:
     return labelled and found["spec"] == wanted["spec"]
 
 
-def test_a_namespace_with_jobs_has_a_policy_that_comes_back_as_it_was(bench: Bench, grpo_cluster: Cluster) -> None:
-    with operating(grpo_cluster, namespaces=(bench.namespace,), watchers=WATCHERS) as operator:
+def test_a_namespace_with_jobs_has_a_policy_that_comes_back_as_it_was(bench: Bench) -> None:
+    with bench.operating(watchers=WATCHERS) as operator:
         assert not bench.exists(POLICIES, NETWORK_POLICY)
         bench.submit()
         bench.wait_running()
@@ -60,10 +59,10 @@ def test_a_namespace_with_jobs_has_a_policy_that_comes_back_as_it_was(bench: Ben
 
 
 def test_a_strangers_policy_of_the_name_is_left_told_and_keeps_no_job_waiting(
-    bench: Bench, grpo_cluster: Cluster, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = bench.post(POLICIES, STRANGER)
-    with operating(grpo_cluster, namespaces=(bench.namespace,), watchers=WATCHERS):
+    with bench.operating(watchers=WATCHERS):
         bench.submit()
         bench.wait_running()
         assert bench.get(POLICIES, NETWORK_POLICY)["spec"] == stranger["spec"]
@@ -71,11 +70,11 @@ def test_a_strangers_policy_of_the_name_is_left_told_and_keeps_no_job_waiting(
         assert [one for one in told if "NetworkPolicy grpo-pods of this namespace is not the operator's" in one]
 
 
-def test_peers_that_the_api_server_refuses_are_told_on_the_job(bench: Bench, grpo_cluster: Cluster) -> None:
+def test_peers_that_the_api_server_refuses_are_told_on_the_job(bench: Bench) -> None:
     refused = [{"ipBlock": {"cidr": "nowhere"}}]
     with pytest.raises(ApiStatusError, match="cidr"):
         bench.post(POLICIES, network_policy(bench.namespace, refused))
-    with operating(grpo_cluster, namespaces=(bench.namespace,), watchers=refused):
+    with bench.operating(watchers=refused):
         bench.submit()
         bench.wait("the reason", lambda: "cidr" in bench.condition("Scheduled")[2])
         assert bench.children() == []

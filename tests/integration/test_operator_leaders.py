@@ -98,17 +98,18 @@ def storm(bench: Bench, folder: Path, kills: int, jobs: int, pause: float) -> No
         took = in_turns(both, kills, kill)
         burst.wait_running()
         judge(bench, seen())
-        print(f"takeovers after a kill, Lease of 3 s: {', '.join(f'{seconds:.1f}' for seconds in took)} s")
+        print(f"takeovers after a kill: {', '.join(f'{seconds:.1f}' for seconds in took)} s")
         assert bench.get(LEASES, named(bench.namespace))["spec"]["leaseTransitions"] == kills
 
 
+@pytest.mark.slow
 def test_a_leader_killed_four_times_in_a_burst_costs_no_job_and_makes_none_twice(bench: Bench, tmp_path: Path) -> None:
-    storm(bench, tmp_path, kills=4, jobs=40, pause=0.3)
+    storm(bench, tmp_path, kills=4, jobs=40, pause=1.0)
 
 
 @pytest.mark.soak
 def test_a_leader_killed_twenty_times_in_a_burst_of_200(bench: Bench, tmp_path: Path) -> None:
-    storm(bench, tmp_path, kills=20, jobs=200, pause=0.4)
+    storm(bench, tmp_path, kills=20, jobs=200, pause=1.0)
 
 
 def stop_until_another_leads(leader: Seat, follower: Seat) -> None:
@@ -132,7 +133,7 @@ def test_a_follower_only_looks_and_a_leader_that_is_told_to_end_or_stands_still_
         first.wait_works()
         second.start()
         second.wait_ready()
-        burst = Burst(bench, 20, 0.3)
+        burst = Burst(bench, 20, 1.0)
         burst.start()
         bench.wait("a few jobs", lambda: "run-2" in bench.get(GRPOJOBS).__repr__())
         quiet = second.page("metrics")[1].splitlines()

@@ -5,15 +5,15 @@ kwok plays the kubelet; everything else is real. The end-to-end tests do the sam
 
 import pytest
 
+from grpo_operator.decisions import Limits
 from grpo_operator.names import RENDEZVOUS_SERVICE
-from harness.cluster import Cluster
+from tests.generated import gated
 from tests.integration.operator_bench import (
     GRPOJOBS,
     JOBS,
     PODS,
     Bench,
     OperatorThread,
-    operating,
     outcome,
     quiet_for,
 )
@@ -78,7 +78,7 @@ def test_a_failed_rank_brings_a_new_gang_and_keeps_the_old_ones_logs(bench: Benc
     kept = [pod["status"]["phase"] for pod in bench.pods(attempt=3)]
     assert "Failed" in kept
     bench.end(bench.pods(attempt=4)[0], 40, outcome("OutOfMemory", message="CUDA out of memory"))
-    bench.wait_phase("Failed")
+    bench.wait_phase("Failed", hurry=True)
     _, reason, message = bench.condition("Failed")
     assert reason == "RestartLimit"
     assert message.startswith("OutOfMemory after 3 of 3 restarts: CUDA out of memory. The job ran out of memory with 4")
@@ -95,7 +95,7 @@ def test_what_the_same_input_would_give_again_is_not_tried_again(bench: Bench, o
     assert bench.children() == ["run-1"]
 
 
-@pytest.mark.parametrize("grace", [0, 30])
+@pytest.mark.parametrize("grace", gated([30, 0]))
 def test_a_deleted_pod_brings_a_new_attempt_that_does_not_count(
     bench: Bench, operator: OperatorThread, grace: int
 ) -> None:
@@ -107,7 +107,7 @@ def test_a_deleted_pod_brings_a_new_attempt_that_does_not_count(
     bench.wait("no survivor", lambda: all(pod["status"]["phase"] != "Running" for pod in bench.pods(attempt=1)))
 
 
-@pytest.mark.parametrize("propagation", ["Background", "Foreground", "Orphan"])
+@pytest.mark.parametrize("propagation", gated(["Background", "Foreground", "Orphan"]))
 def test_a_deleted_job_brings_a_new_attempt_under_a_new_name(
     bench: Bench, operator: OperatorThread, propagation: str
 ) -> None:
@@ -154,17 +154,17 @@ def test_a_job_that_is_created_suspended_starts_nothing(bench: Bench, operator: 
 
 
 def test_the_deadline_fails_a_job_and_ends_its_pods(bench: Bench, operator: OperatorThread) -> None:
-    bench.submit(activeDeadlineSeconds=2)
+    bench.submit(activeDeadlineSeconds=60)
     bench.wait_running()
-    bench.wait_phase("Failed")
+    bench.wait_phase("Failed", hurry=True)
     assert bench.condition("Failed")[1] == "DeadlineExceeded"
     bench.wait("no survivor", lambda: all(pod["status"]["phase"] != "Running" for pod in bench.pods()))
 
 
 def test_a_finished_job_is_deleted_after_its_time_to_live(bench: Bench, operator: OperatorThread) -> None:
-    bench.submit(ttlSecondsAfterFinished=1)
+    bench.submit(ttlSecondsAfterFinished=60)
     bench.end(bench.wait_running()[0], message=outcome("Succeeded"))
-    bench.wait("the job to be gone", lambda: not bench.exists(GRPOJOBS, "run"))
+    bench.wait("the job to be gone", lambda: not bench.exists(GRPOJOBS, "run"), hurry=True)
     bench.wait("its children to be gone", lambda: not bench.children() and not bench.pods())
 
 
@@ -194,11 +194,12 @@ def test_a_strangers_job_of_the_same_name_is_waited_for_and_never_touched(
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x"}]}}
     stranger = bench.post(JOBS, {"metadata": {"name": "run-1"}, "spec": {"template": template, "suspend": True}})
     bench.submit()
-    bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "NameTaken")
+    bench.wait("the reason", lambda: bench.condition("Scheduled")[1] == "NameTaken", hurry=True)
     found = bench.get(JOBS, "run-1")
     assert (found["metadata"]["uid"], found["spec"]) == (stranger["metadata"]["uid"], stranger["spec"])
     assert "ownerReferences" not in found["metadata"]
     bench.delete(JOBS, "run-1")
+    bench.wait("the job's own", lambda: bench.exists(JOBS, "run-1"), hurry=True)
     bench.wait_running()
 
 
@@ -214,15 +215,12 @@ def test_a_claim_is_made_from_the_template_and_outlives_the_job(bench: Bench, op
     assert bench.exists(CLAIMS, "run-checkpoints")
 
 
-def test_a_gang_that_can_not_be_bound_whole_is_released_and_queued_again(bench: Bench, grpo_cluster: Cluster) -> None:
-    from grpo_operator.decisions import Limits
-
-    limits = Limits(scheduling=2, release_pause=2)
-    with operating(grpo_cluster, namespaces=(bench.namespace,), limits=limits):
+def test_a_gang_that_can_not_be_bound_whole_is_released_and_queued_again(bench: Bench) -> None:
+    with bench.operating(limits=Limits(scheduling=60.0)):
         bench.submit(placement={"accelerator": "CPU", "nodes": 2, "nodeSelector": {"only": bench.namespace}})
-        bench.wait("the release", lambda: bench.condition("Admitted")[1] == "SchedulingTimeout")
+        bench.wait("the release", lambda: bench.condition("Admitted")[1] == "SchedulingTimeout", hurry=True)
         bench.wait("nothing left", lambda: not bench.children() and not bench.pods())
-        bench.wait("the next try", lambda: bench.status().get("attempt") == 2)
+        bench.wait("the next try", lambda: bench.status().get("attempt") == 2, hurry=True)
         assert bench.status()["restarts"] == 0
 
 

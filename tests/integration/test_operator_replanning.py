@@ -10,9 +10,8 @@ import pytest
 
 from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.learned import MAX_REPLANS
-from harness.cluster import Cluster
 from tests.integration.gpu_bench import GpuBench
-from tests.integration.operator_bench import JOBS, Object, OperatorThread, operating, outcome
+from tests.integration.operator_bench import JOBS, Object, OperatorThread, outcome
 
 GIB = 2**30
 OFTEN: Object = {"restarts": {"limit": 9}}
@@ -61,7 +60,7 @@ def test_one_that_can_never_fit_fails_after_three_new_plans_at_most(bench: GpuBe
     phases = ["backward", "generate", "backward", "generate"]
     for attempt, phase in enumerate(phases, 1):
         run_out(bench, attempt, phase, 300 * GIB)
-        bench.wait("its answer", partial(answered, bench, attempt))
+        bench.wait("its answer", partial(answered, bench, attempt), hurry=True)
         if bench.status()["phase"] == "Failed":
             break
     status = bench.wait_phase("Failed")
@@ -80,16 +79,16 @@ def answered(bench: GpuBench, attempt: int) -> bool:
     return bool(status["attempt"] > attempt or status["phase"] == "Failed")
 
 
-def test_an_operator_that_was_away_finds_what_was_learned(bench: GpuBench, grpo_cluster: Cluster) -> None:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+def test_an_operator_that_was_away_finds_what_was_learned(bench: GpuBench) -> None:
+    with bench.operating():
         bench.want("run", 4, **OFTEN)
         bench.wait_running()
     shortage = {"phase": "generate", "allocatedBytes": 80 * GIB}
     bench.end(bench.pods()[0], 40, outcome("OutOfMemory", attempt=1, shortage=shortage, checkpointStep=4))
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         bench.wait_running(attempt=2)
     assert split(bench, 2)["generationSubBatch"] > 0
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         bench.end(bench.pods(attempt=2)[0], 139)
         bench.wait_running(attempt=3)
     assert split(bench, 3)["generationSubBatch"] == split(bench, 2)["generationSubBatch"]

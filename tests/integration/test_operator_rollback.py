@@ -6,8 +6,7 @@ Nothing trains here; that a plan's skipped generations are left out is shown in 
 import json
 
 from grpo_api.contract import PLAN_ANNOTATION
-from harness.cluster import Cluster
-from tests.integration.operator_bench import JOBS, Bench, Object, OperatorThread, operating, outcome
+from tests.integration.operator_bench import JOBS, Bench, Object, OperatorThread, outcome
 
 ROLLBACK: Object = {"guard": {"onDivergence": "Rollback"}}
 
@@ -35,23 +34,23 @@ def test_a_run_goes_back_twice_and_fails_the_third_time(bench: Bench, operator: 
     bench.wait_running(attempt=3)
     assert skipped(bench, 3) == [{"first": 7, "last": 7}, {"first": 9, "last": 10}]
     diverge(bench, 3, 12, 12)
-    status = bench.wait_phase("Failed")
+    status = bench.wait_phase("Failed", hurry=True)
     assert bench.condition("Failed")[1:] == ("Diverged", "diverged again after 2 of 2 rollbacks: the loss is nan")
     assert [(one["attempt"], one["skipped"]["first"]) for one in status["rollbacks"]] == [(1, 7), (2, 9)]
     assert status.get("restarts", 0) == 0
 
 
-def test_an_operator_that_was_away_finds_what_to_leave_out(bench: Bench, grpo_cluster: Cluster) -> None:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+def test_an_operator_that_was_away_finds_what_to_leave_out(bench: Bench) -> None:
+    with bench.operating():
         bench.submit(**ROLLBACK)
         pods = bench.wait_running()
     on = {"first": 3, "last": 3}
     bench.end(pods[1], 47, outcome("DivergedKL", attempt=1, rank=1, message="far away", divergedOn=on))
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         pods = bench.wait_running(attempt=2)
     assert skipped(bench, 2) == [on]
     bench.end(pods[0], 139)
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         bench.wait_running(attempt=3)
     assert skipped(bench, 3) == [on]
     assert [(one["attempt"], one["reason"]) for one in bench.status()["rollbacks"]] == [(1, "DivergedKL")]

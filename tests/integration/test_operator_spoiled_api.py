@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 
 from harness.cluster import Cluster
+from tests.generated import gated
 from tests.integration.api_proxy import ApiProxy, is_watch, plural
-from tests.integration.operator_bench import Bench, operating, quiet_for
+from tests.integration.operator_bench import Bench, quiet_for
 
 
 @pytest.fixture
@@ -23,10 +24,8 @@ def proxy(grpo_cluster: Cluster, tmp_path: Path) -> Iterator[ApiProxy]:
         yield one
 
 
-@pytest.mark.parametrize("kind", ["all", "grpojobs"])
-def test_a_watch_that_closes_at_once_is_not_hammered(
-    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", gated(["all", "grpojobs"]))
+def test_a_watch_that_closes_at_once_is_not_hammered(bench: Bench, proxy: ApiProxy, kind: str) -> None:
     async def close(request: web.Request) -> web.StreamResponse | None:
         return web.Response() if is_watch(request) and kind in ("all", plural(request)) else None
 
@@ -36,7 +35,7 @@ def test_a_watch_that_closes_at_once_is_not_hammered(
         return Counter({name: proxy.seen[name] for name in watches})
 
     proxy.spoil = close
-    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig), resync=2.0) as one:
+    with bench.operating(kubeconfig=str(proxy.kubeconfig), resync=2.0) as one:
         before = closed()
         quiet_for(one, 5.0)
         # each at 0, 1, 3 and 7 s, sooner or later by jitter; pods are watched twice
@@ -48,10 +47,8 @@ def test_a_watch_that_closes_at_once_is_not_hammered(
         assert one.page("healthz")[0] == 200
 
 
-@pytest.mark.parametrize("kind", ["pods", "grpojobs", "nodes"])
-def test_a_410_in_the_middle_of_a_list_begins_it_anew(
-    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", gated(["pods", "grpojobs", "nodes"]))
+def test_a_410_in_the_middle_of_a_list_begins_it_anew(bench: Bench, proxy: ApiProxy, kind: str) -> None:
     """The first pages claim that there are more, and those are too old when they are asked for."""
     spoiled: list[str] = []
 
@@ -65,7 +62,7 @@ def test_a_410_in_the_middle_of_a_list_begins_it_anew(
         return web.json_response(page)
 
     proxy.spoil = expire
-    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)) as operator:
+    with bench.operating(kubeconfig=str(proxy.kubeconfig)) as operator:
         bench.submit(placement={"accelerator": "GPU", "gpus": {"max": 1}}, name="gpu")
         bench.submit()
         bench.wait_running()
@@ -74,7 +71,7 @@ def test_a_410_in_the_middle_of_a_list_begins_it_anew(
     assert len(spoiled) == 2
 
 
-def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy) -> None:
+def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, proxy: ApiProxy) -> None:
     """An error event other than 410 is fatal to kopf's operator; it must not be to ours."""
     sent: list[str] = []
 
@@ -86,16 +83,14 @@ def test_kopf_begins_anew_after_an_error_in_its_watch(bench: Bench, grpo_cluster
         return web.Response(text=json.dumps(event) + "\n")
 
     proxy.spoil = fail
-    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)) as operator:
+    with bench.operating(kubeconfig=str(proxy.kubeconfig)) as operator:
         bench.wait("both errors", lambda: len(sent) == 2)
         bench.submit()
         bench.wait_running()
         assert operator.page("readyz")[0] == 200
 
 
-def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(
-    bench: Bench, grpo_cluster: Cluster, proxy: ApiProxy
-) -> None:
+def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(bench: Bench, proxy: ApiProxy) -> None:
     """A job that comes between kopf's LIST and the watch after it is found by the mirror's LIST, long before resync."""
     lists: list[web.Request] = []
     made: list[str] = []
@@ -113,7 +108,7 @@ def test_kopf_lists_no_object_and_misses_none_when_its_watch_is_too_old(
         return None
 
     proxy.spoil = too_old
-    with operating(grpo_cluster, namespaces=(bench.namespace,), kubeconfig=str(proxy.kubeconfig)):
+    with bench.operating(kubeconfig=str(proxy.kubeconfig)):
         for number in range(2):
             bench.wait_running(f"late-{number}")
     kopfs = [one for one in lists if "limit" not in one.query]

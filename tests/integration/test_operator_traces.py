@@ -19,7 +19,7 @@ from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.telemetry.server import serve
 from harness.cluster import Cluster
 from harness.controlplane import free_port
-from tests.integration.operator_bench import MERGE, PODS, Bench, Object, OperatorThread, operating, outcome
+from tests.integration.operator_bench import MERGE, PODS, Bench, Object, OperatorThread, outcome
 from tests.integration.web_server import in_a_thread, listening
 from tests.otlp_receiver import Received, Receiver
 
@@ -79,7 +79,7 @@ def started(
         def begin_anew() -> OperatorThread:
             running.pop_all().close()
             chosen: dict[str, Any] = {"progress_interval": 0.2, "status_interval": 0.2, "tracing": tracing}
-            return running.enter_context(operating(grpo_cluster, namespaces=(bench.namespace,), **chosen))
+            return running.enter_context(bench.operating(**chosen))
 
         yield begin_anew
 
@@ -112,7 +112,7 @@ def test_each_attempt_has_one_trace_however_often_the_operator_begins_anew(
     bench.wait("the tenth step", lambda: len(traces.named("step")) == 2)
     for pod in first:
         bench.end(pod, 1, outcome("RewardError", attempt=1, step=10, message="the service is gone"))
-    second = bench.wait_running(attempt=2)
+    second = bench.wait_running(attempt=2, hurry=False)
     rank0 = Rank0(bench, second[0], "127.7.7.2", monkeypatch)
     rank0.start(after=5)
     rank0.train(6, 11)

@@ -5,9 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from harness.cluster import Cluster
 from tests.integration.gpu_bench import PRODUCT, GpuBench
-from tests.integration.operator_bench import Object, operating, outcome
+from tests.integration.operator_bench import Object, outcome
 
 EVENTS = "/api/v1/namespaces/{}/events"
 PRICES = {PRODUCT: 3600.0}
@@ -49,10 +48,8 @@ def ends_told(bench: GpuBench) -> list[str]:
     return [one["message"] for one in bench.get(EVENTS)["items"] if one["reason"] == "Succeeded"]
 
 
-def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
-    bench: GpuBench, grpo_cluster: Cluster
-) -> None:
-    with operating(grpo_cluster, namespaces=(bench.namespace,), gpu_hour_prices=PRICES):
+def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(bench: GpuBench) -> None:
+    with bench.operating(gpu_hour_prices=PRICES):
         bench.want("run", 4, nodes=2)
         first = bench.wait_running()
         time.sleep(HELD)
@@ -61,14 +58,14 @@ def test_gpus_are_counted_from_bound_to_end_over_restarts_of_job_and_operator(
     account = {"clock": {"loading": 0.5, "training": 2.0}, "sealed": sealed}
     for pod in first:
         bench.end(pod, 1, outcome("Error", attempt=1, account=account))
-    with operating(grpo_cluster, namespaces=(bench.namespace,), gpu_hour_prices=PRICES):
-        second = bench.wait_running(attempt=2)
+    with bench.operating(gpu_hour_prices=PRICES):
+        second = bench.wait_running(attempt=2, hurry=False)
         first = bench.pods(attempt=1)
         before = bench.status()["usage"]
         assert [one["attempt"] for one in before["attempts"]] == [1, 2]
         assert before["gpuSeconds"]["training"] == 4 * 1.0
         time.sleep(HELD)
-    with operating(grpo_cluster, namespaces=(bench.namespace,), gpu_hour_prices=PRICES) as operator:
+    with bench.operating(gpu_hour_prices=PRICES) as operator:
         bench.wait("the operator to look", lambda: operator.page("readyz")[0] == 200)
         assert bench.status()["usage"] == before, "a new operator has nothing to tell"
         last = {"clock": {"loading": 1.0, "training": 1.5}, "beganAt": {"attempt": 1, "clock": sealed}}

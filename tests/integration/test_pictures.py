@@ -17,6 +17,8 @@ from harness.pictures.browser import HEIGHT, Browser, browser
 from harness.pictures.bundle import page
 from harness.pictures.drawing import Drawing, View, draw, told
 
+pytestmark = pytest.mark.slow
+
 STORY = {story.name: story for story in STORIES}
 TRAINING, FLEET, OPERATOR = DASHBOARDS
 ALWAYS = {

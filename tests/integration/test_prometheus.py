@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_api import training_metrics
 from grpo_api.metrics import TIMES_TO
@@ -19,7 +18,7 @@ from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
 from harness.programs.prometheus import program, query, serving
-from tests.integration.operator_bench import GRPOJOBS, Bench, OperatorThread, operating
+from tests.integration.operator_bench import Bench, OperatorThread
 
 SECONDS = 60.0
 
@@ -84,7 +83,7 @@ def values(address: str, expression: str) -> list[float]:
 
 def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zero: str, tmp_path: Path) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
+    with bench.operating() as operator:
         bench.submit()
         bench.wait_running()
         port = operator.settings.metrics_port
@@ -99,33 +98,6 @@ def test_prometheus_scrapes_operator_and_trainer(grpo_cluster: Cluster, rank_zer
             assert values(address, "min(up)") == [1.0]
 
 
-def series(page: str) -> set[tuple[str, ...]]:
-    """Name and labels of all samples."""
-    families = text_string_to_metric_families(page)
-    return {(one.name, *map(str, sorted(one.labels.items()))) for family in families for one in family.samples}
-
-
-@pytest.mark.soak
-def test_a_thousand_jobs_that_come_and_go_leave_no_series(grpo_cluster: Cluster) -> None:
-    bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as operator:
-
-        def come_and_go(jobs: int) -> set[tuple[str, ...]]:
-            for number in range(jobs):
-                bench.submit(f"run-{number}", suspend=True)
-            suspended = f'grpo_jobs{{namespace="{bench.namespace}",phase="Suspended"}} {jobs}\n'
-            bench.wait("all to be told", lambda: suspended in operator.page("metrics")[1], 10 * SECONDS)
-            told = operator.page("metrics")[1]
-            assert told.count("grpo_job_phase{") == jobs
-            bench.client.request("DELETE", GRPOJOBS.format(bench.namespace))
-            bench.wait("all to be gone", lambda: "grpo_jobs{" not in operator.page("metrics")[1], SECONDS)
-            return series(operator.page("metrics")[1])
-
-        one = come_and_go(1)
-        assert not [name for name, *_ in one if name.startswith("grpo_job_")]
-        assert come_and_go(1000) - one == set()
-
-
 def milestones(operator: OperatorThread) -> list[float]:
     """How many jobs' first attempts this operator has seen admitted, scheduled and running."""
     text = operator.page("metrics")[1]
@@ -135,11 +107,11 @@ def milestones(operator: OperatorThread) -> list[float]:
 
 def test_an_operator_that_starts_anew_counts_no_milestone_twice(grpo_cluster: Cluster) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as first:
+    with bench.operating() as first:
         bench.submit()
         bench.wait_running()
         until("the milestones", lambda: milestones(first) == [1.0, 1.0, 1.0], SECONDS)
     looked = 'controller_runtime_reconcile_total{controller="grpojob",result='
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as second:
+    with bench.operating() as second:
         until("a look at the job", lambda: looked in second.page("metrics")[1], SECONDS)
         assert milestones(second) == [0.0, 0.0, 0.0]

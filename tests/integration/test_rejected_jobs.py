@@ -11,7 +11,7 @@ import pytest
 
 from grpo_operator.pod_defaults import PodDefaults
 from harness.cluster import Cluster
-from tests.integration.operator_bench import JOBS, PODS, Bench, Object, OperatorThread, operating
+from tests.integration.operator_bench import JOBS, PODS, Bench, Object, OperatorThread
 
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
 CPU = {"accelerator": "CPU", "nodes": 2}
@@ -25,7 +25,7 @@ def bench(grpo_cluster: Cluster) -> Bench:
 
 @pytest.fixture(scope="module", autouse=True)
 def operator(grpo_cluster: Cluster, bench: Bench) -> Iterator[OperatorThread]:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)) as one:
+    with bench.operating() as one:
         yield one
 
 
@@ -74,7 +74,7 @@ def test_a_rejected_job_starts_once_it_is_mended(bench: Bench) -> None:
 
 def test_without_an_image_anywhere_nothing_starts(grpo_cluster: Cluster) -> None:
     bench = Bench(grpo_cluster, grpo_cluster.control_plane.client())
-    with operating(grpo_cluster, namespaces=(bench.namespace,), pods=PodDefaults()):
+    with bench.operating(pods=PodDefaults()):
         reason, message = rejected(bench, "bare", placement=CPU)
     assert reason == "NoImage"
     assert message.startswith("spec.image: unset")

@@ -17,6 +17,8 @@ from harness.images.archives import ARCHITECTURES
 from harness.release import chart, checks, plugin, python_package
 from harness.release.source import LOCAL, current
 
+pytestmark = pytest.mark.slow
+
 PLATFORM = next(
     one
     for one in plugin.PLATFORMS

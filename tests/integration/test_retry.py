@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from harness.client import ApiStatusError
-from harness.cluster import Cluster
-from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, operating, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, outcome
 
 EVENTS = "/api/v1/namespaces/{}/events"
 
@@ -61,12 +60,12 @@ def test_a_raise_while_it_runs_is_taken_note_of_and_does_not_fire_later(bench: B
         change(bench, retry=4)
 
 
-def test_a_retry_survives_the_operators_end(bench: Bench, grpo_cluster: Cluster) -> None:
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+def test_a_retry_survives_the_operators_end(bench: Bench) -> None:
+    with bench.operating():
         bench.submit()
         fail(bench)
     change(bench, retry=1)
-    with operating(grpo_cluster, namespaces=(bench.namespace,)):
+    with bench.operating():
         bench.wait_running(attempt=2)
 
 
