@@ -7,12 +7,13 @@ import pytest
 from harness.client import ApiClient
 from harness.cluster import Cluster
 from harness.fixtures import AnyCluster, api_level, serve_grpojobs
-from harness.kueue import serve_kueue_kinds
+from harness.kueue import kueue_managing, serve_kueue_kinds
 from harness.programs.processes import ClusterError
 from tests.integration import test_alerts
 from tests.integration.gpu_bench import NODES, GpuBench
 from tests.integration.kueue_bench import KueueBench
-from tests.integration.operator_bench import Bench, OperatorThread
+from tests.integration.operator_bench import Bench
+from tests.integration.operator_thread import OperatorThread
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -94,3 +95,14 @@ def kueue_bench(kueue_cluster: Cluster) -> Iterator[KueueBench]:
     one = KueueBench(kueue_cluster, kueue_cluster.control_plane.client())
     yield one
     one.end_all()
+
+
+@pytest.fixture(scope="module")
+def managed_cluster() -> Iterator[Cluster]:
+    """A cluster with Kueue's real manager at work."""
+    with api_level("kueue-managed") as cluster:
+        assert isinstance(cluster, Cluster)
+        serve_grpojobs(cluster)
+        cluster.add_kwok_nodes(0, 1)
+        with kueue_managing(cluster):
+            yield cluster

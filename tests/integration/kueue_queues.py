@@ -10,6 +10,9 @@ from tests.integration.kueue_writes import GPU, Workload, said
 
 T = TypeVar("T")
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+ADMITTED = {"QuotaReserved": ("True", "QuotaReserved"), "Admitted": ("True", "Admitted")}
+WAITS = {"QuotaReserved": ("False", "Pending")}
+RELEASED = {"QuotaReserved": ("False", "Pending"), "Admitted": ("False", "NoReservation")}
 QUEUE, OTHER_QUEUE = "team", "other-team"
 SECONDS = 60
 PLENTY = {"cpu": "1000", "memory": "100Ti", "ephemeral-storage": "100Ti"}

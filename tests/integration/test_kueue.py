@@ -22,7 +22,8 @@ from tests.integration.kueue_writes import (
     said,
     time_out,
 )
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, SPEC, OperatorThread, outcome, quiet_for
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, SPEC, outcome
+from tests.integration.operator_thread import OperatorThread, quiet_for
 
 PLACEMENT = SPEC["placement"]
 CRASH = outcome("Error", message="connection closed by peer")

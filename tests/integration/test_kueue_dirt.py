@@ -16,16 +16,8 @@ from tests.generated import cases
 from tests.integration.kueue_bench import QUEUE_LABEL, KueueBench, admission
 from tests.integration.kueue_stand_in import MERGE, WORKLOADS
 from tests.integration.kueue_writes import Workload, admit, evict, is_true, preempt, said, say
-from tests.integration.operator_bench import (
-    GRPOJOBS,
-    JOBS,
-    PODS,
-    SPEC,
-    Bench,
-    OperatorThread,
-    outcome,
-    quiet_for,
-)
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, SPEC, Bench, outcome
+from tests.integration.operator_thread import OperatorThread, quiet_for
 
 
 @pytest.fixture

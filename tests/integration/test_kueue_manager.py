@@ -11,7 +11,17 @@ from harness.fixtures import api_level, serve_grpojobs
 from harness.kueue import kueue_managing
 from tests.integration.gpu_bench import NODES
 from tests.integration.kueue_bench import PRIORITY_LABEL, QUEUE_LABEL, KueueBench, admission
-from tests.integration.kueue_queues import OTHER_QUEUE, QUEUE, RealQueues, make_workload, named, wait_said
+from tests.integration.kueue_queues import (
+    ADMITTED,
+    OTHER_QUEUE,
+    QUEUE,
+    RELEASED,
+    WAITS,
+    RealQueues,
+    make_workload,
+    named,
+    wait_said,
+)
 from tests.integration.kueue_stand_in import MERGE, WORKLOADS, KueueStandIn
 from tests.integration.kueue_writes import (
     GPU,
@@ -24,20 +34,10 @@ from tests.integration.kueue_writes import (
     said,
     time_out,
 )
-from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, operating, outcome
+from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, outcome
+from tests.integration.operator_thread import operating
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def managed_cluster() -> Iterator[Cluster]:
-    """A cluster with Kueue's real manager at work."""
-    with api_level("kueue-managed") as cluster:
-        assert isinstance(cluster, Cluster)
-        serve_grpojobs(cluster)
-        cluster.add_kwok_nodes(0, 1)
-        with kueue_managing(cluster):
-            yield cluster
 
 
 @pytest.fixture(params=["stand-in", "manager"])
@@ -51,11 +51,6 @@ def kueue(request: pytest.FixtureRequest) -> Iterator[KueueStandIn]:
     queues = RealQueues(client, Bench(cluster, client).namespace)
     yield queues
     queues.end()
-
-
-ADMITTED = {"QuotaReserved": ("True", "QuotaReserved"), "Admitted": ("True", "Admitted")}
-WAITS = {"QuotaReserved": ("False", "Pending")}
-RELEASED = {"QuotaReserved": ("False", "Pending"), "Admitted": ("False", "NoReservation")}
 
 
 def test_quota_is_given_to_the_first_and_one_that_finishes_makes_room(kueue: KueueStandIn) -> None:

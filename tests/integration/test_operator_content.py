@@ -18,7 +18,8 @@ from harness.cluster import Cluster
 from harness.definitions import definition_change
 from harness.fixtures import serve_grpojobs
 from tests.generated import cases
-from tests.integration.operator_bench import GRPOJOBS, PODS, Bench, OperatorThread, operating, quiet_for
+from tests.integration.operator_bench import GRPOJOBS, PODS, Bench
+from tests.integration.operator_thread import OperatorThread, operating, quiet_for
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -9,7 +9,8 @@ import pytest
 
 from grpo_operator.names import ENGINE_SERVICE, LABEL_COMPONENT
 from harness.client import ApiStatusError
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, OperatorThread, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
+from tests.integration.operator_thread import OperatorThread
 
 SERVICES = "/api/v1/namespaces/{}/services"
 EVENTS = "/api/v1/namespaces/{}/events"

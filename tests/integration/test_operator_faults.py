@@ -26,7 +26,8 @@ from grpo_operator.names import ObjectKey
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from tests.generated import gated
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, Swallowed, operating, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
+from tests.integration.operator_thread import Swallowed, operating
 
 ROOT = Path(__file__).parents[2]
 

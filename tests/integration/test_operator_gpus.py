@@ -8,7 +8,8 @@ import pytest
 from grpo_operator.decisions import Limits
 from harness.client import ApiStatusError
 from tests.integration.gpu_bench import PRODUCT, GpuBench
-from tests.integration.operator_bench import JOBS, PODS, OperatorThread, Swallowed, outcome
+from tests.integration.operator_bench import JOBS, PODS, outcome
+from tests.integration.operator_thread import OperatorThread, Swallowed
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmission"
 

@@ -8,15 +8,8 @@ import pytest
 from grpo_operator.decisions import Limits
 from grpo_operator.names import RENDEZVOUS_SERVICE
 from tests.generated import gated
-from tests.integration.operator_bench import (
-    GRPOJOBS,
-    JOBS,
-    PODS,
-    Bench,
-    OperatorThread,
-    outcome,
-    quiet_for,
-)
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
+from tests.integration.operator_thread import OperatorThread, quiet_for
 
 SERVICES = "/api/v1/namespaces/{}/services"
 EVENTS = "/api/v1/namespaces/{}/events"

@@ -12,7 +12,8 @@ from grpo_operator.names import RENDEZVOUS_SERVICE
 from grpo_operator.services import rendezvous_service
 from harness.client import ApiStatusError
 from tests.generated import gated
-from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread
+from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench
+from tests.integration.operator_thread import OperatorThread
 
 SERVICES = "/api/v1/namespaces/{}/services"
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from tests.integration.gpu_bench import GpuBench
-from tests.integration.operator_bench import PODS, OperatorThread, outcome, quiet_for
+from tests.integration.operator_bench import PODS, outcome
+from tests.integration.operator_thread import OperatorThread, quiet_for
 
 QUOTAS = "/api/v1/namespaces/{}/resourcequotas"
 ACCOUNTS = "/api/v1/namespaces/{}/serviceaccounts"

@@ -11,7 +11,8 @@ import pytest
 from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.learned import MAX_REPLANS
 from tests.integration.gpu_bench import GpuBench
-from tests.integration.operator_bench import JOBS, Object, OperatorThread, outcome
+from tests.integration.operator_bench import JOBS, Object, outcome
+from tests.integration.operator_thread import OperatorThread
 
 GIB = 2**30
 OFTEN: Object = {"restarts": {"limit": 9}}

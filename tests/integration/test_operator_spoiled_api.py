@@ -15,7 +15,8 @@ from aiohttp import web
 from harness.cluster import Cluster
 from tests.generated import gated
 from tests.integration.api_proxy import ApiProxy, is_watch, plural
-from tests.integration.operator_bench import Bench, quiet_for
+from tests.integration.operator_bench import Bench
+from tests.integration.operator_thread import quiet_for
 
 
 @pytest.fixture

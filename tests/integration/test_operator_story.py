@@ -19,7 +19,8 @@ from grpo_operator.names import COMPONENT_ENGINE, LABEL_COMPONENT
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from tests.generated import cases
-from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, OperatorThread, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
+from tests.integration.operator_thread import OperatorThread
 
 NAMES = ("a", "b", "c")
 SERVED: dict[str, Any] = {"generation": {"engine": "Servers", "servers": {"replicas": 2}}}

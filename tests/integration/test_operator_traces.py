@@ -19,7 +19,8 @@ from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.telemetry.server import serve
 from harness.cluster import Cluster
 from harness.controlplane import free_port
-from tests.integration.operator_bench import MERGE, PODS, Bench, Object, OperatorThread, outcome
+from tests.integration.operator_bench import MERGE, PODS, Bench, Object, outcome
+from tests.integration.operator_thread import OperatorThread
 from tests.integration.web_server import in_a_thread, listening
 from tests.otlp_receiver import Received, Receiver
 

@@ -11,7 +11,8 @@ import pytest
 
 from grpo_operator.decisions import Limits
 from tests.generated import gated
-from tests.integration.operator_bench import PODS, Bench, outcome, quiet_for
+from tests.integration.operator_bench import PODS, Bench, outcome
+from tests.integration.operator_thread import quiet_for
 
 QUOTAS = "/api/v1/namespaces/{}/resourcequotas"
 EVENTS = "/api/v1/namespaces/{}/events"

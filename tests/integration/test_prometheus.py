@@ -18,7 +18,8 @@ from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
 from harness.programs.prometheus import program, query, serving
-from tests.integration.operator_bench import Bench, OperatorThread
+from tests.integration.operator_bench import Bench
+from tests.integration.operator_thread import OperatorThread
 
 SECONDS = 60.0
 

@@ -11,7 +11,8 @@ import pytest
 
 from grpo_operator.pod_defaults import PodDefaults
 from harness.cluster import Cluster
-from tests.integration.operator_bench import JOBS, PODS, Bench, Object, OperatorThread
+from tests.integration.operator_bench import JOBS, PODS, Bench, Object
+from tests.integration.operator_thread import OperatorThread
 
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
 CPU = {"accelerator": "CPU", "nodes": 2}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.client import ApiStatusError
-from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, outcome
+from tests.integration.operator_thread import OperatorThread
 
 KEPT: dict[str, Any] = {"volumeClaimTemplate": {"size": "1Gi"}}
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.client import ApiStatusError
-from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, OperatorThread, outcome
+from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench, outcome
+from tests.integration.operator_thread import OperatorThread
 
 EVENTS = "/api/v1/namespaces/{}/events"
 
