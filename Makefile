@@ -13,6 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # a cluster that is lent to the tests has its own programs
 TOOLS := $(if $(GRPO_TEST_KUBECONFIG),,tools)
+ALL_TOOLS := $(if $(GRPO_TEST_KUBECONFIG),,tools-all)
 # `make test` and `make test-all`: one of the parts of tests/runs.py; `make flaky-check`: files or ids of tests
 PARTS := lint unit memory gpu-kit trainer kueue chaos pictures release upgrade api nodes e2e coverage
 PART ?=
@@ -42,7 +43,7 @@ BEGAN := $(shell date +%s)
 # `make gpu-kit`: the other machine's Python
 KIT_PYTHON ?= 3.12
 
-.PHONY: help venv demo check test test-all flaky-check soak chaos lint codegen pictures cluster cluster-down images bench tools gpu gpu-kit release
+.PHONY: help venv demo check test test-all flaky-check soak chaos lint codegen pictures cluster cluster-down images bench tools tools-all gpu gpu-kit release
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -73,15 +74,17 @@ check: venv ## lint, types, layers, generated files and pure tests, in 5 minutes
 test: venv $(TOOLS) ## what CI runs, in 15 minutes: lint and all tests but slow ones (PART=… for some)
 	@$(BIN)/python -m tests.runs test --part "$(PART)"
 
-test-all: venv $(TOOLS) ## every test, with coverage and its limit, in 100 minutes, or one part of it (PART=…)
+test-all: venv $(ALL_TOOLS) ## every test, with coverage and its limit, in 100 minutes, or one part of it (PART=…)
 	@$(BIN)/python -m tests.runs test-all --part "$(PART)"
 
 flaky-check: venv $(TOOLS) ## ten times the realtime tests that differ from main, on one busy core (TESTS=…)
 	@$(BIN)/python -m tests.flaky_check $(TESTS)
 
-tools: venv ## build the programs and images that the tests need, before anything else wants the cores
-	@$(CLUSTER) --name prepare up >/dev/null && $(CLUSTER) --name prepare down
-	@$(CLUSTER) images operator trainer-light trainer-engine trainer-slim gpu-stand-in python >/dev/null
+tools: venv ## build the programs, packages and images that `make test` needs, before anything else wants the cores
+	@$(CLUSTER) tools
+
+tools-all: venv ## those of `make test-all`
+	@$(CLUSTER) tools test-all
 
 soak: venv ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
 	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \

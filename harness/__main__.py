@@ -1,4 +1,4 @@
-"""The command line: `python -m harness up|down|load|images|kubelet|apiserver|kubeconfig`; for `make cluster`."""
+"""The command line: `python -m harness tools|up|down|load|images|kubelet|apiserver|kubeconfig`; for make."""
 
 import argparse
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 from .cluster import Cluster, clusters_folder
 from .controlplane import ControlPlaneSettings
 from .images import recipes as images
-from .programs.build import Toolchain, toolchain
-from .programs.cache import cache_root, cached, content_key
+from .programs.build import user_commands
 from .programs.processes import ClusterError
 from .settings import ClusterSettings, GpuSettings
+from .tools import RUNS, prepare
 
 GPU = GpuSettings()
 SHIPPED = ("operator", "trainer")
@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     names = f"of {', '.join(images.RECIPES)} (default: {' and '.join(SHIPPED)})"
     build.add_argument("image", nargs="*", default=SHIPPED, help=names)
     build.set_defaults(run=_images)
+    tools = commands.add_parser("tools", help="build what a run needs, so that nothing is built within it")
+    tools.add_argument("needed_by", nargs="?", choices=RUNS, default="test", help="default: test")
+    tools.set_defaults(run=lambda arguments: prepare(arguments.needed_by))
     kubelet = commands.add_parser("kubelet", help="kill a node's kubelet (its pods run on), or start it again")
     kubelet.add_argument("node")
     kubelet.add_argument("action", choices=["stop", "start"])
@@ -84,7 +87,9 @@ def _settings(arguments: argparse.Namespace) -> ClusterSettings:
         node_grace_seconds=arguments.node_grace, client_qps=arguments.client_qps, audit=arguments.audit
     )
     nodes = 0 if arguments.api_only else arguments.nodes
-    return ClusterSettings(nodes=nodes, kwok_nodes=arguments.kwok_nodes, gpus=gpus, control_plane=plane)
+    return ClusterSettings(
+        nodes=nodes, kwok_nodes=arguments.kwok_nodes, storage_class=True, gpus=gpus, control_plane=plane
+    )
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -103,20 +108,6 @@ def _up(arguments: argparse.Namespace) -> None:
         cluster.keep()
     print(f"export PATH={user_commands()}:$PATH")
     print(f"export KUBECONFIG={cluster.kubeconfig}")
-
-
-def user_commands() -> Path:
-    """Return a folder with `kubectl` and `helm` for users, made on first use."""
-    tools = toolchain(("kube", "helm"))
-    return cached(cache_root() / "bin" / f"user-{content_key(tools.path)}", lambda folder: _link(tools, folder))
-
-
-def _link(tools: Toolchain, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    kubectl = folder / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\nexec {tools.program("kube")} kubectl "$@"\n')
-    kubectl.chmod(0o755)
-    (folder / "helm").symlink_to(tools.program("helm"))
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:

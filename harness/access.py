@@ -105,8 +105,9 @@ class ExternalCluster(Access):
         """Not possible, as for `stop_apiserver`."""
         self.stop_apiserver()
 
-    def load(self, image: Path) -> None:
+    def load(self, *images: Path) -> None:
         """Not possible: there is no general way to put an image on foreign nodes."""
+        archives = " and ".join(map(str, images))
         raise ClusterError(
-            f"push {image} to a registry that the nodes of {self.url} can reach, or unset GRPO_TEST_KUBECONFIG"
+            f"push {archives} to a registry that the nodes of {self.url} can reach, or unset GRPO_TEST_KUBECONFIG"
         )

@@ -58,6 +58,8 @@ class Cluster(Access):
         Raises ClusterError when one of that name is up. What dead ones left is removed first.
         """
         prerequisites.require(settings.nodes > 0)
+        if settings.nodes:
+            cgroups.require()
         cluster = _claim(clusters_folder() / name, settings)
         try:
             cluster._up(say)
@@ -147,9 +149,9 @@ class Cluster(Access):
             kwok.start(self.processes, toolchain(("kwok",)), self.kubeconfig, self.settings.control_plane)
         kwok.add_nodes(self.control_plane.client(), range(first, first + count), self.settings.gpus)
 
-    def load(self, image: Path) -> None:
-        """Import an image archive (docker or OCI) on every node; pods use it with imagePullPolicy Never."""
-        nodes.load(self.directory, self.tools, image)
+    def load(self, *images: Path) -> None:
+        """Import image archives (docker or OCI) on every node; pods use them with imagePullPolicy Never."""
+        nodes.load(self.directory, self.tools, *images)
 
     def kubelet(self, node: str, action: str) -> None:
         """`stop`: kill a node's kubelet, its containers run on; `start`: start it again."""

@@ -6,6 +6,7 @@ Each yields a cluster of its own that dies with the test process, or the one tha
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from .access import ExternalCluster
@@ -30,23 +31,26 @@ def api_level(name: str = "api") -> Iterator[AnyCluster]:
         yield cluster
 
 
-def training_settings() -> ClusterSettings:
-    """Two real nodes that claim four GPUs each, ready for the light trainer image, with an engine or without.
+def training_settings(*, engines: bool = True) -> ClusterSettings:
+    """Two real nodes that claim four GPUs each, ready for the light trainer image, with engines or without.
 
     A lost node is noticed after 40 s, so the API server may be away for 20 s.
     """
+    shown = {str(site_packages()): CONTAINER_SITE_PACKAGES}
+    if engines:
+        shown[str(engine_packages())] = CONTAINER_ENGINE_PACKAGES
     return ClusterSettings(
         NODES,
         gpus=GpuSettings(GPUS_PER_NODE),
         control_plane=ControlPlaneSettings(node_grace_seconds=40),
-        shown={str(site_packages()): CONTAINER_SITE_PACKAGES, str(engine_packages()): CONTAINER_ENGINE_PACKAGES},
+        shown=shown,
     )
 
 
 @contextmanager
 def node_level(name: str = "e2e") -> Iterator[AnyCluster]:
-    """Yield a cluster by `training_settings`."""
-    with _cluster(name, training_settings()) as cluster:
+    """Yield a cluster by `training_settings`, with a default StorageClass."""
+    with _cluster(name, replace(training_settings(), storage_class=True)) as cluster:
         yield cluster
 
 

@@ -47,6 +47,7 @@ class ClusterSettings:
     nodes: real kubelets, 0 for the API level. kwok_nodes: nodes whose pods only pretend to run.
     slot: chooses the addresses, so that several clusters fit on one machine.
     shown: host folder → path at which every container of the real nodes sees it, read-only.
+    storage_class: real nodes have a default StorageClass, whose provisioner takes a minute to build.
     """
 
     nodes: int = 0
@@ -54,6 +55,7 @@ class ClusterSettings:
     _: KW_ONLY
     slot: int = 0
     shown: dict[str, str] = field(default_factory=dict)
+    storage_class: bool = False
     gpus: GpuSettings = field(default_factory=GpuSettings)
     control_plane: ControlPlaneSettings = field(default_factory=ControlPlaneSettings)
 

@@ -20,6 +20,7 @@ from harness.access import Access
 from harness.cluster import Cluster, clusters_folder
 from harness.fixtures import training_settings
 from harness.images import recipes as images
+from harness.tools import prepare as prepare_tools
 
 from .follow import History, finished, follow
 from .plot import draw
@@ -51,7 +52,7 @@ def own_cluster(demo: Demo) -> Cluster:
     if folder.exists() and Cluster.open(folder).processes.find():
         demo.say("the cluster of `make cluster` is up already")
         return Cluster.open(folder)
-    cluster = Cluster.create(CLUSTER, training_settings(), demo.say)
+    cluster = Cluster.create(CLUSTER, training_settings(engines=False), demo.say)
     cluster.keep()
     return cluster
 
@@ -59,12 +60,12 @@ def own_cluster(demo: Demo) -> Cluster:
 def install(demo: Demo) -> tuple[Access, str]:
     """A cluster with the operator and the job's volume on it, and the image that its pods train with."""
     claim = read_example()["spec"]["checkpoint"]["volume"]["claimName"]
-    cluster = own_cluster(demo)
-    demo.say("building the images, where they are not in the cache")
+    demo.say("building the programs and images that are not in the cache")
+    prepare_tools("demo")
     operator, trainer = images.operator_image(), images.light_trainer_image()
+    cluster = own_cluster(demo)
     demo.say("loading the images on both nodes")
-    for image in (operator, trainer):
-        cluster.load(image.archive)
+    cluster.load(operator.archive, trainer.archive)
     stack.create_namespace(cluster, NAMESPACE)
     stack.host_volume(cluster, NAMESPACE, claim, cluster.directory / "volumes" / NAMESPACE)
     demo.say("helm install grpo-operator")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,14 @@ BUILD_ENVIRONMENT = (f"SSL_CERT_FILE={CA_BUNDLE}", f"PIP_CERT={CA_BUNDLE}")
 CONTAINER_WHEELS = "/opt/wheels"
 CONTAINER_SITE_PACKAGES = "/opt/dependencies/site-packages"
 CONTAINER_ENGINE_PACKAGES = "/opt/engine/site-packages"
-SOURCES = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "operator", "trainer_image")
+CONSTRAINTS_FILE = "constraints.txt"
+# pyproject.toml is no source: of it only _package_settings reaches an image. LICENSE is copied, but changes nothing.
+OPERATOR_SOURCES = (
+    "operator/Dockerfile",
+    CONSTRAINTS_FILE,
+    *(f"operator/{package}" for package in ("grpo_api", "grpo_planner", "grpo_operator", "grpo_cli")),
+)
+TRAINER_SOURCES = ("trainer_image/Dockerfile", CONSTRAINTS_FILE, "operator/grpo_api", "trainer_image/grpo_trainer")
 
 
 @dataclass(frozen=True)
@@ -54,27 +62,27 @@ WITHOUT_ENGINE = ("EXTRAS=trainer",)
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class Recipe:
     """How to build one image.
 
-    sources: what its content depends on. mounts: host folder → folder that the build's commands see. environment: baked
-    into the base, so the image has it. arguments: of the build, as NAME=value. layers: keep every step for the next
-    build; not for images of gigabytes, whose steps cost more than they save.
+    sources: what its content depends on, beside the package's settings. mounts: host folder → folder that the build's
+    commands see. environment: baked into the base, so the image has it. arguments: of the build, as NAME=value. layers:
+    keep every step for the next build; not for images of gigabytes, whose steps cost more than they save.
     """
 
     name: str
     dockerfile: str
+    sources: tuple[str, ...]
     mounts: tuple[tuple[Path, str], ...] = ()
     _: KW_ONLY
     environment: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     layers: bool = True
-    sources: tuple[str, ...] = SOURCES
 
 
 SHIPPED = {
-    "grpo-operator": _Recipe("grpo-operator", "operator/Dockerfile"),
-    "grpo-trainer": _Recipe("grpo-trainer", "trainer_image/Dockerfile", layers=False),
+    "grpo-operator": Recipe("grpo-operator", "operator/Dockerfile", OPERATOR_SOURCES),
+    "grpo-trainer": Recipe("grpo-trainer", "trainer_image/Dockerfile", TRAINER_SOURCES, layers=False),
 }
 """What clusters run, by the images' names."""
 
@@ -109,9 +117,8 @@ def trainer_image() -> Image:
 def slim_trainer_image() -> Image:
     """Return the shipped trainer Dockerfile's image with torch that lacks CUDA's libraries (1.9 GB)."""
     wheels = ((torch_wheels(), CONTAINER_WHEELS),)
-    return _image(
-        _Recipe("grpo-trainer-slim", "trainer_image/Dockerfile", wheels, arguments=WITHOUT_ENGINE, layers=False)
-    )
+    slim = replace(SHIPPED["grpo-trainer"], name="grpo-trainer-slim", mounts=wheels, arguments=WITHOUT_ENGINE)
+    return _image(slim)
 
 
 def light_trainer_image() -> Image:
@@ -133,13 +140,14 @@ def _light(name: str, mounts: tuple[tuple[Path, str], ...], environment: dict[st
     """Build the trainer's Dockerfile on folders of packages, in the order in which Python looks into them."""
     variables = {"PYTHONPATH": ":".join(target for _, target in mounts), **environment}
     baked = tuple(f"{variable}={value}" for variable, value in variables.items())
-    return _image(_Recipe(name, "trainer_image/Dockerfile", mounts, environment=baked, arguments=WITHOUT_ENGINE))
+    shipped = replace(SHIPPED["grpo-trainer"], name=name, layers=True)
+    return _image(replace(shipped, mounts=mounts, environment=baked, arguments=WITHOUT_ENGINE))
 
 
 def gpu_stand_in_image() -> Image:
     """Return what holds GPUs that exist only in the API, where the trainer would find none."""
     dockerfile = "harness/images/gpu_stand_in.Dockerfile"
-    return _image(_Recipe("grpo-gpu-stand-in", dockerfile, sources=(dockerfile,)))
+    return _image(Recipe("grpo-gpu-stand-in", dockerfile, (dockerfile,)))
 
 
 RECIPES = {
@@ -153,14 +161,29 @@ RECIPES = {
 }
 
 
-def _image(recipe: _Recipe) -> Image:
+def _image(recipe: Recipe) -> Image:
     prerequisites.require(nodes=False, images=True)
-    sources = [REPOSITORY / name for name in recipe.sources]
-    key = content_key(*sources, repr(recipe), base_tar().name)
+    key = image_key(recipe, REPOSITORY)
     image = f"localhost/{recipe.name}:{key}"
     archive = cache_root() / "images" / f"{recipe.name}-{key}.tar"
     cached(archive, lambda part: _build(recipe, image, part))
     return Image(image, archive)
+
+
+def image_key(recipe: Recipe, repository: Path) -> str:
+    """Return digits that change with what is in the image."""
+    sources = [repository / name for name in recipe.sources]
+    installs_package = CONSTRAINTS_FILE in recipe.sources
+    settings = _package_settings(repository / "pyproject.toml") if installs_package else ""
+    return content_key(*sources, settings, repr(recipe), base_tar().name)
+
+
+def _package_settings(file: Path) -> str:
+    """Return what of pyproject.toml an installation depends on: no tool's settings, nothing of developers."""
+    project = tomllib.loads(file.read_text())
+    extras = project["project"]["optional-dependencies"]
+    extras.pop("dev")
+    return repr((project["build-system"], project["project"], project["tool"]["setuptools"]))
 
 
 def _export_base(name: str, archive: Path) -> None:
@@ -168,7 +191,7 @@ def _export_base(name: str, archive: Path) -> None:
         _buildah("push", "--quiet", _base(()), f"docker-archive:{archive}:{name}")
 
 
-def _build(recipe: _Recipe, image: str, archive: Path) -> None:
+def _build(recipe: Recipe, image: str, archive: Path) -> None:
     what = progress(f"the image {recipe.name}")
     with what, locked(cache_root() / "buildah.lock"), tempfile.TemporaryDirectory() as temporary:
         _tidy()

@@ -6,6 +6,7 @@ A node's first process makes them, `down` removes them.
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +63,26 @@ def _copy_cpuset(parent: Path, current: Path) -> None:
         file = current / name
         if (parent / "tasks").exists() and file.exists() and not file.read_text().strip():
             file.write_text((parent / name).read_text())
+
+
+def require() -> None:
+    """Make sure that this process may make groups that can hold pods.
+
+    Raises:
+        ClusterError: it may not.
+    """
+    name = f"grpo-try-{os.getpid()}"
+    try:
+        make(name)
+    except OSError as error:
+        raise ClusterError(
+            f"real nodes need cgroups, and this machine refuses them ({error}): use a host or a virtual machine, or a "
+            "privileged container"
+        ) from error
+    finally:
+        for root in roots():
+            with suppress(OSError):  # it was not made
+                (root / name).rmdir()
 
 
 def remove(directory: Path) -> None:

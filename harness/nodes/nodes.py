@@ -8,6 +8,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from ..controlplane import ControlPlane
 from ..guard import REPOSITORY
 from ..images.archives import write_pause_image
 from ..programs.build import Toolchain
+from ..programs.prerequisites import NAMESPACES
 from ..programs.processes import ClusterError, Processes, run, until
 from ..settings import ClusterSettings
 from . import network, policies, storage
 from .files import PAUSE, write_node_files
-
-NAMESPACES = ("--pid", "--mount", "--net", "--uts", "--ipc")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def node_folder(directory: Path, index: int) -> Path:
 def start(
     directory: Path, settings: ClusterSettings, processes: Processes, tools: Toolchain, plane: ControlPlane
 ) -> None:
-    """Start DNS, all nodes and the default storage class, and wait until the nodes are Ready with their GPUs."""
+    """Start DNS, the nodes and, if asked for, the default storage class; wait until the nodes are Ready with GPUs."""
     starter = _Starter(directory, settings, processes, tools, plane=plane)
     (directory / "resolv.conf").write_text("")  # pods see only the cluster's DNS
     plane.component_kubeconfig("kube-proxy")
@@ -56,7 +56,8 @@ def start(
     load(directory, tools, archive)
     with ThreadPoolExecutor(settings.nodes) as pool:
         list(pool.map(lambda index: _wait_ready(starter, index), range(settings.nodes)))
-    storage.start(processes, tools, plane)
+    if settings.storage_class:
+        storage.start(processes, plane)
     policies.start(processes, REPOSITORY)
 
 
@@ -104,13 +105,15 @@ def _offer(client: ApiClient, path: str, capacity: dict[str, str]) -> None:
     client.request("PATCH", f"{path}/status", status, STRATEGIC_MERGE)
 
 
-def load(directory: Path, tools: Toolchain, image: Path) -> None:
-    """Import an image archive on all nodes at once."""
-    folders = sorted((directory / "nodes").glob("node-*"))
-    if not folders:
-        raise ClusterError(f"{directory.name} has no nodes to load {image} on: start it with --nodes")
-    with ThreadPoolExecutor(len(folders)) as pool:
-        list(pool.map(lambda folder: _import(tools, folder / "containerd.sock", image), folders))
+def load(directory: Path, tools: Toolchain, *images: Path) -> None:
+    """Import image archives on all nodes at once."""
+    sockets = [folder / "containerd.sock" for folder in sorted((directory / "nodes").glob("node-*"))]
+    if not sockets:
+        raise ClusterError(f"{directory.name} has no nodes to load images on: start it with --nodes")
+    imports = [partial(_import, tools, socket, image) for socket in sockets for image in images]
+    with ThreadPoolExecutor(len(imports)) as pool:
+        for done in [pool.submit(each) for each in imports]:
+            done.result()
 
 
 def _import(tools: Toolchain, address: Path, image: Path) -> None:

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from ..controlplane import ControlPlane
-from ..programs.build import Toolchain
+from ..programs.build import toolchain
 from ..programs.processes import Processes
 from .files import PAUSE
 
@@ -22,7 +22,7 @@ FOLDER = "/var/lib/local-path"
 """Where volumes lie on a node: in an overlay that goes with the cluster."""
 
 
-def start(processes: Processes, tools: Toolchain, plane: ControlPlane) -> None:
+def start(processes: Processes, plane: ControlPlane) -> None:
     """Make the class and start its provisioner."""
     client = plane.client()
     client.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
@@ -32,7 +32,7 @@ def start(processes: Processes, tools: Toolchain, plane: ControlPlane) -> None:
     config, helper = (processes.directory / f"{ROLE}-{part}.json" for part in ("config", "helper"))
     config.write_text(json.dumps(_config()))
     helper.write_text(json.dumps(_helper_pod()))
-    command: list[object] = [tools.program(ROLE), "start", "--kubeconfig", plane.admin, "--config", config]
+    command: list[object] = [toolchain((ROLE,)).program(ROLE), "start", "--kubeconfig", plane.admin, "--config", config]
     command += ["--helper-pod-file", helper, "--helper-image", PAUSE, "--namespace", NAMESPACE]
     processes.start(ROLE, [*command, "--service-account-name", ROLE, "--provisioner-name", PROVISIONER])
 

@@ -6,15 +6,18 @@ byte. The first build takes minutes; later ones nothing.
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from .cache import cache_root, cached, content_key
+from .cache import cache_root, cached, content_key, locked, remove
+from .prerequisites import available_memory
 from .processes import ClusterError, run
 from .progress import progress
 from .python_packages import install_packages
@@ -71,7 +74,11 @@ MODULE_FOLDERS = {
     "prometheus-operator": ("example/prometheus-operator-crd",),
 }
 """What is needed of a module beside its programs."""
-NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause", "folder", "local-path-provisioner")
+NODE_PROGRAMS = ("kube", "containerd", "runc", "coredns", "pause", "folder")
+GO_FOLDER = "go"
+"""Of the cache: what Go downloads and compiles for the programs: 7 GB, not needed once all are built."""
+COMPILER_MEMORY_BYTES = 2 << 30
+"""Heap below which a compiler collects no garbage, which takes 10 % of its time; one compiler runs on each core."""
 
 
 class Toolchain:
@@ -119,6 +126,20 @@ def go_version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+def user_commands() -> Path:
+    """Return a folder with `kubectl` and `helm` for users, made on first use."""
+    tools = toolchain(("kube", "helm"))
+    return cached(cache_root() / "bin" / f"user-{content_key(tools.path)}", partial(_link, tools))
+
+
+def _link(tools: Toolchain, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    kubectl = folder / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nexec {tools.program("kube")} kubectl "$@"\n')
+    kubectl.chmod(0o755)
+    (folder / "helm").symlink_to(tools.program("helm"))
+
+
 def module_folder(name: str) -> Path:
     """Return the folders MODULE_FOLDERS of the one module that `go/<name>/go.mod` requires, downloaded once.
 
@@ -133,19 +154,22 @@ def module_folder(name: str) -> Path:
 def _copy_module(name: str, target: Path) -> None:
     folder = SOURCES / name
     (module,) = re.findall(r"^require (\S+) ", (folder / "go.mod").read_text(), re.MULTILINE)
-    sources = json.loads(run(go(), "-C", folder, "mod", "download", "-json", module))["Dir"]
-    for part in MODULE_FOLDERS[name]:
-        (target / part).parent.mkdir(parents=True, exist_ok=True)
-        # Go's own copies are read-only, and a folder that can't be written can't be removed later
-        run("cp", "--recursive", "--no-preserve=mode", Path(sources) / part, target / part)
+    download = [str(go()), "-C", str(folder), "mod", "download", "-json", module]
+    with _go_folder_locked():
+        done = subprocess.run(download, env=_environment(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ClusterError(f"`{' '.join(download)}` failed: {done.stderr}{done.stdout}")
+        sources = Path(json.loads(done.stdout)["Dir"])
+        for part in MODULE_FOLDERS[name]:
+            shutil.copytree(sources / part, target / part)
 
 
 @cache
 def _folder(name: str) -> Path:
     program = PROGRAMS[name]
     module = SOURCES / program.module
-    parts: list[str | Path] = [repr(program), run(go(), "-C", module, "env", "GOVERSION"), run(go(), "env", "GOARCH")]
-    parts += [module / "go.mod", module / "go.sum"]
+    # no version of Go: go.mod asks for one, and a newer patch of Go is no reason to compile for minutes
+    parts: list[str | Path] = [repr(program), platform.machine(), module / "go.mod", module / "go.sum"]
     parts += sorted((module / program.own).glob("*.go")) if program.own else []
     return cached(cache_root() / "bin" / f"{name}-{content_key(*parts)}", lambda part: _build(name, program, part))
 
@@ -156,12 +180,35 @@ def _build(name: str, program: Program, folder: Path) -> None:
     output = folder / program.outputs[0] if len(program.packages) == 1 else folder
     ldflags = "-s -w" + (f" -X {program.stamp}" if program.stamp else "")
     command = [str(go()), "build", "-C", str(SOURCES / program.module), "-v", "-trimpath", "-tags", program.tags]
-    command += ["-ldflags", ldflags, "-o", str(output), *program.packages]
-    environment = {**os.environ, "CGO_ENABLED": "1" if program.cgo else "0"}
-    _run_with_progress(name, command, environment)
+    # no debug information is made that the linker would throw away
+    command += ["-gcflags=all=-dwarf=false", "-ldflags", ldflags, "-o", str(output), *program.packages]
+    with _go_folder_locked():
+        _run_with_progress(name, command, {**_environment(), "CGO_ENABLED": "1" if program.cgo else "0"})
     missing = [output for output in program.outputs if not (folder / output).exists()]
     if missing:
         raise ClusterError(f"building {name} did not make {', '.join(missing)}")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of Go: folders of our own, which `discard_go_folder` removes, and few collections."""
+    folder = cache_root() / GO_FOLDER
+    memory = min(COMPILER_MEMORY_BYTES, available_memory() // (2 * (os.cpu_count() or 1)))
+    own = {"GOCACHE": str(folder / "build"), "GOMODCACHE": str(folder / "modules")}
+    own |= {"GOGC": "off", "GOMEMLIMIT": str(memory), "GOFLAGS": f"{os.environ.get('GOFLAGS', '')} -modcacherw"}
+    return {**os.environ, **own}
+
+
+def discard_go_folder() -> None:
+    """Delete what Go has downloaded and compiled for the programs."""
+    with _go_folder_locked():
+        remove(cache_root() / GO_FOLDER)
+
+
+@contextmanager
+def _go_folder_locked() -> Iterator[None]:
+    """Keep other processes from Go's folder: one build has all cores and their memory, and nobody discards it."""
+    with locked(cache_root() / f"{GO_FOLDER}.lock"):
+        yield
 
 
 def _run_with_progress(name: str, command: list[str], environment: dict[str, str]) -> None:

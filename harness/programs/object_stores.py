@@ -64,10 +64,14 @@ def _versitygw(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
 
 
 def _moto(port: int) -> tuple[list[str], dict[str, str]]:
-    """In an environment of its own: it needs other versions than the trainer."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    return command, {"PYTHONPATH": str(moto_packages())}
+
+
+def moto_packages() -> Path:
+    """Return moto's own folder of packages: it needs other versions than the trainer."""
     key = MOTO.rpartition("==")[2]
-    site = cached(cache_root() / f"moto-{key}", lambda part: install_packages(part, MOTO))
-    return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], {"PYTHONPATH": str(site)}
+    return cached(cache_root() / f"moto-{key}", lambda part: install_packages(part, MOTO))
 
 
 def _has_bucket(process: "subprocess.Popen[bytes]", endpoint: str) -> bool:

@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .cache import cache_root, locked
+from .cache import cache_root, locked, require_builds_allowed
 from .processes import ClusterError
 
 APT = Path("/usr/bin/apt-get")
+MEMORY = Path("/proc/meminfo")
+NAMESPACES = ("--pid", "--mount", "--net", "--uts", "--ipc")
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 # program (or file) → the Debian package that has it
 API_TOOLS = {"openssl": "openssl"}
@@ -50,14 +52,62 @@ def require(nodes: bool, images: bool = False) -> None:
     Raises ClusterError with all that is missing and the command that installs it. On Debian, as root, it runs that
     command instead.
     """
-    if nodes and os.geteuid() != 0:
-        raise ClusterError("real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only")
+    if nodes:
+        _require_namespaces()
     require_tools({**API_TOOLS, **(NODE_TOOLS if nodes else {}), **(IMAGE_TOOLS if images else {})})
+
+
+def _require_namespaces() -> None:
+    if os.geteuid() != 0:
+        raise ClusterError("real nodes need root (namespaces, cgroups, a bridge): use sudo, or --api-only")
+    tried = subprocess.run(["unshare", *NAMESPACES, "--fork", "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise ClusterError(
+            f"real nodes need namespaces, and this machine refuses them ({tried.stderr.strip()}): use a host or a "
+            "virtual machine, or a privileged container"
+        )
+
+
+def require_room(gigabytes_of_disk: float, gigabytes_of_memory: float) -> None:
+    """Make sure that the disk has so much for the cache, with what the cache takes already, and that memory is there.
+
+    Raises:
+        ClusterError: it is not; the message says how much is.
+    """
+    folder = cache_root()
+    folder.mkdir(parents=True, exist_ok=True)
+    disk = (shutil.disk_usage(folder).free + _bytes_in(folder)) / 1e9
+    memory = available_memory() / 1e9
+    if disk < gigabytes_of_disk:
+        raise ClusterError(
+            f"{gigabytes_of_disk:.0f} GB of disk are needed and {disk:.1f} are there for {folder}: make room, or set "
+            "XDG_CACHE_HOME to a folder on a larger disk"
+        )
+    if memory < gigabytes_of_memory:
+        raise ClusterError(f"{gigabytes_of_memory:.0f} GB of memory are needed and {memory:.1f} are available")
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return how much of the disk the folder's files take; a file that goes meanwhile takes nothing."""
+    taken = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                taken += 512 * os.lstat(f"{parent}/{name}").st_blocks
+    return taken
+
+
+def available_memory() -> int:
+    """Return how many bytes of memory new processes can take."""
+    (line,) = (line for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) * 1024
 
 
 def require_tools(tools: dict[str, str]) -> None:
     """Make sure that these programs and files are there, installing them or raising as `require` does."""
     packages = _missing(tools)
+    if packages:
+        require_builds_allowed(", ".join(packages))
     if packages and APT.exists() and os.geteuid() == 0:
         with apt_alone():
             packages = _missing(tools)

@@ -17,12 +17,12 @@ import yaml
 from examples.demo.__main__ import EXAMPLE
 from examples.demo.prepare import prepare
 from harness import stack
-from harness.__main__ import user_commands
 from harness.access import Access
 from harness.fixtures import AnyCluster, node_level
 from harness.guard import REPOSITORY
 from harness.images import recipes as images
 from harness.jobs import Jobs
+from harness.programs.build import user_commands
 
 NAMESPACE = "team"
 CLAIM = "first-job"

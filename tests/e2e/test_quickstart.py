@@ -21,13 +21,13 @@ from grpo_api.report import Outcome
 from grpo_trainer.evaluation.run import held_out
 from grpo_trainer.evaluation.score import agree, reported
 from harness import stack
-from harness.__main__ import user_commands
 from harness.access import Access
 from harness.cluster import Cluster
 from harness.fixtures import AnyCluster
 from harness.images import recipes as images
 from harness.jobs import Jobs, Object, is_true
 from harness.nodes.storage import FOLDER
+from harness.programs.build import user_commands
 from harness.programs.processes import until
 from tests.e2e.conftest import grpo
 

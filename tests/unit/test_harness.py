@@ -138,6 +138,21 @@ def test_version_1_cpusets_start_with_their_parents_cpus(tmp_path: Path, monkeyp
     assert (child / "cpuset.mems").read_text() == "0\n"
 
 
+def test_whether_groups_can_be_made_is_tried_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path])
+    cgroups.require()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(cgroups, "roots", lambda: [tmp_path / "absent"])
+    with pytest.raises(ClusterError, match="real nodes need cgroups, and this machine refuses them"):
+        cgroups.require()
+
+
+def test_real_nodes_are_refused_to_users_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match="real nodes need root"):
+        prerequisites.require(nodes=True)
+
+
 def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "_present", lambda _: False)
     monkeypatch.setenv("PATH", "/nonexistent")
