@@ -86,7 +86,7 @@ tools: venv ## build the programs, packages and images that `make test` needs, b
 tools-all: venv ## those of `make test-all`
 	@$(CLUSTER) tools test-all
 
-soak: venv ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
+soak: venv $(ALL_TOOLS) ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
 	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
 	  $(BIN)/pytest tests/unit tests/trainer tests/integration -m 'hypothesis or seeded or soak' --hypothesis-profile=soak --hypothesis-seed=$$seed \
 	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
