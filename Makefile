@@ -82,9 +82,11 @@ flaky-check: venv $(TOOLS) ## ten times the realtime tests that differ from main
 
 tools: venv ## build the programs, packages and images that `make test` needs, before anything else wants the cores
 	@$(CLUSTER) tools
+	@$(BIN)/python -m examples.demo.prepare
 
 tools-all: venv ## those of `make test-all`
 	@$(CLUSTER) tools test-all
+	@$(BIN)/python -m examples.demo.prepare
 
 soak: venv $(ALL_TOOLS) ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
 	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \

@@ -18,7 +18,7 @@ import yaml
 
 from benchmarks.pages import STRATEGIES, replace_section, table
 from examples.demo.__main__ import EXAMPLE, LAST
-from examples.demo.prepare import prepare
+from examples.demo.prepare import fill_volume
 from harness import stack
 from harness.fixtures import AnyCluster, node_level
 from harness.images import recipes as images
@@ -46,7 +46,7 @@ def prepared(cluster: AnyCluster, folder: Path) -> Jobs:
     stack.create_namespace(cluster, NAMESPACE)
     folder.chmod(0o755)
     stack.host_volume(cluster, NAMESPACE, CLAIM, folder / "volume")
-    prepare(cluster, NAMESPACE, trainer.name, CLAIM)
+    fill_volume(folder / "volume")
     return Jobs(cluster, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), folder / "volume" / "checkpoints")
 
 

@@ -7,6 +7,7 @@ follows it and draws what happened. Leaves the cluster up. On a cluster of one's
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -24,7 +25,7 @@ from harness.tools import prepare as prepare_tools
 
 from .follow import History, finished, follow
 from .plot import draw
-from .prepare import prepare
+from .prepare import fill_volume, make_files
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "01-first-job.yaml"
 CLUSTER = "main"
@@ -32,6 +33,15 @@ NAMESPACE = "first-job"
 OUTPUT = Path("demo-output")
 TIMEOUT_SECONDS = 900.0
 LAST = 5
+VIEW = {
+    "NAME": ".metadata.name",
+    "PHASE": ".status.phase",
+    "STEP": ".status.progress.summary",
+    "REWARD": ".status.metrics.reward",
+    "KL": ".status.metrics.kl",
+    "RESTARTS": ".status.restarts",
+}
+"""Columns of kubectl's table at the end: its own ones are wider than a terminal of 80 columns."""
 
 
 @dataclass
@@ -40,6 +50,10 @@ class Demo:
 
     console: Console = field(default_factory=Console)
     began: float = field(default_factory=time.monotonic)
+
+    def show(self, text: str) -> None:
+        """Text as it is, such as the output of kubectl."""
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def say(self, text: str) -> None:
         """One line with the time since the start."""
@@ -57,20 +71,28 @@ def own_cluster(demo: Demo) -> Cluster:
     return cluster
 
 
-def install(demo: Demo) -> tuple[Access, str]:
-    """A cluster with the operator and the job's volume on it, and the image that its pods train with."""
+def install(demo: Demo) -> Access:
+    """A cluster with the operator, and with the job's volume, on which are the model and the problems."""
     claim = read_example()["spec"]["checkpoint"]["volume"]["claimName"]
     demo.say("building the programs and images that are not in the cache")
     prepare_tools("demo")
     operator, trainer = images.operator_image(), images.light_trainer_image()
-    cluster = own_cluster(demo)
-    demo.say("loading the images on both nodes")
-    cluster.load(operator.archive, trainer.archive)
+    with ThreadPoolExecutor() as pool:
+        files = pool.submit(make_files)
+        cluster = own_cluster(demo)
+        demo.say("loading the images on both nodes")
+        cluster.load(operator.archive)
+        loading = pool.submit(cluster.load, trainer.archive)
+        demo.say("helm install grpo-operator")
+        stack.install_operator(cluster, operator, trainer)
+        demo.say("preparing the model and the problems on the job's volume")
+        files.result()
+        loading.result()
+    volume = cluster.directory / "volumes" / NAMESPACE
     stack.create_namespace(cluster, NAMESPACE)
-    stack.host_volume(cluster, NAMESPACE, claim, cluster.directory / "volumes" / NAMESPACE)
-    demo.say("helm install grpo-operator")
-    stack.install_operator(cluster, operator, trainer)
-    return cluster, trainer.name
+    stack.host_volume(cluster, NAMESPACE, claim, volume)
+    fill_volume(volume)
+    return cluster
 
 
 def read_example() -> dict[str, Any]:
@@ -88,6 +110,14 @@ def apply_example(demo: Demo, access: Access) -> str:
     return name
 
 
+def show_job(demo: Demo, access: Access, name: str) -> None:
+    """Prints the job as kubectl shows it, in columns that fit 80 characters."""
+    columns = ",".join(f"{head}:{path}" for head, path in VIEW.items())
+    place = ("--namespace", NAMESPACE)
+    table = access.kubectl("get", "grpojob", name, *place, "--output", f"custom-columns={columns}")
+    demo.show(f"\n$ kubectl get grpojob {name} --namespace {NAMESPACE} -o custom-columns=…\n{table}")
+
+
 def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
     """Prints what came of the run, and where the picture is."""
     rewards = [value for _, value in history.series("reward")]
@@ -97,27 +127,23 @@ def summarise(demo: Demo, job: dict[str, Any], history: History) -> None:
     draw(history, f"{job['metadata']['name']}: {status['plan']['strategy']} reference", picture)
     (OUTPUT / "first-job.json").write_text(json.dumps(history.steps, indent=1))
     nodes = sorted({pod["node"] for pod in status["pods"]})
-    demo.console.print()
+    first, last = f"{mean(rewards[:LAST]):.3f}", f"{mean(rewards[-LAST:]):.3f}"
     demo.console.print(
         f"[bold]{finished(job)}[/bold] after {status['progress']['summary']} steps on {len(nodes)} nodes"
     )
-    demo.console.print(
-        f"mean reward, first {LAST} steps → last {LAST}: {mean(rewards[:LAST]):.3f} → {mean(rewards[-LAST:]):.3f}"
-    )
-    demo.console.print(f"KL to the reference, last step: {kl[-1][1]:.4f}")
+    demo.console.print(f"mean reward, first {LAST} steps → last {LAST}: {first} → {last}")
+    demo.console.print(f"KL to the reference, largest of all steps: {max(value for _, value in kl):.3f} nats per token")
     demo.console.print(f"time: {time.monotonic() - demo.began:.0f} s in all; the picture is {picture}")
 
 
 def explain(demo: Demo) -> None:
     """How to look around and how to remove everything."""
-    demo.console.print(
+    demo.show(
         f'\nLook around:  eval "$(make -s cluster)"\n'
         f"              kubectl -n {NAMESPACE} get grpojob,jobs,pods\n"
         f"              kubectl -n {NAMESPACE} describe grpojob\n"
         f"              kubectl -n {NAMESPACE} logs job/{read_example()['metadata']['name']}-1\n"
-        f"Remove it:    make cluster-down",
-        highlight=False,
-        markup=False,
+        f"Remove it:    make cluster-down"
     )
 
 
@@ -125,14 +151,12 @@ def main() -> int:
     """Runs the demo; the exit code is 0 only for a job that Succeeded."""
     demo = Demo()
     OUTPUT.mkdir(exist_ok=True)
-    access, image = install(demo)
-    demo.say("preparing the model and the problems on the job's volume")
-    prepare(access, NAMESPACE, image, read_example()["spec"]["checkpoint"]["volume"]["claimName"])
+    access = install(demo)
     name = apply_example(demo, access)
     job, history = follow(access, NAMESPACE, name, demo.console, TIMEOUT_SECONDS)
-    demo.console.print(access.kubectl("get", "grpojob", name, "--namespace", NAMESPACE))
+    show_job(demo, access, name)
     if finished(job) != "Succeeded":
-        demo.console.print(access.kubectl("describe", "grpojob", name, "--namespace", NAMESPACE))
+        demo.show(access.kubectl("describe", "grpojob", name, "--namespace", NAMESPACE))
         return 1
     summarise(demo, job, history)
     explain(demo)

@@ -8,14 +8,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from harness.access import Access, CommandError
 
 POLL_SECONDS = 1.0
-COLUMNS = ("PHASE", "MODEL", "REFERENCE", "PODS", "STEP", "KL", "REWARD", "RESTARTS", "SECONDS")
+COLUMNS = ("PHASE", "STEP", "REWARD", "KL", "RESTARTS", "SECONDS")
 
 
 @dataclass
@@ -46,28 +48,45 @@ def finished(job: dict[str, Any]) -> str:
 
 
 def row(job: dict[str, Any], seconds: float) -> list[str]:
-    """The cells of the live table for the job's present status."""
+    """Return the cells of the live table for the job's present status."""
     status = job.get("status", {})
-    plan, metrics = status.get("plan", {}), status.get("metrics", {})
-    pods = " ".join(f"{pod['name'].rsplit('-', 1)[0]}@{pod.get('node') or '?'}" for pod in status.get("pods", []))
+    metrics = status.get("metrics", {})
     return [
         status.get("phase", "Pending"),
-        plan.get("parameters", ""),
-        plan.get("strategy", ""),
-        pods,
         status.get("progress", {}).get("summary", ""),
-        metrics.get("kl", ""),
         metrics.get("reward", ""),
+        metrics.get("kl", ""),
         str(status.get("restarts", 0)),
         f"{seconds:.0f}",
     ]
 
 
-def table(job: dict[str, Any], seconds: float) -> Table:
-    """The live table."""
-    result = Table(*COLUMNS, title=f"grpojob/{job['metadata']['name']}", title_justify="left")
-    result.add_row(*row(job, seconds))
-    return result
+def details(job: dict[str, Any]) -> list[str]:
+    """Return what is too long for a cell: the plan, where the pods run, and why the job has ended."""
+    status = job.get("status", {})
+    plan, outcome = status.get("plan"), status.get("outcome", {})
+    lines = []
+    if plan:
+        lines.append(f"model: {plan['parameters']} parameters, reference {plan['strategy']}")
+    lines += [f"pod {pod['name']} on {pod.get('node') or 'no node yet'}" for pod in status.get("pods", [])]
+    if message := outcome.get("message"):
+        lines.append(message)
+    return lines
+
+
+def live_view(job: dict[str, Any], seconds: float) -> Group:
+    """Return what is shown while the job runs; it fits a terminal of 80 columns."""
+    cells = Table(*COLUMNS, title=f"grpojob/{job['metadata']['name']}", title_justify="left", box=box.SIMPLE_HEAD)
+    cells.add_row(*row(job, seconds))
+    # Text, since names and messages may contain what rich takes for markup
+    return Group(cells, *(Text(line, overflow="fold") for line in details(job)))
+
+
+def status_line(job: dict[str, Any]) -> str:
+    """Return phase, step, reward and KL in one line, for an output that is no terminal."""
+    phase, step, reward, kl, *_ = row(job, 0)
+    named = {"step": step, "reward": reward, "KL": kl}
+    return "  ".join([phase, *(f"{name} {value}" for name, value in named.items() if value)])
 
 
 def training_log(access: Access, job: dict[str, Any]) -> str:
@@ -97,8 +116,9 @@ def follow(
         while True:
             job = json.loads(access.kubectl("get", "grpojob", name, "--namespace", namespace, "--output", "json"))
             seconds = time.monotonic() - began
-            live.update(table(job, seconds), refresh=True)
-            if not console.is_terminal and (line := "  ".join(filter(None, row(job, 0)[:-1]))) != printed:
+            live.update(live_view(job, seconds), refresh=True)
+            line = status_line(job)
+            if not console.is_terminal and line != printed:
                 console.print(f"{seconds:5.0f} s  {line}", soft_wrap=True, highlight=False)
                 printed = line
             history.read(training_log(access, job))

@@ -1,61 +1,45 @@
-"""Puts the demo's model and problems on the job's volume, by a Job in the cluster that runs grpo_trainer.quickstart.
+"""Puts the demo's model and problems on the job's volume, a folder of this machine.
 
-The volume is the cluster's: only a pod can write to it everywhere.
+They are what `python -m grpo_trainer.quickstart` writes. They are made once and kept in the user's cache folder, since
+pretraining the model takes longer than training it.
 """
 
-from typing import Any
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
 
-from harness.access import Access
-from harness.stack import apply
+from harness.guard import REPOSITORY
+from harness.programs.cache import cache_root, cached, content_key
 
-NAME = "prepare-first-job"
 PROBLEMS = 2048
-RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+TRAINER = REPOSITORY / "trainer_image"
+MAKER = "grpo_trainer.quickstart"
 
 
-def pod(image: str, claim: str) -> dict[str, Any]:
-    """The pod that writes to the claim, as a user without privileges."""
-    mounts: dict[str, dict[str, Any]] = {
-        "/out": {"persistentVolumeClaim": {"claimName": claim}},
-        "/tmp": {"emptyDir": {}},
-    }
-    names = {path: path.strip("/") for path in mounts}
-    return {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [
-            {
-                "name": "prepare",
-                "image": image,
-                "imagePullPolicy": "IfNotPresent",
-                "command": ["python", "-m", "grpo_trainer.quickstart", "/out", "--problems", str(PROBLEMS)],
-                "env": [{"name": "HOME", "value": "/tmp"}],
-                "securityContext": RESTRICTED,
-                "volumeMounts": [{"name": name, "mountPath": path} for path, name in names.items()],
-            }
-        ],
-        "volumes": [{"name": names[path], **source} for path, source in mounts.items()],
-    }
+def make_files() -> Path:
+    """Return a folder with the model and the problems, made if it is not in the cache."""
+    source = TRAINER / f"{MAKER.replace('.', '/')}.py"
+    key = content_key(source, str(PROBLEMS), version("torch"))
+    return cached(cache_root() / f"first-job-{key}", _make)
 
 
-def prepare(access: Access, namespace: str, image: str, claim: str) -> None:
-    """Runs the Job to its end.
+def _make(folder: Path) -> None:
+    paths = os.pathsep.join([str(REPOSITORY / "operator"), str(TRAINER)])
+    command = [sys.executable, "-m", MAKER, str(folder), "--problems", str(PROBLEMS)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, check=True)
 
-    Raises:
-        CommandError: it did not complete within five minutes.
-    """
-    place = {"name": NAME, "namespace": namespace}
-    access.kubectl("delete", "job", NAME, "--namespace", namespace, "--ignore-not-found")
-    apply(
-        access,
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": place,
-            "spec": {"backoffLimit": 1, "template": {"spec": pod(image, claim)}},
-        },
-    )
-    access.kubectl(
-        *("wait", "--for=condition=Complete", f"job/{NAME}", "--namespace", namespace, "--timeout", "300s"),
-    )
+
+def fill_volume(volume: Path) -> None:
+    """Copy the model and the problems to the volume, readable for training pods of any uid."""
+    files = make_files()
+    shutil.copytree(files / "model", volume / "model", dirs_exist_ok=True)
+    shutil.copyfile(files / "arithmetic.jsonl", volume / "arithmetic.jsonl")
+    for file in (volume / "model").iterdir():
+        file.chmod(0o644)  # weights are saved for their owner alone
+
+
+if __name__ == "__main__":
+    make_files()

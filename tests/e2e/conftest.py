@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from examples.demo.__main__ import EXAMPLE
-from examples.demo.prepare import prepare
+from examples.demo.prepare import fill_volume
 from harness import stack
 from harness.access import Access
 from harness.fixtures import AnyCluster, node_level
@@ -72,12 +72,12 @@ def installed(node_cluster: AnyCluster, trainer_image: images.Image) -> AnyClust
 
 
 @pytest.fixture(scope="session")
-def jobs(installed: AnyCluster, trainer_image: images.Image, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+def jobs(installed: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """The first example's jobs, in a restricted namespace with its model, its problems and a volume for checkpoints."""
     stack.create_namespace(installed, NAMESPACE)
     volume: Path = tmp_path_factory.mktemp("volume")
     for folder in (volume.parent.parent, volume.parent, volume):
         folder.chmod(0o755)  # pytest's folders are private, training pods are not root
     stack.host_volume(installed, NAMESPACE, CLAIM, volume)
-    prepare(installed, NAMESPACE, trainer_image.name, CLAIM)
+    fill_volume(volume)
     return Jobs(installed, NAMESPACE, yaml.safe_load(EXAMPLE.read_text()), volume / "checkpoints")
