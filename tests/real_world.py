@@ -17,6 +17,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+# Binds a socket while it is first imported, to look for IPv6: here, so that no test is refused for what it imports.
+import urllib3.util.connection  # noqa: F401
+
 ADVICE = "inject the clock or the transport, run it in tests/virtual_time.py, or mark it `@pytest.mark.realtime`"
 PURE_FOLDER = "tests/unit/"
 """Its unmarked tests don't load torch either, which takes seconds of each process."""

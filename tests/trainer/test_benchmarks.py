@@ -10,8 +10,6 @@ from benchmarks.__main__ import benchmarks
 from harness.guard import REPOSITORY
 from tests.benchmark_sizes import IN_THE_GATE, SMALLEST
 
-pytestmark = pytest.mark.realtime  # urllib3 binds a socket when the kubernetes package is imported, to look for IPv6
-
 
 @pytest.mark.parametrize("name", benchmarks())
 def test_a_benchmark_explains_its_options(
@@ -26,6 +24,7 @@ def test_a_benchmark_explains_its_options(
     assert all(option in shown for option in SMALLEST[name] if option.startswith("--"))
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize("name", [name for name in IN_THE_GATE if name != "plan_speed"])
 def test_a_quick_benchmark_prints_its_table(name: str) -> None:
     command = [sys.executable, "-m", "benchmarks", name, *SMALLEST[name]]
