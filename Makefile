@@ -71,7 +71,7 @@ endif
 check: venv ## lint, types, layers, generated files and pure tests, in 5 minutes: no root, no Go, no torch
 	@$(BIN)/python -m tests.runs check
 
-test: venv $(TOOLS) ## what CI runs, in about 18 minutes: lint and all tests but slow ones (PART=… for some)
+test: venv $(TOOLS) ## what CI runs, in about 16 minutes: lint and all tests but slow ones (PART=… for some)
 	@$(BIN)/python -m tests.runs test --part "$(PART)"
 
 test-all: venv $(ALL_TOOLS) ## every test, with coverage and its limit, in 100 minutes, or one part of it (PART=…)
