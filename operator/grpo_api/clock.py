@@ -10,4 +10,4 @@ class Clock(Protocol):
         """Return seconds since an arbitrary moment; they never go back."""
 
     def sleep(self, seconds: float) -> None:
-        """Return once so many seconds have passed."""
+        """Return after this number of seconds."""

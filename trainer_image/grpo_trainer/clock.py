@@ -16,7 +16,7 @@ class SystemClock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block this thread for so many seconds."""
+        """Block this thread for this number of seconds."""
         time.sleep(seconds)
 
 
