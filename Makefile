@@ -46,18 +46,11 @@ KIT_PYTHON ?= 3.12
 .PHONY: help venv demo check test test-all flaky-check soak chaos lint codegen pictures cluster cluster-down images bench tools tools-all gpu gpu-kit release
 
 help: ## list the commands
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
-	@echo "  PART is one of: $(PARTS)"
+	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
+	  $(MAKEFILE_LIST)
+	@echo; echo "PART is one of: $(PARTS)"
 
-venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test tool
-.venv/.stamp: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
-	  apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
-	@echo "installing the virtual environment (the training stack is 6 GB; a minute or two)"
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
-	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
-	@touch $@
+##@ Start here
 
 ifdef CONTEXT
 # with nothing but python3, kubectl and helm
@@ -68,33 +61,19 @@ demo: venv ## one GRPOJob from `kubectl apply` to Succeeded, on a real Kubernete
 	@$(BIN)/python -m examples.demo
 endif
 
-check: venv ## lint, types, layers, generated files and pure tests, in 5 minutes: no root, no Go, no torch
-	@$(BIN)/python -m tests.runs check
-
 test: venv $(TOOLS) ## what CI runs, in about 16 minutes: lint and all tests but slow ones (PART=… for some)
 	@$(BIN)/python -m tests.runs test --part "$(PART)"
+
+##@ Develop
+
+check: venv ## lint, types, layers, generated files and pure tests, in 5 minutes: no root, no Go, no torch
+	@$(BIN)/python -m tests.runs check
 
 test-all: venv $(ALL_TOOLS) ## every test, with coverage and its limit, in 100 minutes, or one part of it (PART=…)
 	@$(BIN)/python -m tests.runs test-all --part "$(PART)"
 
 flaky-check: venv $(TOOLS) ## ten times the realtime tests that differ from main, on one busy core (TESTS=…)
 	@$(BIN)/python -m tests.flaky_check $(TESTS)
-
-tools: venv ## build the programs, packages and images that `make test` needs, before anything else wants the cores
-	@$(CLUSTER) tools
-	@$(BIN)/python -m examples.demo.prepare
-
-tools-all: venv ## those of `make test-all`
-	@$(CLUSTER) tools test-all
-	@$(BIN)/python -m examples.demo.prepare
-
-soak: venv $(ALL_TOOLS) ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
-	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
-	  $(BIN)/pytest tests/unit tests/trainer tests/integration -m 'hypothesis or seeded or soak' --hypothesis-profile=soak --hypothesis-seed=$$seed \
-	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
-
-chaos: venv ## so many faults of all kinds on a real control plane, told as they strike (SEED=… FAULTS=100 ONLY=regex)
-	$(BIN)/python -m tests.integration.chaos --seed $(SEED) --faults $(FAULTS) --only "$(ONLY)"
 
 lint: venv ## ruff, mypy, import layers, freshness of generated files
 	$(BIN)/ruff check .
@@ -106,8 +85,41 @@ lint: venv ## ruff, mypy, import layers, freshness of generated files
 codegen: venv ## write the generated files: CRD, chart copy, dashboards, alert rules, documents
 	$(CODEGEN)
 
+venv: .venv/.stamp ## the virtual environment with the CLI `grpo` and every test tool
+.venv/.stamp: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
+	@echo "installing the virtual environment (the training stack is 6 GB; a minute or two)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+	@$(BIN)/uv pip install -q -p $(BIN)/python -c constraints.txt -e '.[operator,trainer,dev]'
+	@touch $@
+
+tools: venv ## build the programs, packages and images that `make test` needs, before anything else wants the cores
+	@$(CLUSTER) tools
+	@$(BIN)/python -m examples.demo.prepare
+
+tools-all: venv ## those of `make test-all`
+	@$(CLUSTER) tools test-all
+	@$(BIN)/python -m examples.demo.prepare
+
+##@ Search for rare defects, and measure
+
+soak: venv $(ALL_TOOLS) ## generated tests, ten times the cases and new ones in each round, until time is up (SEED=… MINUTES=30)
+	@for ((seed = $(SEED); seed == $(SEED) || SECONDS < 60 * $(MINUTES); seed++)); do echo "== SEED=$$seed"; \
+	  $(BIN)/pytest tests/unit tests/trainer tests/integration -m 'hypothesis or seeded or soak' --hypothesis-profile=soak --hypothesis-seed=$$seed \
+	    -q -n 2 --dist load || { echo "failed; the same again: make soak SEED=$$seed MINUTES=0"; exit 1; }; done
+
+chaos: venv ## faults of all kinds on a real control plane, each printed as it strikes (SEED=… FAULTS=100 ONLY=regex)
+	$(BIN)/python -m tests.integration.chaos --seed $(SEED) --faults $(FAULTS) --only "$(ONLY)"
+
+bench: venv ## list the benchmarks, or run one (NAME=… OPTIONS=…)
+	@$(BIN)/python -m benchmarks $(NAME) $(OPTIONS)
+
 pictures: venv ## draw the dashboards of all stories into a folder, with Grafana's own components (TO=folder STORY=name)
 	@PYTHONPATH=operator:trainer_image $(BIN)/python -m harness.pictures --to "$(TO)" $(if $(STORY),--story "$(STORY)")
+
+##@ A Kubernetes on this machine
 
 cluster: venv ## start a real Kubernetes on this machine and print how to use it (NODES=2 GPUS_PER_NODE=8)
 	@$(CLUSTER) up --nodes $(NODES) --gpus-per-node $(GPUS_PER_NODE)
@@ -118,16 +130,17 @@ cluster-down: venv ## stop it and leave nothing behind
 images: venv ## build the operator's and the trainer's image
 	@$(CLUSTER) images
 
+##@ GPUs
+
 gpu: venv ## the acceptance run on this machine's GPUs, in 9 minutes; the result goes into docs/gpu.md (OPTIONS=…)
 	@$(BIN)/python -m harness.gpu accept --output gpu-output --used $$(($$(date +%s) - $(BEGAN))) $(OPTIONS)
 
 gpu-kit: venv ## what a bare GPU machine lacks for it, as wheels, with a script `run` (KIT_PYTHON=3.12)
 	@$(BIN)/python -m harness.gpu kit --output gpu-kit --python $(KIT_PYTHON)
 
+##@ Publish
+
 release: TO = release-output
 release: venv ## build and check what a release publishes, in a folder; pushes nothing (REGISTRY=… DOWNLOADS=https://…)
 	@$(BIN)/python -m harness.release --to "$(TO)" $(if $(REGISTRY),--registry "$(REGISTRY)") \
 	  $(if $(DOWNLOADS),--downloads "$(DOWNLOADS)") $(if $(IMAGES),--images $(IMAGES))
-
-bench: venv ## list the benchmarks, or run one (NAME=… OPTIONS=…)
-	@$(BIN)/python -m benchmarks $(NAME) $(OPTIONS)
