@@ -51,6 +51,8 @@ class World:
     up_since: float = 0.0
     restarts: int = 0
     """How often the operator was away."""
+    unstarted: set[int] = field(default_factory=set)
+    """Attempts that were committed, but whose Job was never created: the operator was away until their time was up."""
     parsed: tuple[dict[str, Any], dict[str, Any], GRPOJobRecord] | None = None
     """Spec and status that were parsed last, and what they gave."""
 
@@ -136,6 +138,8 @@ class World:
             self.suspended = (self.suspended[0], self.now + self.chance.uniform(60.0, 600.0))
         if decision.action in (Action.COMMIT, Action.SUSPEND, Action.RELEASE):
             self.admitted_from = self.now + self.chance.choice((0.0, 0.0, 90.0))
+        if decision.action is Action.RELEASE and self.status["attempt"] not in {gang.attempt for gang in self.gangs}:
+            self.unstarted.add(self.status["attempt"])
         left = clean_up(replace(seen, job=self._job()), Limits())
         for gang in self.gangs:
             if f"{KEY.name}-{gang.attempt}" in left.delete_jobs and gang.job_gone == NEVER:
