@@ -92,10 +92,10 @@ def sums_text(sums: Mapping[str, str]) -> str:
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """Name → sha256 of a list of hashes.
+    """Return name → sha256 (hex) of the lines of a SHA256SUMS file.
 
     Raises:
-        ValueError: a line is none of such a list.
+        ValueError: a line does not have the form `HASH  NAME`.
     """
     sums = {}
     for line in text.splitlines():

@@ -1,8 +1,8 @@
-"""Which of several results is the cause and which the symptom.
+"""Tells the cause among several failed results from their symptoms.
 
-When one rank of a gang dies its peers lose their connections, and the survivors are told to end: the first to report is
-often only a symptom. A pod's supervisor ranks the ends of its processes and the operator those of its pods, both by
-this one order.
+When one rank of a gang dies, its peers lose their connections and the survivors are terminated. The first failure that
+is reported is therefore often only a symptom. A pod's supervisor ranks the results of its processes by this order, and
+the operator ranks those of its pods by the same one.
 """
 
 from collections.abc import Iterable
@@ -56,10 +56,11 @@ def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> T
 
 
 def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
-    """The hang as the end of the rank that all others waited for, as far as the outcomes tell.
+    """Return the hang, attributed to the rank that all others waited for; unchanged if no outcome has a standstill.
 
-    All ranks of a gang run into the same time limit, and the first to say so is mostly one that waited. To blame is one
-    that was in no collective, of these the one that has been silent longest, and of equals one that could not say so.
+    All ranks of a gang run into the same time limit, and the first to report it has mostly waited for another. The rank
+    to blame was in no collective. Among several such ranks it is the one without progress for the longest time, and
+    among equals one that did not report the hang itself.
     """
     stood = [(one, one.standstill) for one in outcomes if one.standstill]
     if not stood:

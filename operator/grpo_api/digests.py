@@ -1,8 +1,9 @@
-"""The sha256 of every file of a folder: what the trainer writes down of an export, and what a laptop compares with it.
+"""Computes the sha256 of every file of a folder.
 
-Both must mean the same by "every file", so it is here once. An export may have 65 GB in a few files: they are read in
-pieces, several files at a time (hashlib lets go of Python's lock), and each piece is told, so that nobody takes the
-work for a hang.
+The trainer records these hashes of an export, and `grpo` compares a download with them. Both must mean the same by
+"every file", so the definition is here once. An export may have 65 GB in a few files. Files are read in pieces, and
+several at a time, since hashlib releases Python's lock. Each piece is reported to the caller, so that the hang watchdog
+counts the work as progress.
 """
 
 import hashlib

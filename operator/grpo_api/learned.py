@@ -1,7 +1,7 @@
-"""What a job's attempts found that nobody knew before: the model's shape, the links, and by running out of it, memory.
+"""What a job's attempts measured: the model's shape, the speed of the links, and memory that a plan lacked.
 
-The operator writes it into status.learned: shape and links once an attempt tells them, memory after an OutOfMemory.
-Every plan from then on, the CLI's too, counts on it.
+The operator writes it into status.learned: shape and links once an attempt reports them, memory after an OutOfMemory.
+Every later plan of the job uses it, also those of the CLI.
 """
 
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ from .model import Architecture
 from .quantity import MAX_COUNT, Count
 
 MAX_REPLANS = 3
-"""Plans that are made anew for want of memory: after so many more than the plan is wrong."""
+"""New plans that a job gets after OutOfMemory before it fails: then more than the plan is wrong."""
 HOST = "host"
 """Key of host memory among the phases of device memory."""
 
@@ -72,7 +72,7 @@ class Learned(Model):
     memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
     """By phase, bytes of one GPU; by host, bytes of one process."""
     shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)] = []
-    """The plans that ran out, oldest first. spec.retry begins to count anew, and keeps `memory`."""
+    """The plans that ran out of memory, oldest first. spec.retry empties this list and keeps `memory`."""
 
     def factor(self, key: str) -> float:
         """By how much the memory model is too low there; 1 where nothing was learned."""

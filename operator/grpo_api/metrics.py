@@ -224,7 +224,7 @@ JOB = (
 )
 """What the operator exports of each GRPOJob that has not ended."""
 ENDED_SECONDS, ENDED_JOBS = 3600.0, 300
-"""A job that has ended has series of its own for so long, and only while it is one of so many newest."""
+"""A job that has ended keeps its series for ENDED_SECONDS, and only while it is among the ENDED_JOBS newest."""
 OPERATOR = (
     JOBS,
     *JOB,

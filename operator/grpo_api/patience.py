@@ -1,7 +1,7 @@
-"""How long each stage of an attempt may go without progress before it counts as a hang: one table for all who wait.
+"""How long each stage of an attempt may go without progress before it counts as a hang.
 
-The trainer's watchdog ends a rank by it, the operator a gang whose watchdog can't, and the planner warns where a step
-is estimated to take longer than guard.hangTimeoutSeconds.
+Three readers share this table. The trainer's watchdog ends a rank by it, and the operator ends a gang whose watchdog
+did not. The planner warns where a step is estimated to take longer than guard.hangTimeoutSeconds.
 """
 
 from .plan import ExecutionPlan
@@ -12,7 +12,7 @@ CONNECTING_SECONDS = 60.0
 CONNECTING_SECONDS_PER_RANK = 0.1
 """NCCL's bootstrap grows with the gang (assumed, not measured)."""
 STEP_ESTIMATES = 3.0
-"""A step may take so many times its estimate, which is a coarse one, whatever guard.hangTimeoutSeconds says."""
+"""A step may take this many times its coarse estimate, even if guard.hangTimeoutSeconds is shorter."""
 
 
 def patience(stage: str, guard: GuardSpec, execution: ExecutionPlan) -> float:

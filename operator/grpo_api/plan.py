@@ -207,7 +207,7 @@ class EarlierEnd(Model):
 
 
 class TrainingPlan(Model):
-    """All that a training pod is told. JSON in an annotation, a file in the pod."""
+    """The whole input of a training pod: JSON in an annotation of the pod, which mounts it as a file."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema; a trainer rejects one that it doesn't know."""

@@ -74,9 +74,9 @@ class ExternalParameters(Record):
     """What the user asked for."""
 
     spec: dict[str, Any]
-    """Sections of the GRPOJob's spec that the training pods are told, defaults included."""
+    """Sections of the GRPOJob's spec that the training pods receive, defaults included."""
     omitted: list[str]
-    """Sections of the spec that they aren't told, and so are not in here."""
+    """Sections of the spec that they do not receive, and that are therefore left out here."""
 
 
 class InternalParameters(Record):
@@ -87,7 +87,7 @@ class InternalParameters(Record):
     execution: dict[str, Any]
     """The plan of that attempt, as in status.plan."""
     told: dict[str, Any]
-    """All else that its pods were told: where to begin, which commits to take, what to leave out of the data."""
+    """The rest of the plan that its pods received: where to begin, which commits to fetch, what data to leave out."""
 
 
 class BuildDefinition(Record):
@@ -140,7 +140,7 @@ class AttemptRecord(Record):
     attempt: int
     """Its number, from 1."""
     ends: list[End] = []
-    """What its processes wrote of their ends onto the volume; empty where there is none, or none lived to."""
+    """Outcomes that its processes wrote onto the volume; empty without a volume, or if no process could write one."""
     reason: str = ""
     """How it ended as the operator saw it; empty where it no longer knew, and for the one that exported."""
     resumed_from_step: int | None = None

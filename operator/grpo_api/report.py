@@ -132,7 +132,7 @@ class MemoryShortage(Model):
     memory: Literal["Device", "Host"] = "Device"
     """Whose memory it was."""
     requested_bytes: Count = 0
-    """What was asked for and not given; 0 where nobody said."""
+    """Size of the allocation that failed; 0 where the error did not name it."""
     allocated_bytes: Count = 0
     """Peak of what the process had by then in that phase: of torch on the device, or resident on the host."""
 
@@ -215,8 +215,8 @@ class Progress(Model):
     stage: Annotated[str, Field(max_length=32)] = "Starting"
     """Starting, Connecting, Loading, Proving, Training, Saving, Exporting or Finished."""
     events: Count = 0
-    """Signs of progress so far, of all ranks as far as rank 0 has heard of them: finished steps, changes of stage,
-    parts of long work. A number that stands still says more than a time on another's clock."""
+    """Signs of progress so far, of all ranks whose reports have reached rank 0: finished steps, changes of stage, parts
+    of long work. A reader compares two values of this count, so the clocks need not agree."""
     fetched_bytes: Count = 0
     """Bytes on the disk of the model or dataset that is being fetched of the hub, or was last."""
     revisions: Revisions = Field(default_factory=dict)

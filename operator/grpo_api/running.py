@@ -161,7 +161,7 @@ class PlacementSpec(Model):
         return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
     def default_cpu(self, processes: int) -> str:
-        """CPU request, as a resource.Quantity, of a pod with so many processes where the spec names none."""
+        """Return the CPU request, as a resource.Quantity, of a pod with `processes` processes if the spec sets none."""
         return str(processes) if self.accelerator == "CPU" else f"{GPU_PROCESS_MILLICPU * processes}m"
 
 
@@ -191,7 +191,7 @@ class GuardSpec(Model):
     on_divergence: Literal["Fail", "Rollback"] = "Fail"
     """What follows when a loss, a gradient or a weight is not finite (Diverged), or the KL is above maxKL (DivergedKL).
     Rollback: the run goes back to the newest checkpoint from before the batch that it diverged on and never trains on
-    that batch, at most twice; without any checkpoint it starts anew without it. Unset: Fail."""
+    that batch, at most twice; without any checkpoint it begins at the start, without that batch. Unset: Fail."""
     max_engine_mismatch: Annotated[float, Field(gt=0, le=100)] | None = None
     """The run fails with EngineMismatch when the mean difference between the engine's and the trainer's log-probability
     of the tokens of a step, in nats, is above this. Unset: never."""

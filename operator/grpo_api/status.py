@@ -70,7 +70,7 @@ class ProgressStatus(Model):
     """How far the run is."""
 
     attempt: Annotated[int, Field(ge=1)] | None = None
-    """The attempt that said so."""
+    """The attempt that reported it."""
     step: Annotated[int, Field(ge=0)] = 0
     """Finished optimizer steps."""
     total_steps: Annotated[int, Field(ge=0)] = 0
@@ -107,11 +107,11 @@ class MetricsStatus(Model):
     weights_version: Count | None = None
     """Number of the weights that the engines sample with; absent without an engine."""
     phase_seconds: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)] | None = None
-    """Seconds of the last step heard of, slowest rank: sync, generate, reward, reference, forward, backward, step."""
+    """Seconds of the last reported step, slowest rank: sync, generate, reward, reference, forward, backward, step."""
 
 
 class CheckpointStatus(Model):
-    """The newest complete checkpoint, as the trainer told it: what a further attempt continues from."""
+    """The newest complete checkpoint, as the trainer reported it: a further attempt continues from it."""
 
     step: Count
     """Finished optimizer steps."""
@@ -124,7 +124,7 @@ class CheckpointStatus(Model):
 
 
 MAX_SHOWN_PODS = 512
-"""Pods that the status tells of."""
+"""Most pods that the status lists."""
 
 
 class PodStatus(Model):
@@ -139,7 +139,7 @@ class PodStatus(Model):
     node: Annotated[str, Field(max_length=253)] = ""
     """The Kubernetes node; empty while unbound."""
     phase: Annotated[str, Field(max_length=32)]
-    """The pod's phase; Deleted once it is gone without having told how it ended."""
+    """The pod's phase; Deleted once it is gone and reported no end."""
     reason: Annotated[str, Field(max_length=256)] = ""
     """Why it waits or ended."""
 
@@ -165,7 +165,7 @@ class MemoryMeasurement(PhaseMemory):
     predicted_device_bytes: Annotated[int, Field(ge=0)] = 0
     """What the plan says that the device must have: the peak, context, communicators and margin."""
     device_bytes: Annotated[int, Field(ge=0)] = 0
-    """Used memory of the fullest GPU after the last step, as the driver tells."""
+    """Used memory of the fullest GPU after the last step, as the driver reports it."""
 
 
 MAX_ENDS = 10
@@ -185,7 +185,7 @@ class AttemptEnd(Model):
     running_seconds: Annotated[int, Field(ge=0)] = 0
     """How long the whole gang ran."""
     node: Annotated[str, Field(max_length=253)] = ""
-    """The node that it ended on without a word of the trainer; empty if the trainer, or nobody, said why."""
+    """Node that the attempt ended on without an outcome of the trainer; empty with one, or if no node is known."""
     end_time: Time
     """When the operator saw it."""
 

@@ -14,7 +14,7 @@ MOST = 8
 
 
 def digest(token: str) -> str:
-    """What a pod is told of a token."""
+    """Return the sha256 of a token in hex: the only form of it that a pod's template carries."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -157,7 +157,7 @@ TRAINING = (
     CHECKPOINTS,
     CHECKPOINT_FAILURES,
 )  # fmt: skip
-"""One value each, told once per step at most; absent until known. The most telling stand first."""
+"""Metrics with one value each, reported at most once per step and absent until known; the most informative first."""
 OUTCOME_KEYS = tuple(metric.key for metric in TRAINING[:MAX_METRICS])
 """Keys of those that an Outcome carries, which is short."""
 MUST_BE_FINITE = ("loss", "grad_norm", "kl", "reward", "entropy")

@@ -114,7 +114,7 @@ class AttemptUsage(Model):
     lead_seconds: Seconds | None = None
     """From bound to the start of rank 0's clock, as far as known."""
     clock: Clock = Clock()
-    """Rank 0's time, as last told."""
+    """Rank 0's time, as it last reported it."""
     sealed: Clock = Clock()
     """The same at the last checkpoint that it sealed."""
     began_at: Beginning | None = None

@@ -10,7 +10,7 @@ Pure: no cluster, no torch, no clock; the same spec and inventory give the same 
 
     Inventory
     └─ Pool              nodes with the same GPU
-       └─ Place          pods on so many of these nodes, with so many GPUs each
+       └─ Place          pods on some of these nodes, with a number of GPUs each
 
     Footprint × Place
     └─ Option            both with the time of a step: it fits, or what it lacks is known

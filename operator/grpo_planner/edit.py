@@ -1,6 +1,6 @@
 """Changes one field of a spec by its path: what `--what-if` and the fixes do.
 
-The changed spec is parsed anew, so a suggested change is planned exactly as if the user had written it.
+The changed spec is parsed again, so a suggested change is planned exactly as if the user had written it.
 """
 
 from typing import Any

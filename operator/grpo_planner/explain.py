@@ -75,7 +75,7 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
 
 
 def changes(demand: Demand, option: Option) -> list[str]:
-    """What a user who asked for neither an adapter nor 8 bits must be told."""
+    """Return sentences about an adapter or 8-bit moments that the plan uses although the spec did not ask for them."""
     spec, method, told = demand.spec, option.footprint.method, []
     if method.lora and not spec.adapter_requested:
         trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(spec.adapter.target_modules))

@@ -1,6 +1,6 @@
-"""Why there is no place for a gang at all, in a sentence with what would make one.
+"""Explains why the inventory has no place for a gang, and what change would make one.
 
-What fits no place of those that there are is told in plan.py, with the numbers of the nearest.
+Where places exist and no plan fits any of them, plan.py explains it with the numbers of the nearest plan.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
-"""Fits the plan of a run that goes on to a spec that was changed meanwhile: the same split, maybe on other nodes.
+"""Adapts the plan of a resumed run to a spec that has changed since: the same split of work, maybe on other nodes.
 
-A checkpoint demands the number of processes, the split of the batch, method and ZeRO stage that it was made with, so
-none of them is planned anew. Where the pods run, and what they ask for, follows the spec as it is now, and so does the
-engine that samples the completions: no checkpoint knows it. What can't be had together is said, with the field to
-change back.
+A checkpoint requires the number of processes, the split of the batch, the method and the ZeRO stage that it was made
+with, so these stay. Placement, resource requests and the engine that samples completions follow the current spec: they
+are no part of a checkpoint. Where the spec excludes the plan, the error names the field to change back.
 """
 
 from collections.abc import Iterator

@@ -65,10 +65,10 @@ def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
 
 
 def found(run: Run, architecture: Architecture) -> Learned:
-    """What is known once an attempt of this run has said what its model is.
+    """Return what is known of the job once an attempt has reported the shape of its model.
 
-    What was needed stays. By how much the memory model fell short of it is told anew: with the right shape it falls
-    less short, and what both say together would count twice.
+    The bytes that a plan needed stay. The bytes that the memory model predicted for it are computed again with the
+    reported shape: the old prediction was low partly because of the shape, and would correct for that twice.
     """
     before = replace(run, learned=run.learned.model_copy(update={"memory": {}}))
     after = replace(run, learned=Learned(architecture=architecture))

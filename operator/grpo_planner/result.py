@@ -111,7 +111,7 @@ class PlanResult(Model):
     """Where the model's shape came from; null when it is unknown."""
 
     def asking(self, disk: int) -> "PlanResult":
-        """The same where every pod requests so many bytes of its node's ephemeral storage."""
+        """Return the result with every plan's pods requesting `disk` bytes of ephemeral storage; 0 changes nothing."""
         if not (disk and self.chosen):
             return self
         change = {"ephemeral_storage_bytes": disk}

@@ -1,6 +1,7 @@
-"""A plan that a job has run by, beside what is known of its job: what it needs and how long a step of it takes.
+"""What a given plan of a job needs: memory per phase, host memory and seconds per step.
 
-The search goes from a job to plans; whoever asks what a given plan would take, or one that differs a little, asks here.
+The search goes from a job to plans. This module goes the other way: it evaluates one plan, or one that differs a
+little from it.
 """
 
 from dataclasses import dataclass, field, replace

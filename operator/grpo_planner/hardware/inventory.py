@@ -1,7 +1,7 @@
-"""What the planner may use: nodes with their GPUs, host memory and CPUs, free and in all.
+"""The nodes that the planner may use, with their free and total GPUs, host memory and CPUs.
 
-The operator reads Nodes and Pods into it, `grpo plan` a file; the planner sees no cluster. Whoever builds it has
-applied the job's node selector and tolerations.
+The operator fills it from Nodes and Pods, `grpo plan` from a file; the planner sees no cluster. The caller that fills
+it has already applied the job's node selector and tolerations.
 """
 
 from dataclasses import dataclass, replace

@@ -17,7 +17,7 @@ from .names import label_of, unknown_product
 from .products import is_slice, resource_of
 
 DEFAULT_HOST_GIB = 128
-"""Host memory per GPU that is assumed, and said to be, where nobody says how much there is."""
+"""Host memory per GPU that is assumed where the inventory gives none; a note then states the assumption."""
 DEFAULT_CPU = 16
 """CPU cores per GPU that `--gpus` assumes."""
 
@@ -32,7 +32,7 @@ class Interconnect(Model):
 
 
 class NodeGroup(Model):
-    """So many nodes of one kind."""
+    """A number of nodes of one kind."""
 
     count: Annotated[int, Field(ge=0, le=100_000)] = 1
     """Nodes of this kind."""

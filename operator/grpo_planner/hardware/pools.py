@@ -122,7 +122,7 @@ class Pool:
 
 
 class Place(NamedTuple):
-    """Where a gang would run: pods, one per node of a pool, with so many GPUs each."""
+    """Where a gang would run: pods, one per node of a pool, with `per_node` GPUs each."""
 
     pool: Pool
     nodes: int

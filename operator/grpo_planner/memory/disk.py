@@ -38,7 +38,7 @@ def scratch_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
 
     Args:
         spec: the job.
-        policy: shape of its model, for a spec that doesn't tell; None where nobody knows.
+        policy: shape of its model, for a spec that gives no size; None where it is unknown.
     """
     return WORKING + _fetched(spec, policy) + staged_bytes(spec, policy)
 

@@ -17,8 +17,8 @@ from .setup import Engine, Setup
 VOCABULARY_PADDING = 64
 """Rows of embedding and head are a multiple of it."""
 GRAPHS_PER_LAYER = 24 * MIB
-"""CUDA graphs of one layer (assumed). vLLM's logs tell 0.21 GiB for 16 layers with 35 batch sizes (vllm#11349), and
-warn of 1 to 3 GiB for large models."""
+"""CUDA graphs of one layer (assumed). vLLM logs 0.21 GiB for 16 layers with 35 batch sizes (vllm#11349), and warns of 1
+to 3 GiB for large models."""
 COMMUNICATOR = 400 * MIB
 """Buffers of tensor parallelism's own NCCL communicator (assumed, as in device.py)."""
 WORK_COPIES = 2
@@ -113,7 +113,7 @@ def needed(shape: Shape, setup: Setup) -> int:
 
 
 def room(shape: Shape, setup: Setup, share: int) -> int:
-    """Completions whose cache fits at a time into so many bytes of a GPU; 0 where not one does."""
+    """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one does."""
     spare = of(setup).block * token_bytes(shape, setup)
     fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup) + spare
     return max(0, int((share - fixed) // (sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES)))

@@ -12,8 +12,10 @@ INDICES = 40
 
 
 def element(setup: Setup) -> int:
-    """Bytes of an element of an expert's product: grouped_mm has the dtype of the experts, which autocast leaves alone
-    unless an adapter makes them anew."""
+    """Bytes of an element of an expert's product.
+
+    grouped_mm computes in the dtype of the experts, which autocast does not change unless an adapter replaces them.
+    """
     return 2 if setup.lora and setup.compute_bytes == 2 else setup.weight_bytes
 
 

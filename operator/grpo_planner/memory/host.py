@@ -25,7 +25,7 @@ CPU_ENGINE_PROCESS = round(0.5 * GIB)
 
 
 def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
-    """Host memory of one pod with so many processes.
+    """Bytes of host memory of one pod with `processes` processes.
 
     Loading holds the weights once per process, before the optimizer's state is made; an offloaded reference holds its
     weights. Saving under ZeRO-2 copies them to the host on every rank, beside the offloaded state (accelerate's

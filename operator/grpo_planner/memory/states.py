@@ -198,7 +198,7 @@ def gathering(shape: Shape, setup: Setup) -> float:
 def persistent_parameters(shape: Shape, setup: Setup) -> float:
     """What ZeRO-3 keeps whole on every rank between uses: norms, biases, an adapter's small factors.
 
-    A step lets go of them before its own buffers exist and gathers them anew after (_post_step), so once.
+    A step frees them before its own buffers exist and gathers them again after (_post_step), so they count once.
     """
     return setup.weight_bytes * persistent(shape, setup.lora_rank, setup.lora_targets) if setup.zero == 3 else 0
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ..model.shapes import ALL_LINEAR, Linear, Shape
 
 PERSISTENCE = 10
-"""ZeRO-3 keeps a parameter whole up to so many times the hidden size (transformers' `auto` for
+"""ZeRO-3 keeps a parameter whole up to this many times the hidden size (transformers' `auto` for
 stage3_param_persistence_threshold)."""
 
 
@@ -86,14 +86,14 @@ def fullest_rank(
 ) -> int:
     """Bytes of those matrices of `least` elements or more that ZeRO-2 holds on the rank that has most.
 
-    A tensor that lies across partitions is whole on every rank that has a piece of it. Kept, as it goes through all
-    tensors, and many methods and fixes ask for the same.
+    A tensor that lies across partitions is whole on every rank that has a piece of it. The results are cached: the
+    function walks through all tensors, and many methods and fixes ask for the same ones.
 
     Args:
         matrices: elements of each, in their order.
         weight_bytes: bytes of an element.
         world: ranks.
-        size: bytes of a buffer for so many.
+        size: returns the bytes of the buffer that holds a given number of bytes.
         least: elements of the smallest that counts.
     """
     own = -(-sum(matrices) // world)

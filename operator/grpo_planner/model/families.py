@@ -32,7 +32,7 @@ class Family:
     window: Literal["none", "all", "every", "switched", "late"] = "none"
     """Which layers have the sliding window where layer_types doesn't say."""
     period: int = 0
-    """Of `every`: each so many-th layer attends to everything."""
+    """For window `every`: one layer in `period` attends to everything."""
 
 
 @cache

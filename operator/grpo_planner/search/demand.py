@@ -66,7 +66,7 @@ class Demand:
         return MARGIN["Estimated" if self.shape.experts else self.model.source]
 
     def device_bytes(self, prediction: Prediction, world: int) -> int:
-        """What a GPU must have for what one of so many processes allocates."""
+        """Bytes that a GPU must have for the predicted allocations of one of `world` processes."""
         return device_bytes(prediction, world, self.margin, expandable=self._expandable)
 
     @cached_property
@@ -157,7 +157,7 @@ class Demand:
 
 
 def positions(config: Mapping[str, Any] | None) -> int:
-    """max_position_embeddings of the language model in a config.json; 0 where there is none."""
+    """max_position_embeddings of the language model in a config.json; 0 where it is missing."""
     text = (config or {}).get("text_config") or config or {}
     return int(text.get("max_position_embeddings") or 0)
 

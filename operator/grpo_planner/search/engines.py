@@ -84,7 +84,7 @@ def check(demand: Demand) -> None:
 
 
 def splits(demand: Demand, gpus: int) -> bool:
-    """Whether so many GPUs can share an engine's heads; vLLM repeats key heads where there are fewer."""
+    """Return True if `gpus` GPUs can share the model's heads; vLLM repeats key heads where there are fewer."""
     shape = demand.shape
     whole = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
     return shape.heads % gpus == 0 and shape.intermediate % gpus == 0 and whole

@@ -13,8 +13,8 @@ from ..memory import engine as terms
 from ..model.shapes import Shape
 
 READ_SHARE = 0.7
-"""Share of the memory bandwidth that decoding reaches (assumed; 0.77 is told of 8 B at one sequence on an A100, vLLM
-0.23)."""
+"""Share of the memory bandwidth that decoding reaches (assumed; others report 0.77 for 8 B at one sequence on an A100,
+vLLM 0.23)."""
 COMPUTE_SHARE = 0.4
 """Share of the peak FLOP/s that decoding of many sequences reaches (assumed, as of other large products)."""
 TOKEN_SECONDS = 2e-3

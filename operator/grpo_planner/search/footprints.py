@@ -60,7 +60,7 @@ class Footprint:
 
 
 class Variants:
-    """One method on so many processes in one precision, at every setting of its knobs."""
+    """One method on a number of processes in one precision, at every setting of its knobs."""
 
     def __init__(
         self, of: "Footprints", world: int, method: Method, precision: Precision, engine: Engine | None
@@ -104,7 +104,7 @@ class Variants:
         return self._demand.device_bytes(self._predictor.floor(self._setup(self._knobs.leanest)), 1)
 
     def host(self, processes: int) -> int:
-        """Bytes of host memory that a pod of so many processes must have; the same for all variants."""
+        """Bytes of host memory that a pod of `processes` processes must have; the same for all variants."""
         if processes not in self._host:
             bare = host_bytes(self._demand.shape, self._setup(self._knobs.leanest), processes)
             self._host[processes] = round(bare * self._demand.learned.factor(HOST))
@@ -229,7 +229,7 @@ class Footprints:
         return [size for size in sizes if size >= fewest and batch.micro_batches(spec, size)]
 
     def of(self, world: int, method: Method, precision: Precision, engine: Engine | None = None) -> Variants:
-        """The variants of a method on so many processes, with an engine or without."""
+        """The variants of a method on `world` processes, with an engine or without."""
         key = (world, method, precision, engine)
         variants = self._variants.get(key)
         if variants is None:

@@ -78,7 +78,7 @@ def compute_seconds(shape: Shape, setup: Setup, hardware: Product) -> float:
 
 
 def decoded_parameters(shape: Shape, sequences: int) -> float:
-    """Parameters that decoding one token of each of so many sequences reads: of the experts, all that any is sent to.
+    """Parameters that decoding one token of each sequence reads: of the experts, all that any token is sent to.
 
     With even routing a sequence misses an expert with probability 1 - k/E, and all of them with its power.
     """
