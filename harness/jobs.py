@@ -118,7 +118,7 @@ def selected(name: str) -> tuple[str, str]:
 
 
 def condition(job: Object, kind: str) -> Object:
-    """The condition of that type; empty when there is none."""
+    """The condition of type `kind`; an empty object if the job does not have it."""
     conditions: list[Object] = job.get("status", {}).get("conditions", [])
     return next((item for item in conditions if item["type"] == kind), {})
 

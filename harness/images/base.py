@@ -16,7 +16,7 @@ PACKAGES = ("ca-certificates", "python3", "python3-venv")
 # of no use in a container: package lists and caches, translations, manuals
 UNWANTED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/locale", "usr/share/man")
 DOCUMENTATION, LICENSES = "usr/share/doc", "copyright"
-"""Of each package's documentation its licenses stay: whoever passes an image on must pass them on."""
+"""Each package keeps its license: a person who distributes an image must distribute the licenses too."""
 
 
 def base_tar() -> Path:

@@ -88,9 +88,12 @@ SHIPPED = {
 
 
 def build_shipped(name: str, epoch: int, archive: Path) -> None:
-    """Build one of SHIPPED anew, for a release, as a docker archive in which bytecode depends on no file's time.
+    """Build an image of SHIPPED for a release, without cached layers, as a docker archive.
 
-    epoch: seconds since 1970 of the commit.
+    Args:
+        name: key of SHIPPED.
+        epoch: time of the commit in seconds since 1970, so that bytecode does not depend on the files' times.
+        archive: file to write.
     """
     prerequisites.require(nodes=False, images=True)
     recipe = replace(SHIPPED[name], arguments=(f"SOURCE_DATE_EPOCH={epoch}",), layers=False)

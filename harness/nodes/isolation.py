@@ -32,7 +32,7 @@ class World:
 
 
 def ruleset(world: World) -> str:
-    """A text for `nft --file`, which takes the place of what an earlier one said, all at once."""
+    """Rules for `nft --file`, which replace the earlier rules in one transaction."""
     rules = [rule for pod in world.reachable for rule in _pod(world, pod)]
     chain = "type filter hook forward priority filter; policy accept; ct state established,related accept"
     body = "\n".join(f"    {rule}" for rule in rules)

@@ -22,7 +22,7 @@ MOTO = "moto[s3,server]==5.2.5"
 ACCESS, SECRET = "tester", "testing-only"
 BUCKET = "bucket"
 CREDENTIALS: Mapping[str, str] = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
-"""What the stores' clients are told."""
+"""Environment variables with the credentials of the stores' clients."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class Processes:
         raise ClusterError(f"{role} ended with exit code {child.returncode}; its log ends:\n" + "\n".join(tail))
 
     def find(self, role: str | None = None) -> list[int]:
-        """Return the pids of this cluster (of one role), whoever started them, without the calling process."""
+        """Return the pids of this cluster (of one role) from any starter, without the calling process."""
         marks = {f"{MARK}={self.directory}".encode()}
         if role:
             marks.add(f"{ROLE}={role}".encode())

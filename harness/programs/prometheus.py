@@ -53,11 +53,11 @@ def serving(folder: Path, settings: dict[str, Any], *options: str) -> Iterator[s
 
 
 def ask(address: str, what: str, **parameters: object) -> Any:
-    """The data of an answer of the HTTP API.
+    """The `data` of an answer of Prometheus's HTTP API.
 
     Raises:
-        ClusterError: it is refused; the message is what Prometheus says of it.
-        OSError: there is none, as while it starts.
+        ClusterError: Prometheus refuses the request; the message has its reason.
+        OSError: Prometheus does not answer, as while it starts.
     """
     url = f"http://{address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
     try:

@@ -1,7 +1,7 @@
-"""A checkpoint's disk fails at every write in turn, on either rank: what all ranks make of it, and how the run goes on.
+"""Fails each write of a checkpoint in turn, on either rank, and records how the ranks and the run react.
 
-Each write is failed by what stands in its way, a folder of its file's name; and once the disk is really full. Nothing
-is replaced: the errors are those of the kernel as torch, safetensors and Python tell them.
+A folder with the file's name makes each write fail; once the disk is really full. Nothing is mocked: the errors come
+from the kernel, as torch, safetensors and Python report them.
 """
 
 import os
@@ -55,7 +55,7 @@ DISK = "disk"
 
 @contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
-    """A disk of its own, of so many MiB, at the folder."""
+    """Mount a tmpfs of `mebibytes` MiB at `folder` while the body runs."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", folder], check=True)
     try:
@@ -120,7 +120,7 @@ def _export_to_a_full_disk(folder: Path, export: Any, trainer: Any) -> bool:
 
 
 class Disk(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
-    """Puts something in the way of each checkpoint, takes it away again, and keeps what was said of the checkpoint."""
+    """Blocks one write of each checkpoint, removes the obstacle after it, and records the reports about it."""
 
     def __init__(self, folder: Path, obstacles: tuple[str, ...], recorder: Recorder, preemption: Preemption) -> None:
         self._folder = folder
@@ -130,7 +130,7 @@ class Disk(TrainerCallback):  # type: ignore[misc]  # transformers is not follow
         self.seen: list[dict[str, Any]] = []
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-        """The disk fails, on rank 0's word."""
+        """Let rank 0 block a write of the checkpoint that follows, or fill the disk."""
         if ranks.rank() == 0 and state.global_step <= len(self._obstacles):
             obstacle = self._obstacles[state.global_step - 1].format(os.getpid())
             (self._folder / "attempt-1" / obstacle).mkdir(parents=True)

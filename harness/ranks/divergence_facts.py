@@ -49,7 +49,7 @@ class Strike:
     dtype: str = "float32"
 
     def hits(self, finished: int) -> bool:
-        """Whether this rank is struck in the step that follows so many."""
+        """Whether the strike hits this rank in the step after `finished` steps."""
         return finished == self.step - 1 and ranks.rank() == self.rank
 
     @property

@@ -1,7 +1,7 @@
 """vLLM whose processes are forked; imported by the fork server of processes that see it.
 
-On CPUs each process of an engine begins by importing all anew, and so does one that only looks at a model's class. Here
-the first are forked from their engine's, which itself looks at the class: there is no GPU that this would initialise.
+On CPUs each process of an engine imports everything again, and so does the one that only inspects a model's class.
+Here an engine's processes are forked from it, and it inspects the class itself: there is no GPU to initialise.
 """
 
 import multiprocessing

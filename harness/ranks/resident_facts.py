@@ -49,7 +49,7 @@ def _peak(folder: Path, config: Qwen2Config) -> int:
 
 
 def forget_peak() -> None:
-    """The kernel's record of what was resident at most begins anew (man 5 proc, clear_refs)."""
+    """Reset the kernel's peak of this process's resident memory (man 5 proc, clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -15,7 +15,7 @@ STRAY = "astray0"
 
 
 class Wires:
-    """So many hosts; a context manager that leaves nothing behind."""
+    """Network namespaces that stand for `hosts` hosts, joined by a bridge. A context manager that removes them."""
 
     def __init__(self, hosts: int) -> None:
         self._holders = [subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE) for _ in range(hosts + 1)]

@@ -71,7 +71,7 @@ def settle(entry: tarfile.TarInfo, epoch: int) -> None:
 
 
 def settle_package(archive: Path, epoch: int) -> None:
-    """Write a .tar.gz anew with settled entries that belong to nobody."""
+    """Rewrite a .tar.gz so that its entries have fixed times, modes and the owner 0."""
 
     def change(entry: tarfile.TarInfo) -> bool:
         settle(entry, epoch)

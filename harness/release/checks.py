@@ -106,7 +106,7 @@ def check_images(release: Release, images: dict[str, Path], packaged: Packaged, 
 
 
 def dry_run(cluster: Any, manifest: Path) -> str:
-    """What the API server says to the manifest, of which it keeps nothing, whoever installed something before."""
+    """The API server's answer to a dry run of the manifest. Overrides field conflicts with earlier installers."""
     how = ("--server-side", "--force-conflicts", "--dry-run=server")
     shown: str = cluster.kubectl("apply", *how, "-f", str(manifest))
     return shown

@@ -1,7 +1,7 @@
-"""What is in an image, as a CycloneDX document: Debian's packages and Python's, by what their installers recorded.
+"""Lists the Debian and Python packages of an image, as their installers recorded them, in a CycloneDX document.
 
-Written with CycloneDX's own library and checked by its schema. The file is read from the archive that is published, so
-that it can't tell of another image.
+CycloneDX's own library writes it and checks it by its schema. The packages are read from the published archive, so that
+the document can't describe another image.
 """
 
 import re

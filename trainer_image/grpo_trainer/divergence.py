@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from .errors import Diverged
 
 _TOLD = ("reward", "kl")
-"""What TRL knows of the step by the time of its gradient, as far as it may be the reason."""
+"""Metrics for the message: TRL has logged them by the time of the gradient, and they may show the reason."""
 
 
 def require_finite(metric: str, value: float, step: int, metrics: Mapping[str, Sequence[float]] | None = None) -> None:
-    """Ends the run at a number that is not finite.
+    """Raise Diverged if `value` is infinite or not a number.
 
     Args:
         metric: what it is, as in "the gradient norm".
         value: the same on all ranks.
         step: the optimizer step that it belongs to, from 1.
-        metrics: TRL's numbers of that step, the last of which are told too.
+        metrics: TRL's numbers of that step; the message contains the latest reward and KL.
 
     Raises:
         Diverged: it is infinite or no number.

@@ -1,4 +1,4 @@
-"""The ends of a training process as exceptions, each with the Result that the operator acts on.
+"""Exceptions that end a training process, each with the Result that the operator acts on.
 
     TrainingError
     ├── BadInput            the plan, model, data or checkpoint can't be used as declared; a restart won't help
@@ -7,20 +7,20 @@
     ├── EngineWeightsDiffer an engine does not have the weights that it was sent
     ├── EngineMismatch      guard.maxEngineMismatch was exceeded
     ├── WeightSyncTimeout   no engine took new weights in time
-    ├── EngineLost          no engine was left to sample from
+    ├── EngineLost          no engine is left to sample from
     ├── RendezvousTimeout   the peers did not come
     ├── Diverged            the loss, the gradient or the weights are not finite
     │   └── DivergedKL      guard.maxKL was exceeded
-    ├── Transient           nothing is wrong with the job: the machine or something outside failed, and may not again
+    ├── Transient           the job is correct: the machine or a service failed, and a restart may succeed
     │   ├── DriftedApart    ranks that began with the same weights hold different ones
-    │   ├── HubUnavailable  the hub gave nothing for as long as it may be waited for
-    │   └── DiskFailed      a volume took no more, or gave no more
-    │       └── StoreFailed an object store did, in a volume's place
-    │           └── Denied  it refuses, and would do so again
+    │   ├── HubUnavailable  the hub sent nothing for the longest wait that is allowed
+    │   └── DiskFailed      a volume could not be written or read
+    │       └── StoreFailed an object store could not be written or read
+    │           └── Denied  it refuses the request and would refuse it again
     └── Preempted           SIGTERM
 
-Whoever finds a problem names its class there and then; what others raise (torch, Python) is recognised by its text. A
-hang raises nothing: the watchdog ends the process.
+Our code raises one of these classes where it finds the problem. Errors of torch and Python are recognised by their
+text. A hang raises nothing: the watchdog ends the process.
 """
 
 from grpo_api.report import Generations, Result
@@ -135,7 +135,7 @@ class Denied(StoreFailed):
 
 
 class Preempted(TrainingError):
-    """The pod was told to stop; the run continues from its last checkpoint."""
+    """The pod received SIGTERM; the run continues from its last checkpoint."""
 
     result = Result.PREEMPTED
 

@@ -9,4 +9,4 @@ LONGEST_WAIT = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds between two tries; each pause is twice the one before."""
 POLL_SECONDS = 2.0
-"""How often what has come so far is told while something is waited for."""
+"""Seconds between two reports of progress during a wait."""

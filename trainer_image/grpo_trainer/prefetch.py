@@ -26,18 +26,18 @@ TELL_SECONDS = 5.0
 
 
 class Progress:
-    """Prints what has arrived of one repository after the other."""
+    """Prints the progress of the downloads, one repository after the other."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Nothing has been begun."""
+        """No download has begun."""
         self._clock, self._what, self._last = clock, "", float("-inf")
 
     def begin(self, what: str) -> None:
-        """Bytes from now on are those of this repository."""
+        """Count later bytes for this repository."""
         self._what = what
 
     def arrived(self, count: int) -> None:
-        """So many bytes of it are in the cache."""
+        """Print that `count` bytes of the repository are in the cache, at most every TELL_SECONDS."""
         now = self._clock.now()
         if now - self._last >= TELL_SECONDS:
             self._last = now

@@ -1,4 +1,4 @@
-"""What an alert is: an expression with thresholds, words for whoever it wakes, and the stories in which it fires."""
+"""Declares an alert: an expression with thresholds, texts for the person on call, and the stories where it fires."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,8 +1,8 @@
 """Stories of jobs and of their operator, as the series that Prometheus would have of them, minute by minute.
 
-Alerts are put to them by promtool (tests/integration/test_alerts.py), and docs/alerts.md says what comes of it;
-dashboards are drawn of them (harness/pictures). A story says what differs from WELL, and names metrics by their
-declarations: it can't tell of one that nothing exports.
+promtool evaluates the alerts on them (tests/integration/test_alerts.py), docs/alerts.md lists the results, and
+harness/pictures draws dashboards from them. A story contains what differs from WELL. It names metrics by their
+declarations, so it can't use one that nothing exports.
 """
 
 from .of_cluster import STORIES as OF_CLUSTER

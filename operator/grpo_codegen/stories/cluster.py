@@ -121,12 +121,12 @@ _COUNTED: dict[str, float] = {
 
 
 def growing(rate: float) -> Timeline:
-    """A counter that grows by so much in a minute."""
+    """A counter that grows by `rate` each minute."""
     return lambda minute: minute * rate
 
 
 def took(count: Timeline) -> World:
-    """How long reconciles took and waited, when so many have ended."""
+    """Histograms of how long reconciles took and waited in the queue, after `count` of them."""
     return {
         **histogram(operator.RECONCILE_SECONDS, count, {0.025: 0.5, 0.1: 0.9, 0.5: 0.98, 2.5: 1.0}, **_OWN),
         **histogram(operator.QUEUE_SECONDS, count, {0.005: 0.6, 0.05: 0.95, 0.25: 1.0}, name=CONTROLLER),

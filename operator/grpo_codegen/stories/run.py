@@ -1,6 +1,6 @@
-"""The job that the stories tell of: what its rank 0 and the operator export of it while all is well.
+"""The job of the stories: the series that its rank 0 and the operator export while nothing is wrong.
 
-It makes a step a minute on eight GPUs, and learns as runs do that end well.
+It finishes a step a minute on eight GPUs, and its reward grows as in successful runs.
 """
 
 import math
@@ -22,7 +22,7 @@ GPUS = 8
 PRICE = 2.5
 """Of an hour of one GPU."""
 _STEP = dict(zip(STEP_PHASES, (0.0, 29.0, 6.0, 4.0, 6.0, 12.0, 2.0), strict=True))
-"""Seconds of a step's parts; a second is left for what is none of them."""
+"""Seconds of each phase of a step. One second of the minute belongs to no phase."""
 _PLANNED = dict(zip(MemoryPhases.model_fields, (31.0, 0.0, 58.0, 44.0, 52.0, 62.0, 49.0), strict=True))
 """GiB by phase."""
 _SPENT = {"generating": 29.0, "scoring": 6.0, "training": 23.5, "saving": 0.5, "other": 1.0}

@@ -27,7 +27,7 @@ class Check:
     seconds: float
     """After so long it is ended."""
     arguments: Sequence[int] = ()
-    """What the function is told beside the context."""
+    """Arguments of the function after the context."""
     needs_gpu: bool = False
     """Whether there is nothing to see on a CPU."""
     on_cpu: bool = False

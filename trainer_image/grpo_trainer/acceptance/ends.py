@@ -1,6 +1,6 @@
-"""Ends of the real entry point, `python -m grpo_trainer`: told to stop, and out of the GPU's memory.
+"""Checks how the real entry point, `python -m grpo_trainer`, ends after SIGTERM and after GPU out-of-memory.
 
-A restart is decided by what such an end says, so it must say the right thing where CUDA is involved too.
+The operator decides about a restart from the reported Outcome, so it must be right where CUDA is involved too.
 """
 
 import os
@@ -25,7 +25,7 @@ STOP_AFTER = 2
 
 
 def sigterm(context: Context) -> list[Finding]:
-    """A run that is told to stop saves a checkpoint and says Preempted."""
+    """Check that a run saves a checkpoint after SIGTERM and reports Preempted."""
     training, execution = {"maxSteps": 100000}, {"saveEverySteps": 100000}
     plan = make_plan(context, training=training, execution=execution, folder=context.path / "stopped")
     with Pod(context, plan, "grpo_trainer", "sigterm") as pod:

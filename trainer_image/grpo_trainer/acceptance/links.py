@@ -10,7 +10,7 @@ from .plans import make_plan
 
 
 def all_reduce(context: Context) -> list[Finding]:
-    """The gang's own first all-reduce, as in a pod: wrong sums raise, its bandwidth is told."""
+    """Run the first all-reduce of a gang, as in a pod, and report its bandwidth. Wrong sums raise."""
     plan = make_plan(context, model=Path("none-is-loaded"))
     place = Placement(0, context.rank, context.world, 1)
     os.environ.update(launch_environment(plan, place))

@@ -75,7 +75,7 @@ def make_plan(
 
 
 def tiny_model(context: Context) -> Path:
-    """The folder of the tiny model, made where there is none yet."""
+    """The folder of the tiny model. Creates the model if the folder does not exist."""
     return _made(context, context.path / "model", large=False)
 
 

@@ -1,6 +1,6 @@
-"""The report: one JSON file, one Markdown page, one log; and in a pod the Outcome by which the operator judges the job.
+"""Writes the report as one JSON file, one Markdown page and one log, and in a pod the Outcome for the operator.
 
-Three files, because whoever runs this on a borrowed machine may bring home only a few.
+There are only three files, because a borrowed machine may let its user copy only a few.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Runs the checks, each in processes of its own, under one budget of time.
 
-A CUDA error, an abort or a hang thus ends one check, and its exit code is told. While one check runs, the processes of
-the next import their libraries and wait for the word: that takes longer than most checks.
+A CUDA error, an abort or a hang thus ends one check, and the report has its exit code. While one check runs, the
+processes of the next import their libraries and wait for the start: the imports take longer than most checks.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Which versions this machine has, beside those of the image.
+"""Compares the versions on this machine with those of the image.
 
-Nothing but Python's own library: what is missing or of another version must be told before an import fails over it.
+Imports only Python's standard library: a missing or different version must be reported before an import fails on it.
 """
 
 import json

@@ -68,7 +68,7 @@ def export_model(
 
 
 def described(folder: Path, url: str | None = None) -> Export:
-    """What is told of a published export; `url` is where it is on an object store."""
+    """The Export entry of the Outcome for a published export; `url` is its address on an object store."""
     return Export(
         to="ObjectStore" if url else "Volume",
         path=url or str(folder),
@@ -129,10 +129,10 @@ def _name_base(source: Source, folder: Path) -> None:
 
 
 def merge_adapter(source: Source, folder: Path, *, remote_code: bool) -> None:
-    """Replace the saved adapter by its base `source` with it merged in.
+    """Replace the adapter in `folder` by its base model `source` with the adapter merged in.
 
-    On a copy of the base read anew into host memory: the live one may be partitioned, and is read without ZeRO's
-    zero.Init, which a DeepSpeed config in force would bring in.
+    The base is loaded again, into host memory, because the live model may be partitioned. DeepSpeed's config is unset
+    first: with one in force, transformers loads a model under ZeRO's zero.Init, partitioned.
     """
     unset_hf_deepspeed_config()
     base = load_causal(source, remote_code)

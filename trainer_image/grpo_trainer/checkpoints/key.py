@@ -18,7 +18,7 @@ from ..errors import BadInput
 
 FIELD = "spec.export.signingKeySecretRef"
 UNUSABLE = 3
-"""Exit code of the process when the key can't be used; it has said why."""
+"""Exit code of the signing process when the key can't be used; its standard output has the reason."""
 _PR_SET_DUMPABLE = 4
 """prctl(2)."""
 

@@ -1,7 +1,8 @@
-"""Writes beside an exported model what it was made of: the Statement of grpo_api.provenance, signed if there is a key.
+"""Writes the provenance Statement of grpo_api beside an exported model, signed if there is a key.
 
-It is part of the export before that has its name, so that there is none without it. It says what rank 0 knows for
-certain; what a pod can't know (to which content an image's tag led, settings of the cluster) is left out or marked.
+The statement is written before the export gets its final name, so that every export has one. It contains what rank 0
+knows for certain. What a pod can't know (the content behind an image's tag, settings of the cluster) is left out or
+marked.
 """
 
 import os
@@ -54,7 +55,7 @@ from .hashing import sha256_sums
 from .key import signed
 
 SECTIONS = sorted((GRPOJobSpec.model_fields.keys() & TrainingPlan.model_fields.keys()) - {"resume_from"})
-"""Sections of the spec that the pods are told as they are; resumeFrom they are told as a folder."""
+"""Sections of the spec that the plan carries unchanged. It carries resumeFrom as a folder, so that is not one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

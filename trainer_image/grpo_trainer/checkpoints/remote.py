@@ -1,7 +1,7 @@
-"""Checkpoints on an object store: every rank sends its part of what its node wrote, and brings what its node needs.
+"""Checkpoints on an object store: every rank uploads its part of its node's files and downloads what its node needs.
 
-The disk of a pod holds a checkpoint only while it is written and sent, or brought and loaded. On it everything is where
-it would be on a volume, so that whoever reads checkpoints needs to know nothing of stores.
+The disk of a pod holds a checkpoint only while it is written and uploaded, or downloaded and loaded. The files lie
+there as on a volume, so that the code that reads checkpoints does not depend on stores.
 """
 
 import os

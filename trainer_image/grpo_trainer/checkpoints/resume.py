@@ -37,8 +37,14 @@ class Beginning:
 
 
 def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Take the checkpoint folder for this attempt and make sure that every rank sees the same one; with an object
-    store, the run's folder there, and one on the disk of every node. `tell` hears that somebody is at work.
+    """Claim the checkpoint folder for this attempt and check that every rank sees the same one.
+
+    With an object store, claim the run's folder there and one on the disk of every node. A collective.
+
+    Args:
+        plan: the attempt's plan.
+        tell: called when the store shows progress, and during pauses.
+        clock: the clock that retries wait by.
 
     Raises:
         BadInput: the folder belongs to another job, or isn't shared by all nodes; the store can't be used.
@@ -73,8 +79,13 @@ Outdated = Callable[[Manifest], bool]
 def begin(
     plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False, tell: Tell = silent
 ) -> Beginning:
-    """What to continue; with nothing to continue, the exported adapter of spec.resumeFrom. A collective. `tell` hears
-    that somebody is at work.
+    """The checkpoint to continue; without one, the exported adapter that spec.resumeFrom names. A collective.
+
+    Args:
+        plan: the attempt's plan.
+        identity: the run's identity, which a checkpoint must match.
+        outdated: True for a checkpoint that may not be used.
+        tell: called when a store shows progress, and during pauses.
 
     Raises:
         Diverged: as choose.
@@ -104,8 +115,10 @@ def begin(
 def choose(
     plan: TrainingPlan, identity: dict[str, str], outdated: Outdated = lambda _: False, tell: Tell = silent
 ) -> Path | None:
-    """The newest undamaged complete checkpoint of any attempt; without any, that of spec.resumeFrom; None if there is
-    none either. One that is outdated is none, and the run's own ones count no more from then on.
+    """The newest complete, undamaged checkpoint of the run; if the run has none, of spec.resumeFrom; else None.
+
+    An outdated checkpoint is never chosen. The run's own outdated checkpoints are withdrawn: no later attempt uses
+    them. A collective.
 
     Raises:
         Diverged: there are checkpoints but all are outdated.

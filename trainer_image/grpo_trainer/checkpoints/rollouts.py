@@ -31,7 +31,7 @@ def save(folder: Path, rollouts: Rollouts) -> None:
 
 
 def load(folder: Path, device: torch.device, micro_batches: int) -> Rollouts:
-    """Every rank's part of a checkpoint, cut into so many micro-batches. A collective.
+    """Load this rank's completions of a checkpoint, cut into `micro_batches` micro-batches. A collective.
 
     Raises:
         BadInput: a rank's file is missing, so that the steps that are left of the generation can't be taken.

@@ -116,7 +116,7 @@ def sealed_at(checkpoint: Path) -> float:
 
 
 def told(checkpoint: Path, where: str) -> Checkpoint:
-    """What is told of a complete checkpoint, which is `where` for its readers.
+    """The Checkpoint entry of the progress report for a complete checkpoint; `where` is its path for users.
 
     Raises:
         BadInput: its manifest can't be read.

@@ -43,7 +43,7 @@ def merged(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
 
 
 def numbered(position: int, skipped: Sequence[Generations]) -> int:
-    """Number of the generation that a run trains on after so many others; `skipped` is merged."""
+    """Number of the generation that a run trains on after `position` others; `skipped` is merged."""
     for one in skipped:
         if position < one.first:
             break
@@ -91,7 +91,7 @@ class Cadence:
 
     @classmethod
     def of(cls, plan: TrainingPlan, prompts: int) -> "Cadence":
-        """Of a plan and so many prompts."""
+        """The cadence of a plan with `prompts` prompts per epoch."""
         execution = plan.execution
         completions = execution.micro_batch * execution.world_size * execution.steps_per_generation
         return cls(

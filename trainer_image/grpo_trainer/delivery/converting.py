@@ -28,13 +28,13 @@ _INDEX = ".safetensors.index.json"
 
 
 def convert(plan: TrainingPlan, export: Path, folder: Path, dtype: str | None, *, merge: bool) -> Path:
-    """Write the converted model to `folder`, which must not exist, with hashes and a provenance of its own; returns it.
+    """Write the converted model to `folder`, which must not exist, with its own hashes and provenance; return `folder`.
 
-    What was said of the export, and signed, is in the folder ORIGINAL of it: it is false of these files.
+    The export's own statement and signature go into the subfolder ORIGINAL: they don't hold for the converted files.
 
     Raises:
-        BadInput: there is no adapter to merge, or one that isn't asked to be, or its base can't be had; or the export
-            is not what it was.
+        BadInput: there is no adapter to merge, an adapter without `merge`, or no base for it; or the export's files
+            have changed.
         OSError: the disk fails, or is full.
     """
     adapter = (export / ADAPTER_CONFIG).is_file()

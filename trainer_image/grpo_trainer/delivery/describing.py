@@ -1,6 +1,6 @@
-"""Writes beside a converted model which files of which export it was made of: the ConversionStatement of grpo_api.
+"""Writes grpo_api's ConversionStatement beside a converted model: which files of which export it was made from.
 
-Whoever has only the conversion can still tell what it comes from, and nobody takes it for what was signed.
+A reader who has only the conversion can thus find its source, and can't mistake it for the signed export.
 """
 
 from collections.abc import Mapping

@@ -42,7 +42,7 @@ class Source(Protocol):
         """
 
     def local(self, room: Path) -> Path:
-        """A folder of this node with the files; brought to `room` if there is none.
+        """A folder on this node with the files; downloads them to `room` if they are not on this node.
 
         Raises:
             OSError: the disk fails, or is full. StoreFailed: as read.

@@ -73,11 +73,11 @@ def metrics(found: Score) -> dict[str, float]:
 
 
 def exported(plan: TrainingPlan, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Path, Outcome]:
-    """The model of spec.resumeFrom and the Outcome that its job ended with, once both are there.
+    """Wait for the exported model of spec.resumeFrom; return its folder and the Outcome of its job.
 
     Raises:
         BadInput: the spec names no other job.
-        Transient: the job has not succeeded in so many seconds.
+        Transient: the job has not succeeded within `seconds`.
     """
     if plan.resume_from is None:
         raise BadInput("spec.resumeFrom: nothing to evaluate; name the job that trains in grpoJob, or give --export")

@@ -26,9 +26,9 @@ def rewarded(
     columns: Columns,
     size: int,
 ) -> dict[str, Scores]:
-    """The scores of each reward by its name, one per completion and before weighting.
+    """The scores of each reward by its name: one per completion, before weighting.
 
-    They are asked about `size` completions at a time, as in a step: their budgets of time are meant for so many.
+    Each call of a reward scores at most `size` completions, as in a step: its time budget is meant for that number.
 
     Raises:
         RewardError: a reward failed.
@@ -72,7 +72,7 @@ def _by_model(model: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> Score
 
 
 def weighted(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
-    """The weighted sum of what the rewards said of each completion; None where none said anything."""
+    """The weighted sum of the scores of each completion; None for a completion that no reward scored."""
     named = zip(rewards.names, rewards.weights, strict=True)
     columns = [[one if one is None else weight * one for one in scores[name]] for name, weight in named]
     rows = ([one for one in row if one is not None] for row in zip(*columns, strict=True))
@@ -80,5 +80,5 @@ def weighted(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
 
 
 def means(scores: Mapping[str, Scores]) -> dict[str, float]:
-    """Mean of each reward over the completions that it said something about; without those that said nothing."""
+    """Mean of each reward over the completions that it scored, by its name. Omits rewards that scored none."""
     return {name: fmean(known) for name, row in scores.items() if (known := [one for one in row if one is not None])}

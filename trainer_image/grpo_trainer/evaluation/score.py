@@ -36,11 +36,11 @@ class Score:
 
     reward: Estimate
     rows: int
-    """Rows with at least one completion that a reward had something to say about."""
+    """Rows with at least one completion that a reward scored."""
     completions: int
     """Completions of each row."""
     by_function: Mapping[str, float] = field(default_factory=dict)
-    """Mean of each reward before weighting, where it said something."""
+    """Mean of each reward over the completions that it scored, before weighting."""
 
     @property
     def spread(self) -> float:

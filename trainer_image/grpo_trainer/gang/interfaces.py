@@ -1,7 +1,7 @@
-"""Which network interface the ranks talk through: the one that leads to rank 0, or the one that the user names.
+"""Chooses the network interface of the ranks: the one that the user names, else the one that routes to rank 0.
 
-NCCL and gloo choose by themselves, by name and by what the host's name resolves to, and choose wrong on nodes with
-several cards. Here the kernel's routing says it, and both are told.
+NCCL and gloo choose by interface name and by what the host's name resolves to, which is wrong on some nodes with
+several cards. The interface on the kernel's route to rank 0 is set for both libraries instead.
 """
 
 import socket
@@ -25,7 +25,7 @@ def own_address(host: str, port: int, timeout: float) -> str:
 
 
 def choose(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> tuple[str, str]:
-    """Address and name of the interface to use, and both libraries told of it where the user has not chosen.
+    """Address and name of the interface to use. Sets NCCL's and gloo's variables to it unless the user set them.
 
     Args:
         routed: this pod's address towards rank 0.
@@ -51,7 +51,7 @@ def choose(routed: str, environment: MutableMapping[str, str], *, gpu: bool) -> 
 
 
 def chosen(environment: Mapping[str, str]) -> str:
-    """What NCCL and gloo are told, for messages about a process group that does not come about."""
+    """The interface settings of NCCL and gloo, for messages about a process group that failed to form."""
     given = [f"{name}={environment[name]}" for name in (NCCL_INTERFACE, GLOO_INTERFACE) if name in environment]
     return ", ".join(given) or "one pod"
 

@@ -1,9 +1,9 @@
 """Tries every pair of pods by TCP before the process group does, and names the first pair that fails.
 
-NCCL and gloo say that something timed out, after half an hour and without a name. Each pod listens on a port that the
-kernel chooses, as theirs are, and publishes it in rank 0's store; each connects to all others and has 64 KiB sent to
-and fro: a path that loses large packets (its MTU is smaller than the interface's) lets a handshake through. Whoever
-finds a failure tells rank 0, which gives all the same verdict.
+NCCL and gloo report only that something timed out, after half an hour and without a name. Each pod listens on a port
+that the kernel chooses, as those of the libraries are, and publishes it in rank 0's store. Each pod connects to all
+others and exchanges 64 KiB: a path that loses large packets (its MTU is smaller than the interface's) lets a handshake
+through. A pod that finds a failure reports it to rank 0, which gives all pods the same verdict.
 """
 
 import json

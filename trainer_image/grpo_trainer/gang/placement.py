@@ -64,7 +64,7 @@ def _index(name: str, value: str, size: int) -> int:
 
 
 def launch_environment(plan: TrainingPlan, place: Placement) -> dict[str, str]:
-    """The variables from which torch.distributed, accelerate and DeepSpeed learn what torchrun would tell them."""
+    """The variables that torchrun would set for torch.distributed, accelerate and DeepSpeed."""
     return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),

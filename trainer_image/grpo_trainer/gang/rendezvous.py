@@ -99,7 +99,7 @@ def _try_network(plan: TrainingPlan, place: Placement, store: Store, gpu: bool) 
 
 
 def store_client(plan: TrainingPlan) -> Store:
-    """A connection of its own to rank 0's store: on a shared one whoever waits keeps all others waiting."""
+    """A separate connection to rank 0's store: on a shared one a thread that waits blocks all others."""
     return _store(plan, time.monotonic() + CLIENT_SECONDS, serves=False)
 
 

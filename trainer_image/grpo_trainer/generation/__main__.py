@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "VLLM_CACHE_ROOT": f"{SCRATCH}/vllm-cache",
     "HF_HUB_OFFLINE": "1",
 }
-"""Unless the job sets it otherwise: nothing is told or asked outside, and caches lie where a pod may write."""
+"""Variables that the job may override: no usage data, no requests to the hub, caches where a pod may write."""
 CHECK_SECONDS = 1.0
 
 

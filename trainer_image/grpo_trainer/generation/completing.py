@@ -174,11 +174,11 @@ def _ended(task: "asyncio.Task[Generated]") -> None:
 
 
 def pieces_of(wanted: Sequence[tuple[list[int], int]], most: int) -> list[Piece]:
-    """Neighbours with the same prompt as one piece, of at most so many completions: what fits into an engine at a time.
+    """Group neighbours with the same prompt into pieces, each a request to one engine.
 
     Args:
         wanted: a prompt and a seed for every completion.
-        most: completions of one piece.
+        most: most completions of one piece, which an engine can sample at a time.
     """
     pieces: list[Piece] = []
     for prompt, seed in wanted:

@@ -94,10 +94,10 @@ class EngineClient:
         await self._ask("POST", "/end", End(reason=reason[:MAX_WORDS]), STATE_SECONDS)
 
     async def generate(self, request: Generate) -> Generated:
-        """The completions of a prompt, without a time-out: whoever asks watches that the engine goes on.
+        """The completions of a prompt. Has no time-out: the caller watches the progress of the engine.
 
         Raises:
-            Stale: they are of other weights.
+            Stale: the completions are of other weights.
             EngineFailed: as for all requests.
         """
         answer = _parsed(_GENERATED, await self._ask("POST", "/generate", request, None))

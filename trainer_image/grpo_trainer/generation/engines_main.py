@@ -71,10 +71,14 @@ class EnginesMain:
         print(f"begins without some engines: {self._fleet.told()}", flush=True)
 
     def begin(self, version: int, began: float) -> bool:
-        """Ask the engines that have not this version to come for it; False where all that can be used have it.
+        """Start to send `version` to the usable engines that lack it; return False if none of them lacks it.
+
+        Args:
+            version: number of the weights.
+            began: time of the clock from which the limit for the sync counts.
 
         Raises:
-            WeightSyncTimeout: there is none.
+            WeightSyncTimeout: no engine was usable within the limit.
         """
         targets = [engine for engine in self._fleet.usable() if not engine.serves(version)]
         if not targets and any(engine.serves(version) for engine in self._fleet.engines):

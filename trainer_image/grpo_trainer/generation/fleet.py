@@ -1,8 +1,8 @@
-"""Rank 0's engines: where they are, how each of them is, and the thread in which it talks to all of them.
+"""Rank 0's engines: their addresses, their states, and the thread with the event loop that talks to all of them.
 
-An event loop of its own keeps looking at every engine, so that one that dies or restarts is noticed while completions
-are waited for, and an engine hears of its trainer during long steps. Nothing of it counts as progress of the run: the
-numbers are published by whoever makes some.
+The loop polls every engine, so that a death or a restart is noticed while rank 0 waits for completions. The polls also
+show each engine during long steps that its trainer lives. They don't count as progress of the run: only code that syncs
+weights or samples publishes the numbers.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Engine:
     view: EngineView
     client: EngineClient
     state: EngineState | None = None
-    """What it last said of itself."""
+    """The state that the engine last reported; None before the first answer."""
     moved_at: float = 0.0
     """When its count of tokens was last seen to change, by the time of the engines' event loop."""
     syncing: bool = False
@@ -85,7 +85,7 @@ class Fleet:
         return [engine for engine in self.engines if engine.view.usable]
 
     async def await_usable(self, wanted: int, seconds: float) -> bool:
-        """Wait until so many engines are usable; whether they are before the time is up."""
+        """Wait until `wanted` engines are usable; return False if they are not within `seconds`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while len(self.usable()) < wanted:
@@ -127,7 +127,7 @@ class Fleet:
 
 
 async def look(engine: Engine) -> None:
-    """Ask an engine how it is, and note what follows; one that was given up is told to end."""
+    """Poll an engine and update its view; send a condemned engine the request to end."""
     view, before, syncing = engine.view, engine.view.version, engine.syncing
     try:
         state = await engine.client.state()

@@ -31,7 +31,7 @@ class ServedWeights:
         return self._version if self.phase == "Serving" else None
 
     def state(self) -> EngineState:
-        """What is told of it; the load is filled in by whoever knows it."""
+        """The state for the trainer, without the load, which the caller adds."""
         return EngineState(incarnation=self.incarnation, phase=self.phase, version=self.version)
 
     def begin(self) -> None:

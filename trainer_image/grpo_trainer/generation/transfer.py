@@ -125,14 +125,15 @@ def open_store(address: str, port: int) -> Store:
 
 
 def invite(meeting: Meeting, abandoned: Callable[[], bool] = lambda: False, clock: Clock = SYSTEM_CLOCK) -> WeightGroup:
-    """Rank 0's side of a meeting; returns once all workers are there.
+    """Form the process group of a meeting on rank 0; return it once all of the engine's workers have joined.
 
     Args:
-        meeting: told to the engine by other means, at the same time.
-        abandoned: asked while waiting; True ends it, since the engine has answered that it won't come.
+        meeting: where they meet; the caller sends it to the engine at the same time.
+        abandoned: polled while waiting; True ends the wait, since the engine has answered that it won't come.
+        clock: the clock that the wait is measured by.
 
     Raises:
-        TransferFailed: they did not come in time, or were not waited for any longer.
+        TransferFailed: the workers did not come in time, or the wait was abandoned.
     """
     with _named(meeting):
         store = _connected(meeting)

@@ -15,7 +15,7 @@ BATCHED_TOKENS = 4096
 """Tokens of one pass: with vLLM's own default its profile at the start takes more memory than sampling does (TRL 1.16,
 trl/generation/vllm_generation.py)."""
 PRIVACY = {"VLLM_NO_USAGE_STATS": "1"}
-"""Variables of every process with an engine, unless the job sets them otherwise: nothing is told to anybody."""
+"""Variables of every process with an engine, which the job may override: vLLM reports no usage statistics."""
 NO_VLLM = (
     "spec.image: this image has no vLLM, which spec.generation.engine needs; use an image of this version with vLLM, "
     "or set spec.generation.engine to Transformers"

@@ -34,7 +34,7 @@ CHOICES = {
 SECTIONS = ("model", "dataset", "training", "reference", "adapter")
 """Of the spec, what is shown; rewards by name only, since they may hold addresses."""
 SECRETS = {"token_secret_ref", "volume", "cache", "files"}
-"""Fields of these sections that tell of the cluster, and nothing of the model."""
+"""Fields of these sections that describe the cluster and not the model."""
 HASH = f"- hash of the weights (`sha256sum *{WEIGHTS} | sha256sum`):"
 LOADERS = {True: ("peft", "AutoPeftModelForCausalLM"), False: ("transformers", "AutoModelForCausalLM")}
 """Library and class that load an adapter (True) or a whole model."""

@@ -42,7 +42,7 @@ class Client(httpx2.Client):
     """An HTTP client that raises NotNow instead of returning what says so."""
 
     def __init__(self, sent: Callable[[int], None] | None = None, **options: Any) -> None:
-        """`sent` is told the bytes of bodies as they go out, in the threads that send them."""
+        """`sent` is called with the bytes of each part of a body that goes out, in the thread that sends it."""
         super().__init__(**options)
         self._sent = sent
 
@@ -93,10 +93,10 @@ def _retry_after(response: httpx2.Response) -> float:
 
 @contextmanager
 def in_use(sent: Callable[[int], None] | None = None, seconds: float = SECONDS) -> Iterator[None]:
-    """Makes huggingface_hub, and with it datasets, use this client while the body runs, and nobody else afterwards.
+    """Make huggingface_hub, and with it datasets, use our client while the body runs. Restores the default afterwards.
 
     Args:
-        sent: told the bytes of bodies as they go out.
+        sent: called with the bytes of each part of a body that goes out.
         seconds: longest wait for one answer where huggingface_hub sets none.
     """
     set_client_factory(lambda: _client(sent, seconds))

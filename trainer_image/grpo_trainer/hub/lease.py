@@ -35,7 +35,10 @@ class Lease:
         self._lock = threading.Lock()  # a beat that ends after the release would leave a lease that nobody holds
 
     def take(self, heard: Callable[[], None]) -> bool:
-        """Wait until it is ours; `heard` is called whenever the holder has shown that it lives. Says whether one died.
+        """Wait for the lease and take it. Return True if an earlier holder died with it.
+
+        Args:
+            heard: called whenever the present holder has shown that it lives.
 
         Raises:
             OSError: the folder can't be written.

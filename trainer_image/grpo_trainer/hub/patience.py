@@ -1,4 +1,4 @@
-"""How the hub is waited for: pauses that grow, one limit for all of it, and what happens meanwhile is told."""
+"""Retries requests to the hub with growing pauses and one limit in total, and reports progress meanwhile."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from ..errors import DiskFailed, HubUnavailable
 from ..pauses import FIRST_PAUSE, LONGEST_PAUSE, LONGEST_WAIT, POLL_SECONDS
 
 Tell = Callable[[int], None]
-"""Told the bytes that are there: by that, whoever waits knows that something happens."""
+"""Called with the bytes that have arrived: a sign for the watchdog that the process is at work."""
 T = TypeVar("T")
 A = TypeVar("A", bound="Arrivals")
 
@@ -44,15 +44,15 @@ class Arrivals:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds without getting any further, after which there is no more waiting."""
+        """Seconds without progress after which the wait is given up."""
         return LONGEST_WAIT
 
     def measure(self) -> int:
-        """Bytes that are there."""
+        """Bytes that have arrived."""
         return sum(map(_bytes_in, self.folders))
 
     def look(self) -> None:
-        """Measure; tell what has changed."""
+        """Measure the bytes that have arrived and report a change."""
         found = self.measure()
         if found != self._last:
             self._last = found
@@ -61,7 +61,7 @@ class Arrivals:
             self._most, self._grew_at = found, self._clock.now()
 
     def still_there(self) -> None:
-        """Tell the same again: nothing has arrived, and yet somebody is at work."""
+        """Report the last measurement again: a sign of work although nothing has arrived."""
         self._tell(self._last)
 
     def wait(self, seconds: float) -> None:

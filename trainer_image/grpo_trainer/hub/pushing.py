@@ -42,8 +42,8 @@ REPLACED = (
     "adapter_config.json",
     *OWN_FILES,
 )
-"""Files at the top of the repository that another model would leave behind, where ours has none of their name: left
-there, they would be loaded with it or instead of it, or tell of it what is true of the other."""
+"""Files at the top of the repository that are deleted if our export has no file of that name. An earlier model left
+them: they would be loaded with ours or in its place, or describe ours wrongly."""
 FOR_GOOD = ("LFS batch API returned errors", "Invalid metadata in README.md")
 """What huggingface_hub's ValueErrors begin with where the hub has understood what it refuses."""
 CONFLICTS = frozenset({409, 412})
@@ -60,10 +60,10 @@ class Target:
 
     @classmethod
     def of(cls, spec: HubExportSpec) -> "Target":
-        """With the token of the environment.
+        """The target of `spec`, with the token from the environment.
 
         Raises:
-            BadInput: there is none, or no hub may be asked.
+            BadInput: there is no token, or HF_HUB_OFFLINE forbids requests.
         """
         token = os.environ.get(EXPORT_TOKEN_ENV, "").strip()
         if not token:
@@ -96,7 +96,7 @@ class Sending(Arrivals):
         self._longest_wait = longest_wait
 
     def sent(self, count: int) -> None:
-        """So many bytes more went out; two threads at once may cost a piece of the count, which is a sign of life."""
+        """Add sent bytes. Two threads at once may lose a part of the count, which serves only as a sign of life."""
         self._bytes += count
 
     def measure(self) -> int:
@@ -162,13 +162,13 @@ def require_target(spec: HubExportSpec, tell: Tell, clock: Clock = SYSTEM_CLOCK)
 def push(
     folder: Path, spec: HubExportSpec, message: str, tell: Tell, *, only_copy: bool, clock: Clock = SYSTEM_CLOCK
 ) -> str:
-    """Push a folder's files; the commit that has them, each with the hash that it has here.
+    """Push the files of a folder; return the commit that contains each of them with its local hash.
 
     Args:
         folder: the exported model.
         spec: where it goes.
         message: the commit's first line.
-        tell: told the bytes that went out, by which others know that something happens.
+        tell: called with the bytes that went out, as a sign of work.
         only_copy: whether the model is nowhere else, so that the hub is waited for much longer.
         clock: the time that it waits by.
 

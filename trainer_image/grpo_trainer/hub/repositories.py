@@ -61,7 +61,7 @@ class Hub:
     recorded: Mapping[str, str] = field(default_factory=dict)
     """Commits that earlier attempts found, by `Repository.path`."""
     tell: Tell = lambda _: None
-    """Told the bytes that have arrived while something is fetched."""
+    """Called with the bytes that have arrived during a download."""
     commits: dict[str, str] = field(default_factory=dict)
     """The commits that were found, by `Repository.path`."""
     clock: Clock = SYSTEM_CLOCK

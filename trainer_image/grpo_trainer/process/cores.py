@@ -11,7 +11,7 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def threads_per_process(processes: int, cpu_max: Path = CPU_MAX) -> int:
-    """Threads for each of so many processes: the cores that affinity and limit leave to the pod, shared out."""
+    """Threads for each of `processes` processes: an equal share of the pod's cores, by CPU affinity and limit."""
     return max(1, int(_cores(cpu_max) / processes))
 
 

@@ -82,8 +82,10 @@ class Recorder:
             self._last_event = self._last_sign = self._now()
 
     def phase(self, name: str | None) -> None:
-        """This rank has come to another phase of its step: no progress yet, but it tells who stands still from who has
-        come as far as the others."""
+        """Note that this rank has entered another phase of its step.
+
+        It is no progress, but it shows which ranks stand still and which have come as far as the others.
+        """
         with self._lock:
             self._last_sign = self._now()
             if self._progress.stage == "Training":
@@ -96,7 +98,7 @@ class Recorder:
         self._update()
 
     def heard(self, events: int) -> None:
-        """So many events of other ranks: who waits for a peer that works does not hang."""
+        """Count events of other ranks: a rank that waits for a working peer does not hang."""
         with self._lock:
             self._progress = self._progress.model_copy(update={"events": self._progress.events + events})
             self._last_heard = self._now()
@@ -156,7 +158,7 @@ class Recorder:
 
     @property
     def seconds_since_any(self) -> float:
-        """The same of all ranks, as far as it was heard of them."""
+        """Seconds since the last event of any rank that this rank knows of."""
         with self._lock:
             return self._now() - max(self._last_event, self._last_heard)
 
@@ -263,12 +265,12 @@ class Recorder:
             self._update(None, **changes)
 
     def counted(self, key: str, more: float = 1.0) -> None:
-        """So many more of what this key counts, from 0 at the start of the attempt."""
+        """Add `more` to the counter `key`, which starts at 0 with the attempt."""
         with self._lock:
             self.logged({key: self._progress.metrics.get(key, 0.0) + more})
 
     def not_finite(self, step: int) -> None:
-        """This step had a number that is none; whoever finds another one in the same step says so in vain."""
+        """Count the step as one with a number that is not finite. A second call for the same step counts nothing."""
         with self._lock:
             if step != self._not_finite_step:
                 self._not_finite_step = step

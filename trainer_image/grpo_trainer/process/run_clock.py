@@ -26,7 +26,7 @@ _OF_PHASE: dict[str | None, RunPart] = {"generate": "generating", "reward": "sco
 
 
 class RunClock:
-    """Adds up seconds by part. Whoever shares it between threads holds a lock."""
+    """Adds up the seconds of each part of a run. Not thread-safe: callers that share it hold a lock."""
 
     def __init__(self, now: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
         """Begins with loading; `now` is a clock that never goes back, in seconds."""

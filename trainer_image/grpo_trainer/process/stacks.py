@@ -82,6 +82,6 @@ def main_frames(stacks: str) -> list[str]:
 
 
 def telling(frames: list[str], most: int) -> list[str]:
-    """So many of the frames at most, in their order: the innermost, then those of our own and TRL's code."""
+    """At most `most` of the frames, in their order: prefers the innermost, then those of our own and TRL's code."""
     order = sorted(range(len(frames)), key=lambda at: (at > 0, not frames[at].startswith(OWN), at))
     return [frames[at] for at in sorted(order[:most])]

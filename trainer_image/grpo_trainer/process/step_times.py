@@ -1,4 +1,4 @@
-"""When the newest steps were, by the clock of the run; for traces.
+"""Begin and end of the newest steps by the clock of the run, for traces.
 
 A step is over when the next one begins to work, so that the checkpoint written after it is a part of it.
 """
@@ -9,11 +9,11 @@ from grpo_api.report import MAX_STEPS, StepTime
 from grpo_api.timing import Clock
 
 KEPT = 512
-"""Newest steps that are remembered: more than a run makes between two questions, of which few are told."""
+"""Newest steps that are kept: more than a run makes between two requests. A report has only some of them."""
 
 
 class StepTimes:
-    """The times of steps. Whoever shares it between threads holds a lock."""
+    """Begin and end of the first and the newest steps. Not thread-safe: callers that share it hold a lock."""
 
     def __init__(self) -> None:
         """No step has begun."""
@@ -29,17 +29,17 @@ class StepTimes:
 
     @property
     def waits(self) -> bool:
-        """Whether a step is finished that is not over."""
+        """Whether the newest finished step still lasts: the next one has not begun to work."""
         return self._open is not None
 
     def finished(self, step: int, clock: Clock) -> None:
-        """The step of this number is finished."""
+        """Note that this optimizer step is finished; it lasts until the next one begins to work."""
         if self._open:
             self.over(self._open[1])
         self._open = step, clock
 
     def over(self, clock: Clock) -> None:
-        """What was finished is over now; nothing without such a step."""
+        """Note that the finished step is over. Does nothing without such a step."""
         if self._open is None:
             return
         made = StepTime(step=self._open[0], began=self._began, ended=clock)

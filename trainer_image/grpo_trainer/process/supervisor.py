@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 10.0
 SYMPTOM_SECONDS = 0.7
 """Time for the others after an end that may be a symptom: the process that caused it ends at the same moment."""
 LAST_WORDS_SECONDS = 1.0
-"""Time from being told that a peer failed to SIGKILL."""
+"""Seconds between the notice that a peer failed and SIGKILL."""
 CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 """cgroup v2 counters of this container; `oom_kill` counts its processes that the kernel ended (cgroup-v2.rst)."""
 
@@ -56,7 +56,7 @@ class Worker:
         self.descriptor = os.pidfd_open(self.process.pid)
 
     def outcome(self) -> Outcome | None:
-        """What the worker said, if it said anything and was not killed while it did."""
+        """The Outcome that the worker wrote; None if it wrote none, or was killed while it wrote."""
         if not self.outcome_file.exists():
             return None
         try:
@@ -162,10 +162,10 @@ def _wait(workers: list[Worker], countdown: Countdown) -> list[Worker]:
 
 
 def patience_after(outcome: Outcome | None) -> float:
-    """Seconds that the others of a pod get to end by themselves, after a process ended badly with this outcome.
+    """Seconds that the other processes of a pod get to end by themselves, after one failed with this outcome.
 
-    One that died without words, or whose words are no symptom, has told all that there is to tell: the gang can't go
-    on, and every second is one in which all its GPUs wait for the next attempt.
+    They get none if the process left no outcome, or one that can't be the symptom of another process's failure: the
+    cause is known, the gang can't go on, and all its GPUs wait for the next attempt.
     """
     if outcome is None or tier(outcome.result) < Tier.HANG:
         return 0.0

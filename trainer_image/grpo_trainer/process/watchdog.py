@@ -1,4 +1,4 @@
-"""Ends a process that makes no progress, and one that was told to stop and can't.
+"""Ends a process that makes no progress, or that can't stop after SIGTERM.
 
 A stuck collective blocks the main thread in C++ for as long as its time-out, where neither an exception nor a Python
 signal handler can reach it. So a daemon thread watches, and ends the process from there.

@@ -31,12 +31,12 @@ class RewardCounters:
     """Why the last of them got none."""
 
     def timed_out(self, completions: int, problem: str) -> None:
-        """So many completions got no reward because their time was up."""
+        """Count completions without a reward because their time was up; `problem` is for messages."""
         self.timeouts += completions
         self.last_problem = problem
 
     def failed(self, completions: int, problem: str) -> None:
-        """So many completions got no reward because scoring them failed."""
+        """Count completions without a reward because scoring them failed; `problem` is for messages."""
         self.failures += completions
         self.last_problem = problem
 

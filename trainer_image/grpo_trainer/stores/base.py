@@ -10,8 +10,8 @@ REGION = "us-east-1"
 """What a store that has no regions takes, too."""
 
 Tell = Callable[[], None]
-"""Told when something has come or gone, and while a pause lasts: somebody is at work."""
+"""Called when data has been sent or received, and during pauses: a sign of work."""
 
 
 def silent() -> None:
-    """A Tell that nobody hears."""
+    """A Tell that does nothing."""

@@ -73,10 +73,11 @@ class Store:
         return Store(self.url, self._backend, self._tell, longest_wait, self._clock)
 
     def get(self, key: str) -> tuple[bytes, Version] | None:
-        """An object and its version; None if there is none.
+        """An object and its version; None if it does not exist.
 
         Raises:
-            StoreFailed: the store gave nothing for too long. Denied: it refuses. The same is true of all below.
+            StoreFailed: the store gave nothing for too long. So do all methods below.
+            Denied: the store refuses. So do all methods below.
         """
 
         def get() -> tuple[bytes, Version] | None:
@@ -122,8 +123,10 @@ class Store:
         self._ask(f"put {key}", put)
 
     def put_if(self, key: str, data: bytes, version: Version | None) -> bool:
-        """Write an object if it is still in this version, or, for None, if there is none. A refusal may also mean that
-        this very write was carried out before, and its answer lost."""
+        """Write an object if it still has `version`, or does not exist if that is None; return whether it was written.
+
+        False may also mean that an earlier try of this write succeeded and its answer was lost.
+        """
 
         def put() -> bool:
             try:
@@ -213,17 +216,17 @@ def open_store(
     folder: str = "",
     clock: Clock = SYSTEM_CLOCK,
 ) -> Store:
-    """The folder below the spec's URL; nothing is asked for yet.
+    """A client for a folder below the spec's URL. Sends no request yet.
 
     Args:
-        spec: where it is.
+        spec: the store's address.
         settings: the client's own, such as AWS_ACCESS_KEY_ID, over those of the environment.
-        tell: hears that somebody is at work.
+        tell: called when data has been sent or received, and during pauses.
         folder: below the URL.
-        clock: the time that its requests wait by.
+        clock: the clock that its retries wait by.
 
     Raises:
-        BadInput: the client doesn't know a setting, or takes none of its values.
+        BadInput: the client doesn't know a setting, or does not accept its value.
     """
     given = {"endpoint": spec.endpoint, "region": spec.region or REGION} if spec.url.startswith("s3://") else {}
     config = settings | {name: value for name, value in given.items() if value}

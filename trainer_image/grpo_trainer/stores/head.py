@@ -57,10 +57,10 @@ class Head(Model):
 
 
 def read(store: "Store") -> Head | None:
-    """The head; None before the first claim.
+    """The head of the run; None before the first claim.
 
     Raises:
-        BadInput: the object is none.
+        BadInput: the object is not a head.
         StoreFailed: as Store.get.
     """
     found = store.get(HEAD)

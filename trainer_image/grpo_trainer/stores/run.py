@@ -206,7 +206,7 @@ def run_store(
 def source_run(
     plan: TrainingPlan, tell: Tell = silent, environment: Mapping[str, str] = os.environ
 ) -> StoredRun | None:
-    """The run on an object store that spec.resumeFrom names; None where that is on a volume, or there is none.
+    """The run on an object store that spec.resumeFrom names; None if it names a volume or is not set.
 
     Raises:
         BadInput: as open_store.

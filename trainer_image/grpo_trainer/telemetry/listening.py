@@ -1,6 +1,6 @@
-"""The socket that rank 0 serves its pages on: in clusters with IPv4, with IPv6 and with both.
+"""Opens the listening socket of rank 0's pages: for IPv4, IPv6 or both.
 
-A pod has one address or two, and whoever asks takes the one that it can reach. Python's HTTP server knows one family.
+A pod has one or two addresses, and a client uses the one that it can reach. Python's HTTP server binds one family.
 """
 
 import socket

@@ -68,7 +68,7 @@ class PhaseClock:
         return self.short
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since the last call, and start anew."""
+        """Return the seconds of each phase since the last call, and reset them to 0."""
         self.enter(self._current)
         taken, self.seconds = self.seconds, dict.fromkeys(STEP_PHASES, 0.0)
         return taken

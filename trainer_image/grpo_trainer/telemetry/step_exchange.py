@@ -72,7 +72,7 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._clock.enter(None)
 
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Exchange, publish, and stop if any rank was told to.
+        """Exchange the step's numbers between the ranks, publish them, and stop if any rank received SIGTERM.
 
         Raises:
             RewardError: a reward failed for too many completions of all ranks.
