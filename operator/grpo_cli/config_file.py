@@ -22,10 +22,10 @@ class ConfigUnreadable(OSError):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or in the config.json of a folder.
+    """Return the JSON object in a file, or in the config.json of a folder.
 
     Raises:
-        ConfigUnreadable: there is none.
+        ConfigUnreadable: the file is missing, or holds no JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
     try:

@@ -21,7 +21,7 @@ from .errors import KubectlError, OptionError
 Read = Callable[[str, int], Iterable[bytes]]
 """The bytes of a file, by its name in the listing, from an offset on; KubectlError where the connection breaks."""
 Arrived = Callable[[int], None]
-"""Hears of so many more bytes that are here."""
+"""Called with the number of bytes that have arrived since the last call."""
 
 PAUSES: tuple[float, ...] = (0, 1, 2, 4, 8, 15, 30)
 """Seconds between tries without a byte; then it is given up, and the same command goes on later."""
@@ -33,7 +33,7 @@ def require_safe(listing: Listing) -> None:
     """Make sure that every file stays inside the folder.
 
     Raises:
-        KubectlError: a name would lead out of it, or is none.
+        KubectlError: a name leads out of the folder, or is not a file name.
     """
     for name in listing.files:
         path = PurePosixPath(name)

@@ -1,7 +1,7 @@
-"""`grpo export`: the trained model of a job, from its volume or object store into a folder of this machine.
+"""`grpo export`: downloads the trained model of a job from its volume or object store into a local folder.
 
-`kubectl cp` needs a pod that still runs, begins anew after each cut and checks nothing. This makes a pod for it, goes
-on where it was, and compares every file with the hash that the trainer took of it.
+`kubectl cp` needs a running pod, restarts after each lost connection and checks nothing. This command creates a pod,
+resumes interrupted files, and compares every file with the hash that the trainer recorded.
 """
 
 import sys
@@ -77,10 +77,10 @@ def run(options: Namespace) -> int:
 
 
 def exported(name: str, job: GRPOJob) -> Export:
-    """The model that the job has exported on its volume or object store.
+    """Return the model that the job has exported to its volume or object store.
 
     Raises:
-        NotYet: there is none, or it is elsewhere; the message says what there is.
+        NotYet: the job has no exported model, or it is on the hub; the message names what exists.
     """
     status, phase = job.status, str(job.status.phase or "Pending")
     if status.export and status.export.to != "Hub":

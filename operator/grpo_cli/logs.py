@@ -40,11 +40,12 @@ def run(options: Namespace) -> int:
 
 
 def choose(pods: list[dict[str, Any]], attempt: int | None, index: int, *, engine: bool = False) -> str:
-    """Name of the pod with this node rank in the attempt, or in the last attempt that has one; with `engine`, of the
-    engine with this number, of several pods the youngest.
+    """Return the name of the pod with this node rank, or with `engine` of the engine with this number.
+
+    Without an attempt the last one counts that has such a pod. Of several pods the youngest is chosen.
 
     Raises:
-        NotYet: there is none; the message says which there are.
+        NotYet: no pod matches; the message lists the pods of the job.
     """
     of_role = [pod for pod in pods if engine == (_labels(pod).get(LABEL_COMPONENT) == COMPONENT_ENGINE)]
     of_role.sort(key=lambda pod: pod["metadata"].get("creationTimestamp") or "")

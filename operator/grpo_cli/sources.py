@@ -143,7 +143,7 @@ def learned(options: Namespace, name: str, namespace: str | None) -> Learned | N
 
 
 def facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
-    """What the flags tell of the model; without them what the operator knows, which reads no files.
+    """Return the model's shape from the files that the flags name; without flags no files, as in the operator.
 
     Raises:
         InventoryError: a config.json was asked for and can't be read.

@@ -17,7 +17,7 @@ _INDENT = 2
 
 
 def console() -> Console:
-    """The terminal; wide where there is none, so that pipes get whole lines. `:x:` in a message is no picture."""
+    """Return the terminal, or a wide console for pipes, which get whole lines. `:x:` in a message stays text."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, emoji=False)
 
 

@@ -70,10 +70,10 @@ def _value(change: str, text: str) -> Any:
 
 
 def path_of(key: str) -> str:
-    """The path that a key means: itself when it begins with `spec.`, else that of the field with this name.
+    """Return the path that a key means: the key itself if it begins with `spec.`, else the field with this name.
 
     Raises:
-        OptionError: there is none.
+        OptionError: no field has this name.
     """
     if key.startswith("spec."):
         return key

@@ -23,7 +23,7 @@ status, and its spec is the same."""
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a GRPOJob says: `spec` is None and `problems` says why when its types reject it."""
+    """Typed spec and status of a GRPOJob. A spec that the types reject becomes None, and `problems` has the reasons."""
 
     spec: GRPOJobSpec | None
     problems: tuple[str, ...]

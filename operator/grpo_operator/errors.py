@@ -1,7 +1,7 @@
-"""What can go wrong on the way to the API server, as one drawn tree.
+"""The errors of requests to the API server, as one tree.
 
-A caller catches the class that it can handle and nothing wider. What tells the classes apart is what helps: the same
-request again, reading again, or nothing but a change by somebody else.
+A caller catches the class that it can handle and nothing wider. The classes differ in the remedy: the same request
+again, reading the object again, or a change by somebody else.
 
     OperatorError
     ├── ConfigurationError       the operator was started with settings that can't work
@@ -9,7 +9,7 @@ request again, reading again, or nothing but a change by somebody else.
     └── ClusterError             the API server did not do what was asked
         ├── NotLeading           not even asked: only the operator that holds the Lease may write
         ├── Unavailable          no answer, 401, 429 or 5xx: the same request may work later
-        ├── Stale                asked on old knowledge: read or list again, then ask anew
+        ├── Stale                asked on old knowledge: read or list again, then repeat the request
         │   ├── Conflict         409 of an update: the object has changed since it was read
         │   └── Expired          410: the resource version or page of a watch or list is too old
         ├── NotFound             404: the object, or its kind, is not there

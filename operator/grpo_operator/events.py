@@ -63,8 +63,10 @@ def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobS
 
 
 def folded(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any] | None:
-    """One event that tells what these two tell: that a job was admitted, and that it runs. None for others, and where
-    something would have to be cut."""
+    """Merge an admission event and the start event that follows it into one.
+
+    Return None for other pairs, or if the merged message would be longer than MAX_MESSAGE.
+    """
     message = f"{later['message']}; before: {earlier['message']}"
     reasons = earlier["reason"], later["reason"]
     if reasons != (Reason.ADMITTED, Reason.ALL_PODS_RUNNING) or len(message) > MAX_MESSAGE:
@@ -78,7 +80,7 @@ def unreadable_event(about: Mapping[str, str], problem: str, now: float) -> dict
 
 
 def unreadable_message(problem: str) -> str:
-    """What a user is told of an object with that problem."""
+    """Return the sentence that reports to users why the operator can't read an object."""
     return f"this version of the operator can't read the object and leaves it alone: {problem}"
 
 

@@ -28,28 +28,33 @@ log = logging.getLogger(__name__)
 
 def registry(
     caches: Caches,
-    heard: Callable[[ObjectKey, bool], None],
+    event_came: Callable[[ObjectKey, bool], None],
     configuration: Configuration,
     listed: Mapping[str, Callable[[], None]],
-    told: asyncio.Event,
+    ending: asyncio.Event,
 ) -> kopf.OperatorRegistry:
-    """The handlers, bound to this operator's caches. SIGTERM and SIGINT set `told`.
+    """Return kopf's registry with the handlers, bound to this operator's caches.
 
-    `heard` is told of each GRPOJob of which an event came, and whether that is news. `listed` hears, by their URL path,
-    when kopf begins a new watch of GRPOJobs, and lists those that it doesn't.
+    Args:
+        caches: where the GRPOJobs of events are stored.
+        event_came: called for each event with the job's key, and whether the event changed what is known of the job.
+        configuration: how to reach the API server.
+        listed: callbacks by URL path, called when kopf begins a new watch there: kopf's own LIST is made empty, so the
+            callback lists the GRPOJobs.
+        ending: set by SIGTERM and SIGINT.
     """
     handlers = kopf.OperatorRegistry()
 
     async def startup(**_: Any) -> None:
         # kopf puts its handlers of signals in the place of ours in this turn of the loop or before
-        asyncio.get_running_loop().call_soon(listen, told)
+        asyncio.get_running_loop().call_soon(listen, ending)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
         session = open_session(configuration, 0, EmptyLists(listed), json_only)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:
-        heard(*take(caches, event))
+        event_came(*take(caches, event))
 
     kopf.on.startup(registry=handlers, id="startup")(startup)
     kopf.on.login(registry=handlers, id="login")(login)
@@ -58,8 +63,10 @@ def registry(
 
 
 def take(caches: Caches, event: Any) -> tuple[ObjectKey, bool]:
-    """Takes an event into the cache; says of which job, and whether it is news: after the answer to a write of ours its
-    event is none."""
+    """Store the object of an event in the cache; return its key, and whether the event changed what is known.
+
+    The event of our own write changes nothing, because the answer to that write was stored before.
+    """
     item = event["object"]
     key = identity(item)
     known = caches.grpojobs.get(key)
@@ -78,12 +85,12 @@ async def watch(
     ready: asyncio.Event,
     stop: threading.Event | None,
 ) -> None:
-    """Runs kopf until it is cancelled, or until `stop` is set by another thread.
+    """Run kopf until this task is cancelled, or until another thread sets `stop`.
 
-    It ends over what it doesn't expect of the API server, such as an error event in a watch or a kind that is gone, and
-    begins anew then, after a pause; the periodic LISTs go on meanwhile. A kind that is not there when it begins it
-    would never look for again, so it waits for that: `served` returns once it is there, and hears whether the last LIST
-    is no proof of it any more.
+    kopf ends on answers that it doesn't expect, such as an error event in a watch or a kind that is gone. It is then
+    restarted after a pause; the periodic LISTs go on meanwhile. kopf never looks again for a kind that is missing at
+    its start. So `served` is awaited first: it returns once the kind is there. Its argument is True if the last LIST no
+    longer proves that.
     """
     backoff, doubted = Backoff(), False
     while True:
@@ -107,12 +114,12 @@ async def watch(
             return
 
 
-def listen(told: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set the event.
+def listen(ending: asyncio.Event) -> None:
+    """Let SIGTERM and SIGINT set the event, in place of kopf's own handlers.
 
-    kopf's own handlers would have it end as it thinks best: it waits five seconds for every task that is younger than
-    itself, such as the connection that Prometheus keeps open, while nobody leads.
+    With its own handlers kopf waits five seconds for every task that is younger than itself, such as the connection
+    that Prometheus keeps open. No operator leads during that time.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, told.set)
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)

@@ -1,6 +1,6 @@
-"""What the watches tell of the operator's health: which are not served or deaf, and what can't be read.
+"""The operator's health by its watches: which are not served, which are silent, and which objects can't be read.
 
-For /readyz, /healthz and the metrics, which must not disagree.
+/readyz, /healthz and the metrics all use these functions, so that they never disagree.
 """
 
 from collections import Counter
@@ -24,9 +24,10 @@ def not_served(mirrors: Mirrors) -> str:
 
 
 def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
-    """Which watches have heard nothing for `limit` seconds; what is still being tried is no reason to restart.
+    """Return a sentence that names the watches without a LIST, event or bookmark for `limit` seconds; empty if none.
 
-    `now` is the event loop's time, as are the mirrors' times.
+    A watch that is not served is left out: it is being retried, and a restart would not help. `now` is the event loop's
+    time, as are the mirrors' times.
     """
     times = {name: mirror.heard_at for name, mirror in mirrors.items()}
     names = [name for name, heard_at in times.items() if heard_at is not None and now - heard_at > limit]
@@ -34,9 +35,9 @@ def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
 
 
 def heard(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
-    """When each kind was last heard of, in unix seconds; of several namespaces the one where that is longest ago.
+    """Return, by kind, the unix time in seconds of the last LIST, event or bookmark.
 
-    `now` and `unix` are the same moment on the two clocks.
+    Of several namespaces the oldest time counts. `now` and `unix` are the same moment on the two clocks.
     """
     times: dict[str, float] = {}
     for name, mirror in mirrors.items():

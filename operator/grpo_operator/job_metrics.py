@@ -1,9 +1,9 @@
-"""The grpo_job_* families of /metrics, put together from lines that are kept for each GRPOJob.
+"""The grpo_job_* families of /metrics, joined from text lines that are cached for each GRPOJob.
 
-A job's lines are made anew only when its version changes, so that a scrape of thousands of jobs joins text and computes
-nothing. Jobs that have ended have series of their own for a while, so that the last value is scraped and an alert has
-its time; all of them are counted by namespace and phase. So a deleted job's series are gone at once, and what
-Prometheus has to keep does not grow with the jobs that a cluster has seen.
+A job's lines are rebuilt only when its version changes, so a scrape of thousands of jobs joins text and computes
+nothing. A finished job keeps its series for a while, so that its last value is scraped and its alerts can fire; all
+jobs are counted by namespace and phase. A deleted job's series disappear at once. So the number of series does not
+grow with the number of jobs that the cluster has ever had.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ SAID_BY_PHASE = {
     ConditionType.RUNNING,
     ConditionType.SUSPENDED,
 }
-"""Conditions without series: thousands of jobs would tell twice that they run."""
+"""Conditions without series: they would repeat the phase, for thousands of jobs."""
 TOLD_ELSEWHERE = SAID_BY_PHASE | {ConditionType.RECOVERABLE}
 """That a job can resume, rank 0 tells by the steps between its checkpoints."""
 Sample = tuple[Metric, Sequence[str], float | str]

@@ -1,9 +1,9 @@
-"""Which of several operators leads, by a Lease: when to take it, to renew it, to wait, and when it is lost.
+"""Elects one of several operators by a Lease: decides when to take it, to renew it or to wait, and when it is lost.
 
-Pure: the time comes in as readings of the own monotonic clock, the Lease as it was seen. Another's clock is never read:
-a Lease is free once its record has not changed for as long as it promises, by the clock of whoever looks. A holder
-counts from when it sent the renewal, which is before anybody could see it, and stops writing well before others may
-take over.
+Pure: callers pass the Lease as they read it, and times as readings of this process's monotonic clock. No other
+process's clock is compared: a Lease is free once its record has not changed for its duration, by the observer's clock.
+A holder counts from the moment at which it sent the renewal, which nobody could see earlier. It stops writing well
+before others may take over.
 """
 
 import math
@@ -51,9 +51,9 @@ class Election:
 
     lease: ObjectKey
     identity: str
-    """What the Lease names when this process leads: its pod, so that the chart's policy can tell who writes."""
+    """Name of this process's pod, written into the Lease as its holder. The chart's policy compares writers with it."""
     fenced: bool = False
-    """Whether the policy is there, so that it must be told who leads before anything else is written."""
+    """True if the chart's policy is installed: the leader is then recorded before anything else is written."""
     terms: Terms = field(default_factory=Terms)
 
 
@@ -139,7 +139,7 @@ class Leadership:
 
     @property
     def lease(self) -> Lease | None:
-        """As it was seen last; None: there is none."""
+        """The Lease as it was last read; None if it does not exist."""
         return self._lease
 
     @property
@@ -148,7 +148,7 @@ class Leadership:
         return self._changed_at
 
     def saw(self, lease: Lease | None, now: float) -> None:
-        """The Lease was read, or there is none."""
+        """Record the Lease as it was read at this moment; None if it does not exist."""
         known = self._lease
         same = lease.same_record(known) if lease else known is None
         if self._changed_at == -math.inf or not same:

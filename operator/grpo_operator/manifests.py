@@ -101,7 +101,7 @@ def attempt_of(
 
 
 def training_plan(attempt: Attempt) -> TrainingPlan:
-    """What the pods of an attempt are told: the spec's sections and the planner's choice."""
+    """Return the plan that an attempt's pods receive: the sections of the spec and the planner's choice."""
     key, spec = attempt.key, attempt.spec
     return TrainingPlan(
         job=JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number),

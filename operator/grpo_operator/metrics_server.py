@@ -57,7 +57,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 LONG_BUCKETS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
 """For what may take as long as a queue is."""
 LAG_PERIOD = 0.05
-"""Seconds between two timers that tell how late the event loop is: shorter waits go unseen."""
+"""Seconds between two timers that measure how late the event loop is: shorter delays go unnoticed."""
 
 ByLabel = Callable[[], Mapping[str, float]]
 """The values of a family by its one label, as they are now."""
@@ -84,7 +84,7 @@ class Metrics(Observer):
     """The operator's own counters and times."""
 
     def __init__(self, queue: WorkQueue, workers: int) -> None:
-        """Of a queue that so many workers empty."""
+        """Register the families for this queue; `workers` is the number of its workers."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)

@@ -1,7 +1,7 @@
-"""What a status write means for all jobs' metrics: how long a job took to get somewhere, and why one starts again.
+"""What a status write adds to the metrics of all jobs: times to a milestone, and the reason of a restart.
 
-It is told once by the process that wrote it, after the API server has taken it. So an operator that starts anew counts
-nothing twice; its counters begin at 0, which Prometheus takes for what it is.
+Only the process that wrote a status counts it, once the API server has accepted it. So a restarted operator counts
+nothing twice; its counters begin at 0, which Prometheus recognises as a reset.
 """
 
 from collections.abc import Iterator

@@ -33,7 +33,7 @@ class Pull:
     at: Observed
     """When it was pulled."""
     advanced_at: Observed
-    """When a pull first showed this step, this stage and so many events."""
+    """When a pull first showed this step, this stage and this number of events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Observation:
     orphaned: bool = False
     """Whether pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
     pull: Pull | None = None
-    """What rank 0 of the current attempt last said."""
+    """Last answer of the current attempt's rank 0."""
     silence: Silence | None = None
     """That rank 0 does not answer."""
     source: GRPOJobRecord | None = None
@@ -87,7 +87,7 @@ class Observation:
     workload: WorkloadRecord | None = None
     """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
     kueue_problem: str = ""
-    """Why it can't be told whether there is one; empty when it can, or Kueue doesn't admit the job."""
+    """Why the Workload can't be looked up; empty if it can, or if Kueue doesn't admit the job."""
     words: str = ""
     """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
 

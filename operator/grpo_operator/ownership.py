@@ -77,7 +77,7 @@ def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
 
 
 def foreign_policy(policy: PolicyRecord) -> str:
-    """What is said where the NetworkPolicy is a stranger's."""
+    """Return the sentence that reports a NetworkPolicy of our name that is not the operator's."""
     return (
         f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), "
         "and stays as it is: delete it, and the operator makes its own, so that strangers don't reach the pods of jobs"

@@ -84,7 +84,7 @@ def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa:
 
 
 def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """The user's pause is no failure."""
+    """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure."""
     if not seen.job.suspended:
         return None
     return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
@@ -192,7 +192,7 @@ def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
 
 
 def silent(seen: Observation, limits: Limits) -> Decision | Due | None:
-    """A rank 0 that does not answer may train on: nothing is done, and everybody is told."""
+    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without its answers."""
     if seen.silence is None:
         return None
     silence = seen.at - seen.silence.since
@@ -203,7 +203,7 @@ def silent(seen: Observation, limits: Limits) -> Decision | Due | None:
 
 
 def goes_on(seen: Observation, limits: Limits) -> Decision:  # noqa: ARG001
-    """Nothing to do but to tell how far it is."""
+    """Wait: the attempt runs, and only its progress is published."""
     return Decision(Action.WAIT)
 
 

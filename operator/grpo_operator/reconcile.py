@@ -1,7 +1,7 @@
-"""The loop's body: look at one GRPOJob, decide, commit, start, tell, clear up.
+"""The body of the control loop: observe one GRPOJob, decide, commit, start, publish its status, clean up.
 
-Here decisions meet the cluster; it reads as section "One job's way through" of docs/architecture.md. Level-triggered:
-it may be called at any time, any number of times.
+This module carries decisions out on the cluster, in the order of "One job's way through" in docs/architecture.md. It is
+level-triggered: it may be called at any time, any number of times.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ PATIENCE = 2
 
 
 class Rank0(Protocol):
-    """What is heard of the ranks 0 of running gangs."""
+    """Answers and silences of the ranks 0 of running gangs."""
 
     def pull(self, key: ObjectKey) -> Pull | None:
         """The last answer of a job's rank 0."""
@@ -83,9 +83,16 @@ class Reconciler:
         workloads: Workloads,
         traces: AttemptTraces | None = None,
     ) -> None:
-        """`pods` is what jobs' pods have by default; `watchers` are let in to them by NetworkPolicies, and without them
-        none is made; `tokens` open what pods say; `rank0` says what was heard of it; `clock` gives unix seconds;
-        `traces` hears of each look; `wrote` of each status that was taken: the job before, the status, unix seconds.
+        """Take the parts that a reconcile works with.
+
+        Args:
+            pods: defaults of all jobs' pods.
+            watchers: peers that NetworkPolicies admit to the pods; None: no NetworkPolicy is made.
+            tokens: make the tokens that open what pods report.
+            rank0: gives the last answer of each job's rank 0.
+            clock: gives unix seconds.
+            traces: receives each observation.
+            wrote: called after each status write with the job before it, the new status and the unix time in seconds.
         """
         self._cluster = cluster
         self._caches = caches

@@ -269,5 +269,5 @@ class PodRecord:
 
     @property
     def live(self) -> bool:
-        """Whether it runs or may still run, and nobody has told it to end."""
+        """True while the pod has not ended and is not being deleted."""
         return self.phase not in ENDED_PHASES and not self.deleting

@@ -1,8 +1,8 @@
-"""What an attempt teaches: what its model is, and by running out of memory what it needs. The next one's plan counts on
-it, and after so many for want of memory the job fails.
+"""What an attempt teaches about its job: the model's architecture, the GPUs' links, and the memory that it lacked.
 
-Rounds of the same plan would end alike. All of it follows from the status, so that a new operator process goes on where
-the last one was.
+The next attempt is planned with that knowledge, because the same plan would fail in the same way. After MAX_REPLANS
+plans that ran out of memory the job fails. All of it is kept in the status, so that a new operator process goes on
+where the last one was.
 """
 
 from dataclasses import replace

@@ -38,7 +38,7 @@ MAX_ETA = 10 * 365 * 86400
 
 
 def report(seen: Observation, decision: Decision) -> dict[str, Any]:
-    """What rank 0 and the pods said; the last words stay when they are gone."""
+    """Return the status fields that rank 0 and the pods reported. The last values stay when the pods are gone."""
     if seen.job.finished:
         return _final_pods(seen)
     fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision) | _checkpoint(seen)

@@ -1,8 +1,8 @@
-"""When this operator first saw what it knows of a job's children.
+"""Records when this operator first saw each state of a job's children.
 
-Kubelets and the API server write their own times into objects, and their clocks may be minutes off. So what came first
-and how long to wait follow from this operator's clock alone. It is memory, not truth: a new process sees everything
-anew, at the same moment, and then no order is known.
+Kubelets and the API server write their own times into objects, and their clocks may be minutes off. So the order of
+events and the waits follow from this operator's clock alone. The records live in memory only: a new process sees all
+states for the first time at the same moment, and then knows no order.
 """
 
 from collections.abc import Collection, Mapping

@@ -29,7 +29,7 @@ URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime",
 costs the API server."""
 
 REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions", "usage", "checkpoint", "export"})
-"""Fields that say what pods said. The others follow from decisions, and never wait for these."""
+"""Fields that pods report. The others follow from decisions, and are written even if these are denied."""
 
 _ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
 _WAITING = RELEASES | {

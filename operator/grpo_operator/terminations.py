@@ -50,7 +50,7 @@ class PodTermination:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the trainer itself said that it was done."""
+        """True if the trainer's own Outcome says Succeeded."""
         return self.reported and self.outcome.result is Result.SUCCEEDED
 
     @property
@@ -60,16 +60,16 @@ class PodTermination:
 
     @property
     def certain(self) -> bool:
-        """Whether no later end of a peer could be the cause of this one.
+        """True if no later end of a peer can be the cause of this one.
 
-        A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that is told to end reports
-        Preempted; a process that died without a report died of itself.
+        A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received SIGTERM reports
+        Preempted. A process that died without a report was not stopped by a peer's end.
         """
         return self.tier <= Tier.DISRUPTION or not (self.reported or self.tier is Tier.TERMINATED)
 
     @property
     def own_failure(self) -> bool:
-        """Whether the program ended badly by itself: nobody told it to."""
+        """True if the program failed by itself: it did not succeed, and neither the cluster nor SIGTERM ended it."""
         return not (self.succeeded or self.disrupted or self.tier is Tier.TERMINATED)
 
 

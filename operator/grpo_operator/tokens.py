@@ -22,7 +22,7 @@ class Tokens:
         self.keys = keys
 
     def digest(self, uid: str, attempt: int) -> str:
-        """What the pods of a job's attempt are told of their token; empty without a key."""
+        """Return the digest by which the pods of an attempt recognise their token; empty without a key."""
         return tokens.digest(_token(self.keys[-1], uid, attempt)) if self.keys else ""
 
     def headers(self, uid: str, attempt: int) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Part:
             yield Part(item, self, f"{name}[{position}]")
 
     def text(self, name: str, most: int = MAX_NAME) -> str:
-        """A string of at most so many characters; empty when absent."""
+        """Return a string of at most `most` characters; empty if the field is absent."""
         value = self._fields.get(name)
         if value is None:
             return ""
@@ -126,7 +126,7 @@ class Part:
         return cut(": ".join(text for text in said if text), MAX_SENTENCE)
 
     def condition(self, kind: str) -> "Part":
-        """The condition of that type in the list `conditions`; an empty object when there is none."""
+        """Return the condition of this type from the list `conditions`; an empty object if it is absent."""
         found = (one for one in self.parts("conditions") if one.text("type") == kind)
         return next(found, Part(None, self, "conditions"))
 

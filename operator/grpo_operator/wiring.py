@@ -270,7 +270,7 @@ class Operator:
         return health.deaf(self._watched(), self._clock(), max(DEAF_SECONDS, 2 * self.settings.resync))
 
     def heard(self) -> dict[str, float]:
-        """When each kind of object was last heard of, in unix seconds."""
+        """Return, by kind of object, the unix time in seconds of the last LIST, event or bookmark."""
         return health.heard(self._watched(), self._clock(), self._wall())
 
     def _watched(self) -> dict[str, Mirror[Any]]:

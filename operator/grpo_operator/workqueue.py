@@ -24,7 +24,7 @@ TOGETHER = 0.1
 
 
 class WorkQueue:
-    """Keys that want to be looked at, in two lanes: what users wait for goes before what only has to be told."""
+    """Keys to reconcile, in two lanes: work that users wait for goes before reports of progress."""
 
     def __init__(self) -> None:
         """Starts empty; its time is that of the event loop that it is made in."""
@@ -117,7 +117,7 @@ class WorkQueue:
 
     @property
     def longest(self) -> float:
-        """How long the one that is worked on for the longest has been, in seconds; 0 when there is none."""
+        """Seconds since the start of the longest-running reconcile; 0 if none is running."""
         return self._loop.time() - min(self._active.values()) if self._active else 0.0
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class WorkQueue:
 
 
 class Observer:
-    """What the workers tell about their work; the metrics implement it."""
+    """Receives the workers' waiting times and results; the metrics implement it."""
 
     def waited(self, seconds: float) -> None:
         """A key waited this long for a worker."""

@@ -1,7 +1,7 @@
-"""Attempts that were admitted and are not in their jobs' status yet: their GPUs are nobody else's meanwhile.
+"""Attempts that were admitted and are not in their jobs' status yet: their GPUs count as taken meanwhile.
 
-Between a verdict and its commit there are a work queue and a write. Whoever judges in that time must count the place as
-taken, and a commit is only right while it is. kube-scheduler's cache calls it the same.
+Between a verdict and its commit there are a work queue and a write. A pass in that time must count the place as taken,
+and the commit is valid only while it does. kube-scheduler's cache uses the same word.
 """
 
 from collections.abc import Iterator

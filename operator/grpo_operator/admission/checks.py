@@ -29,7 +29,7 @@ def spec_problem(spec: GRPOJobSpec, default_image: str) -> Problem | None:
 
 
 def queue_problem(job: GRPOJobRecord) -> Problem | None:
-    """Why nobody can tell by which queue of Kueue the job is to be admitted."""
+    """Return why the job's queue label is invalid or contradicts its spec; None if there is no such problem."""
     label, path, spec = job.kueue.queue, f"metadata.labels[{LABEL_QUEUE}]", job.spec
     if not label or spec is None:
         return None

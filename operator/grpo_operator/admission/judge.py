@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What a job is told at once when it changes; the rest is only the sentence."""
+        """The parts of a verdict whose change is published at once; a change of the sentence alone can wait."""
         return self.generation, self.admitted, self.refused, self.reason, self.plan is None
 
 
@@ -269,7 +269,7 @@ def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
 
 
 def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False) -> Verdict:
-    """What a plan, or that there is none, means for its job."""
+    """Return the verdict that follows from the planner's answer, with or without a plan."""
     return Verdict(
         generation=job.generation,
         plan=result.chosen,

@@ -1,7 +1,7 @@
-"""The plan of a run that has made progress: it resumes as it began, whatever the cluster and the spec have become.
+"""Keeps the plan of a run that has made progress: it resumes as it began, however cluster and spec have changed.
 
-Where it ran out of memory it resumes with another split of the same batch, and is planned anew only while there is no
-checkpoint that a new plan could not continue.
+After it ran out of memory the run resumes with another split of the same batch. It is planned again from the spec only
+while it has no checkpoint, because a checkpoint continues exactly only with the plan that made it.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
 
 
 def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:
-    """The kept plan where the spec, as it is now, lets it run; or why it doesn't. None for a job to be planned anew."""
+    """Return the kept plan, or why the current spec excludes it; None for a job that is to be planned from its spec."""
     plan = kept_plan(job)
     if plan is None or job.spec is None:
         return None

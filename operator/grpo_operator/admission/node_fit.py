@@ -48,7 +48,7 @@ def _amounts(spec: GRPOJobSpec, trainer: Mapping[str, Any], kind: str = "request
 
 
 def reports_disk(nodes: Iterable[NodeFacts]) -> bool:
-    """Whether any of the nodes says how much ephemeral storage it has; a kubelet may be told not to look."""
+    """True if any of the nodes reports its ephemeral storage; a kubelet can be configured not to."""
     return any(EPHEMERAL_STORAGE in node.offers for node in nodes)
 
 

@@ -13,14 +13,14 @@ from ..names import ObjectKey
 from .judge import Verdict
 
 NEWS_PAUSE = 0.5
-"""Seconds between two jobs that are told a new sentence."""
+"""Seconds between two jobs whose sentence is updated."""
 
 
 class Tell(Protocol):
     """How jobs hear that there is something to read."""
 
     def __call__(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
-        """Has them looked at; `slow` goes behind whoever waits for a step."""
+        """Queue these jobs for a reconcile; `slow` puts them behind jobs that wait for a step."""
         ...
 
 
@@ -28,7 +28,7 @@ class Notices:
     """What each waiting job reads."""
 
     def __init__(self, tell: Tell) -> None:
-        """Nobody has been told anything."""
+        """Start without verdicts; the callback queues jobs for a reconcile."""
         self._tell = tell
         self._verdicts: Mapping[str, Verdict] = {}
         self._told: dict[str, Verdict] = {}
@@ -36,7 +36,7 @@ class Notices:
         self._newsworthy = asyncio.Event()
 
     def read(self, uid: str) -> Verdict | None:
-        """The verdict that the job was told."""
+        """Return the verdict that the job's status shows, or is about to show; None without one."""
         return self._told.get(uid)
 
     def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:

@@ -1,8 +1,8 @@
-"""The planner's answers, kept by what they follow from: the spec and what is there for it.
+"""Caches the planner's answers by spec and by the nodes that it may use.
 
-A queue is judged anew at every change of the cluster, and most of its jobs would get the answer that they had. So each
-spec keeps its Planner, and the nodes are compared by what they give, not by their names. The answers are the
-planner's own, byte for byte, without what was not chosen.
+The queue is judged again at every change of the cluster, and most of its jobs get the same answer as before. So each
+spec keeps its Planner, and nodes are compared by their resources, not by their names. The answers are the planner's
+own, byte for byte, without the candidates that were not chosen.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ class Plans:
     """Plans jobs on inventories. For one thread at a time."""
 
     def __init__(self, most: int = MOST_SPECS) -> None:
-        """Keeps the planners of so many specs."""
+        """Keep the planners of at most `most` specs."""
         self._most = most
         self.made = 0
         """Specs that were planned for the first time, or again after they had been forgotten."""
@@ -30,7 +30,7 @@ class Plans:
         return len(self._planners)
 
     def expect(self, specs: int) -> None:
-        """So many will be asked for again and again: with fewer, each would push out one that is needed next."""
+        """Make room for twice this number of specs: a full cache would drop each planner just before its next use."""
         self._most = max(self._most, 2 * specs)
 
     def plan(self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None) -> PlanResult:

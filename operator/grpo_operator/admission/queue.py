@@ -1,8 +1,8 @@
-"""Who may start: one pass over the queue per change, and the answer to each job that asks for an attempt.
+"""Decides which jobs may start: runs one pass over the queue per change, and answers each job that asks for an attempt.
 
-A pass is woken by a change of the cluster's facts, by a job that comes, changes, starts, ends or is released, and by
-the least deadline that a pass names. It is judged in a thread, on immutable input, and its verdicts are told to those
-jobs only whose verdict changed. A reconcile reads the last one; nobody asks twice.
+A pass is due after a change of the cluster's facts, after a job comes, changes, starts, ends or is released, and at the
+earliest deadline of the last pass. It runs in a thread, on immutable input. Only jobs whose verdict changed are queued
+for a reconcile, which reads the last verdict.
 
 GPUs are never given twice, although a pass takes time and a commit does, too:
 
@@ -13,8 +13,8 @@ GPUs are never given twice, although a pass takes time and a commit does, too:
 - A gang that restarts is answered at once, on the newest facts and all assumptions. A pass that was in its thread then
   knew nothing of the places that it takes: its verdicts are thrown away, and it runs again.
 
-Nothing here is truth: after a restart of the operator, committed attempts are read from the jobs' status, and everybody
-else is judged anew.
+Nothing here must survive a restart of the operator: committed attempts are read from the jobs' status, and all other
+jobs are judged again.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ GATHER = 0.02
 """Seconds that a pass waits for company after the first thing that calls for it, or as long as the last pass took:
 however much changes, passes take at most half of a core."""
 NOT_KNOWN_PAUSE = 2.0
-"""Seconds until the cluster is looked at again while it is not known, or has not been heard of."""
+"""Seconds until the next try while no snapshot of the cluster can be made."""
 
 
 class _Mark(NamedTuple):

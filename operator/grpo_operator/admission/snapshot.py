@@ -21,7 +21,7 @@ class Snapshot:
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Value by name of PriorityClass; the cluster's default has the name ``. Empty: they are not known."""
     default_priority: str = ""
-    """Name of the cluster's default PriorityClass; empty when there is none."""
+    """Name of the cluster's default PriorityClass; empty without one."""
     quotas: Mapping[str, tuple[QuotaFacts, ...]] = field(default_factory=dict)
     """By namespace; none for one whose quotas can't be seen."""
     service_accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -36,9 +36,9 @@ class SnapshotSource(Protocol):
     """Where admission gets its snapshots; in the operator, mirrors of the cluster."""
 
     def take(self) -> Snapshot:
-        """The cluster as it is known now; the same object while nothing has changed.
+        """Return the cluster as it is known now; the same object while nothing has changed.
 
         Raises:
-            ClusterError: it is not known, or has not been heard of for too long to be relied on.
+            ClusterError: a kind has not been listed yet, or its watch has been silent for too long.
         """
         ...

@@ -129,10 +129,10 @@ class Cluster(Protocol):
 async def each_listed(
     cluster: Cluster, selection: Selection, begin: Callable[[], None], take: Callable[[Object], None]
 ) -> int:
-    """Hands every object of a full LIST to `take`, page by page and a slice at a time; returns the resourceVersion.
+    """Pass every object of a full LIST to `take`, page by page and a slice at a time; return the resourceVersion.
 
-    A LIST whose pages expire under way begins anew, which `begin` hears each time: half a list must never pass for a
-    whole one.
+    A LIST whose pages expire under way is started again. `begin` is called before each start, so that half a list never
+    passes for a whole one.
 
     Raises:
         ClusterError: the API server does not give a whole list.

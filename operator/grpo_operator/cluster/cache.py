@@ -55,7 +55,7 @@ class Cache(Generic[R]):
         """`parse` makes a record of an API object; those for which it can't are set aside in `unreadables`, with what
         `salvage` makes of them."""
         self.deleted: Callable[[R], None] = lambda _: None
-        """Is told of each object that is deleted what it was last known to be."""
+        """Called with the last known record of each deleted object."""
         self.resource = resource
         self._parse = parse
         self._salvage = salvage
@@ -67,7 +67,7 @@ class Cache(Generic[R]):
         """Up to which version what left last is out of date, by uid: deleted objects are in every version."""
         self._listings: list[Listing[R]] = []
         self.ghosts = 0
-        """Objects that a LIST found missing although no event had said so."""
+        """Count of objects that a LIST found missing although no event had reported their deletion."""
 
     def __iter__(self) -> Iterator[R]:
         """All records."""
@@ -98,10 +98,10 @@ class Cache(Generic[R]):
         return record
 
     def put(self, item: Any) -> R | None:
-        """Takes an object in, unless something newer of the same uid is there; returns what is kept.
+        """Store an object, unless a newer version of the same uid is known; return the record that is kept.
 
-        One that can't be read is None, and what was known of it is dropped: nobody may act on an old picture. Nor
-        does one come back that has left since: the answer to a write of ours can come after later news.
+        For an object that can't be read, return None and drop its old record, so that nobody acts on old data. An
+        object that has been deleted does not come back: the answer to our write can arrive after the deletion.
         """
         uid, version = version_of(item)
         if self._left.get(uid, -1) > version:

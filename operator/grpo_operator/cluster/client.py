@@ -51,9 +51,14 @@ class HttpCluster:
         tries: int = TRIES,
         seconds: float = REQUEST_SECONDS,
     ) -> None:
-        """Takes the connection's settings; `count` hears of every request, every write goes through the `gate`.
+        """Take the connection's settings.
 
-        A request about one object is sent at most `tries` times, and each may take so many `seconds`.
+        Args:
+            configuration: address and credentials of the API server.
+            count: called with each request's verb, resource and status.
+            gate: asked before each write.
+            tries: how often a request about one object is sent at most.
+            seconds: longest time of each try.
         """
         self._configuration = configuration
         self._count = count

@@ -23,7 +23,7 @@ class Departed:
         self._of: dict[ObjectKey, dict[str, PodRecord]] = {}
 
     def keep(self, pod: PodRecord) -> None:
-        """A pod was deleted; one that has not told of its end tells nothing."""
+        """Remember a deleted pod, if its end was reported."""
         if pod.end is None:
             return
         self._order.append(pod)

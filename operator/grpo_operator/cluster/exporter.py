@@ -40,7 +40,7 @@ class NotNow(Exception):
     """The collector can't take the batch now."""
 
     def __init__(self, problem: str, pause: float | None = None) -> None:
-        """`pause`: seconds after which the collector wants to be asked again, if it said so."""
+        """`pause` is the Retry-After of the collector's answer in seconds; None without one."""
         super().__init__(problem)
         self.pause = pause
 

@@ -1,4 +1,4 @@
-"""What admission knows of the cluster: light mirrors, and snapshots of them.
+"""Keeps light mirrors of what admission must know of the cluster, and makes snapshots of them.
 
 Nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the names of their ServiceAccounts.
 Admission must see foreign pods too, and the operator must not keep every pod of the cluster: each is kept as node,
@@ -6,8 +6,8 @@ requests and holder only, and only while it is bound and has not ended. While no
 the watches' renewals and the healing LISTs; an event that changes none of the facts, such as a kubelet's heartbeat,
 wakes nobody.
 
-What can't be listed is no reason to think that it is empty: only a plain "forbidden" goes on without, and says so.
-After any other error before a first full LIST, and when nothing has been heard for long, nobody is admitted.
+A kind that can't be listed does not count as empty: only after a plain "forbidden" admission goes on without it, and
+says so. After any other error before the first full LIST, and after a long silence of a watch, nobody is admitted.
 """
 
 import asyncio
@@ -168,10 +168,10 @@ class ClusterFacts:
                 tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
 
     def take(self) -> Snapshot:
-        """The cluster as it is known now; the same object while nothing has changed.
+        """Return the cluster as it is known now; the same object while nothing has changed.
 
         Raises:
-            Unavailable: it is not known, or has not been heard of for too long to be relied on.
+            Unavailable: a kind has not been listed yet, or its watch has been silent for more than DEAF_SECONDS.
         """
         pods = self._pods_of if self._pods.forbidden else [self._pods]
         now = asyncio.get_running_loop().time()

@@ -38,10 +38,10 @@ async def load(cluster: Cluster, secret: ObjectKey) -> list[bytes]:
 
 
 def read(item: Object) -> list[bytes]:
-    """The keys of a Secret.
+    """Return the keys of a Secret, by the order of their names.
 
     Raises:
-        Unreadable: one of them is none, or there is none.
+        Unreadable: a key is not base64 or is too short, or the Secret has no keys.
     """
     found = []
     for name, text in sorted(Part(item).texts("data").items()):

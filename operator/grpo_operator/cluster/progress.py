@@ -207,7 +207,10 @@ def _reached(progress: Progress) -> tuple[int, str, int]:
 def http_fetch(
     session: aiohttp.ClientSession, tokens: Tokens, port: int = PROGRESS_PORT, trace_every: int | None = None
 ) -> Fetch:
-    """A Fetch over HTTP, which shows the attempt's token and asks for the times of every so many steps."""
+    """Return a Fetch over HTTP, which sends the attempt's token.
+
+    `trace_every`: ask for the times of every such step; None: of no step.
+    """
     path = "progress" if trace_every is None else f"progress?{TRACE_QUERY}={trace_every}"
 
     async def fetch(target: Target) -> Progress:

@@ -1,8 +1,8 @@
-"""Sends events in the background, so that they cost nobody a wait.
+"""Sends events in the background, so that no reconcile waits for them.
 
-Events are dropped when the API server can't keep up, and never retried for long. Those of one job are sent in their
-order, those of different jobs at the same time. While jobs are looked at an event waits, but only for so long: under
-lasting load it comes late, and never stops coming. An admission that waits is told with the start.
+Events are dropped when the API server can't keep up. Those of one job are sent in their order, those of different jobs
+at the same time. While reconciles run an event waits, but no longer than PATIENCE: under lasting load events come late,
+but they come. An admission event that still waits when its job starts is merged with the start event.
 """
 
 import asyncio
@@ -47,10 +47,13 @@ class EventRecorder:
         busy: Callable[[], bool] = lambda: False,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`busy` says whether jobs are looked at: they go before what only has to be told.
+        """Take where to send, and how to yield to reconciles.
 
-        `count` hears of every event whether it was `sent`, `refused` by the API server, `folded` into one that waited,
-        or `dropped`.
+        Args:
+            cluster: where events are created.
+            busy: True while jobs are reconciled; they go before events.
+            count: called for every event with `sent`, `refused` (by the API server), `folded` (into one that waited) or
+                `dropped`.
         """
         self._cluster = cluster
         self._busy = busy
@@ -70,7 +73,7 @@ class EventRecorder:
         now: float,
         status: GRPOJobStatus | None = None,
     ) -> None:
-        """Queues the event of a status write, if there is something to tell; `status` is what was written."""
+        """Queue the event of a status write, if a condition has changed; `status` is what was written."""
         condition = telling_change(old, new)
         if condition is None:
             return

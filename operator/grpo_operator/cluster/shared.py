@@ -1,8 +1,7 @@
-"""What attempts share, the Services and the NetworkPolicy of their namespace and the claim of their job: made if
-missing, mended if ours.
+"""Creates and repairs what attempts share: the Services and NetworkPolicy of a namespace, and the claim of a job.
 
-They outlive attempts and have fixed names, so that there may be one already: another's, or a dying one. That is told
-instead of being used.
+These objects outlive attempts and have fixed names, so that one may exist already: somebody else's, or one that is
+being deleted. Such an object is reported and not used.
 """
 
 import asyncio
@@ -111,8 +110,9 @@ class SharedObjects:
         return await self._kept(self._services, ObjectKey(namespace, name))
 
     async def policy(self, namespace: str) -> None:
-        """Makes or mends the NetworkPolicy of the namespace's pods. A stranger's of its name is told in the log only:
-        whoever may make one there may let in whom he likes.
+        """Create or repair the NetworkPolicy of the namespace's pods.
+
+        Somebody else's policy of the same name is only logged: who may create one there may admit anybody anyway.
 
         Raises:
             ClusterError: the API server refused or did not answer.

@@ -1,6 +1,6 @@
-"""Starts what an attempt lacks: its Services and NetworkPolicy, its claim, the Job of its gang and that of its engines.
+"""Creates what an attempt lacks: its Services and NetworkPolicy, its claim, the Job of its gang and of its engines.
 
-Objects are created by POST alone. One of a Job's name that is not this attempt's is never touched: it is told.
+Jobs are created by POST alone. If a Job of the same name is not this attempt's, it is reported and never changed.
 """
 
 import contextlib
@@ -39,8 +39,14 @@ class Starts:
         pods: PodDefaults,
         tokens: Tokens,
     ) -> None:
-        """`pods` is what jobs' pods have by default; `sightings` hears of each gang's Job that was created;
-        `workloads` says where Kueue wants pods; `tokens` open what these say."""
+        """Take the parts that a start works with.
+
+        Args:
+            pods: defaults of all jobs' pods.
+            sightings: receives each Job of a gang that was created.
+            workloads: gives Kueue's assignment of pods to nodes.
+            tokens: make the tokens that open what pods report.
+        """
         self._cluster = cluster
         self._caches = caches
         self._shared = shared
@@ -50,9 +56,9 @@ class Starts:
         self._tokens = tokens
 
     async def keep(self, seen: Observation) -> Taken | None:
-        """Mends what the pods of a running attempt share; says why one of their Services can't be had.
+        """Repair the objects that the pods of a running attempt share. Return why a Service can't be had, else None.
 
-        A NetworkPolicy that is denied ends no gang; it has been told.
+        A denied NetworkPolicy ends no gang; SharedObjects logs it.
 
         Raises:
             ClusterError: the API server refused or did not answer.

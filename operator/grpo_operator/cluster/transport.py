@@ -72,15 +72,15 @@ class WatchPace:
 
 
 class EmptyLists:
-    """A middleware for a client that needs the events of some objects, while somebody else lists them.
+    """A middleware that empties the LISTs of a client, which then only watches; our mirrors list the objects.
 
     kopf asks for all GRPOJobs in one LIST: ten thousand are 120 MB, held in memory and decoded at once. Here its LIST
-    is made to select none, so that it learns only the resourceVersion from which its watch begins, and whoever lists
-    the objects is told to do so again: that LIST is newer, so nothing is missed in between.
+    is made to select none, so that kopf learns only the resourceVersion from which its watch begins. Then the mirror is
+    asked for a LIST of its own: that one is newer, so nothing is missed in between.
     """
 
     def __init__(self, listed: Mapping[str, Callable[[], None]]) -> None:
-        """`listed` hears, by the URL path of the objects, of each LIST that was answered."""
+        """`listed` has callbacks by the URL path of the objects, called after each LIST that was answered."""
         self._listed = listed
 
     async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:

@@ -1,7 +1,7 @@
-"""Objects that can't be read are set aside: counted, logged once, told on a GRPOJob, and otherwise left alone.
+"""Sets objects aside that can't be read: counts them, logs each problem once and reports it on GRPOJobs.
 
-One object must cost itself only. A label from a stranger, or a status from a newer version of the operator, may not end
-a watch, hide other objects or keep the process from starting.
+An unreadable object must affect nothing but itself. A label from a stranger, or a status from a newer version of the
+operator, must not end a watch, hide other objects or keep the process from starting.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Unreadables:
         """Nothing is."""
         self._problems: dict[str, dict[ObjectKey, str]] = {}
         self.grpojobs: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
-        """GRPOJobs to be told that they can't be read, with what is wrong."""
+        """GRPOJobs on which an unreadable object is still to be reported, each with the problem."""
 
     def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
         """What `parse` makes of an object; None for one that it can't read, which is set aside."""
@@ -61,7 +61,7 @@ class Unreadables:
             self.grpojobs.put_nowait((item, problem))
 
     def tell_again(self, key: ObjectKey) -> None:
-        """A GRPOJob could not be told: the next LIST or event brings it up again."""
+        """Forget that a GRPOJob's problem was reported, so that the next LIST or event reports it again."""
         if key in self._problems.get(GRPOJOBS.plural, {}):
             self._problems[GRPOJOBS.plural][key] = ""
 
@@ -82,7 +82,7 @@ class Unreadables:
 
 
 def identity(item: object) -> ObjectKey:
-    """Namespace and name of any object, as far as they can be told."""
+    """Return namespace and name of any object; `?` for a part that can't be read."""
     meta = item.get("metadata") if isinstance(item, dict) else None
     named: dict[str, Any] = meta if isinstance(meta, dict) else {}
     return ObjectKey(*(str(named.get(field) or "?")[:253] for field in ("namespace", "name")))

@@ -39,12 +39,18 @@ class Mirror(Generic[R]):
         backoff: Backoff | None = None,
         optional: bool = False,
     ) -> None:
-        """`changed` hears the GRPOJobs that a change concerns; of none, when the objects are not served.
+        """Take what to mirror and where.
 
-        `resync` is the time between two LISTs, in seconds.
-
-        `backoff` paces what keeps failing; unset: the usual one. `optional`: a cluster may well not know the kind,
-        which is asked for as rarely as everything is listed anew, and whenever it is wanted.
+        Args:
+            cluster: where to list and watch.
+            selection: the objects to mirror.
+            cache: where they are stored.
+            changed: called with the keys of the GRPOJobs that a change concerns; with none if the objects are not
+                served.
+            resync: time between two LISTs, in seconds.
+            backoff: pauses between tries that fail; None: the default ones.
+            optional: True if a cluster may lack the kind. It is then asked for at the pace of the LISTs, and when
+                `want_list` is called.
         """
         self.optional = optional
         self._cluster = cluster
@@ -56,9 +62,9 @@ class Mirror(Generic[R]):
         self._listing = asyncio.Lock()
         self._wanted = asyncio.Event()
         self.settled = asyncio.Event()
-        """Set once the first LIST is in the cache, or the API server has said that there will be none for now."""
+        """Set once the first LIST is in the cache, or the API server has refused it."""
         self.heard_at: float | None = None
-        """The event loop's time of the last LIST, event or bookmark; None while nothing can be heard."""
+        """The event loop's time of the last LIST, event or bookmark; None while the selection is not served."""
         self.not_served = ""
         """Why the API server does not serve this selection now; empty while it does."""
         self.forbidden = False
@@ -92,8 +98,7 @@ class Mirror(Generic[R]):
                 await self._wanted.wait()
 
     def want_list(self) -> None:
-        """Lists again now: whoever delivers the events begins anew, and may have missed some; or a kind that was not
-        there is needed."""
+        """Ask for a LIST now: the source of events has restarted and may have missed some, or a kind is needed."""
         self._wanted.set()
 
     async def follow(self) -> None:
@@ -115,7 +120,7 @@ class Mirror(Generic[R]):
         return version
 
     async def list_if_served(self) -> int | None:
-        """As `list_until_served`; None once the API server has said that it does not serve this now."""
+        """Store a full LIST and return its resourceVersion; None once the API server refuses the selection."""
         while True:
             try:
                 return await self.list()

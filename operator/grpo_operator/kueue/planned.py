@@ -1,7 +1,7 @@
-"""The plan that a Workload was made for, which it carries as an annotation.
+"""The plan that a Workload was made for, stored in an annotation of the Workload.
 
-A job may wait for long, and a plan made anew on another day's nodes could have another shape, which would cost the job
-its place. So the plan stays with the Workload, until the spec changes or the job learns that it can't run by it.
+A job may wait for long. A plan made later, on other nodes, could have another shape and would cost the job its place in
+the queue. So the plan stays with the Workload until the spec changes, or until the job runs out of memory with it.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class Planned(BaseModel):
 
 
 def planned(workload: WorkloadRecord | None) -> Planned | None:
-    """For which plan a Workload was made; None where it doesn't say so, or nobody can read it."""
+    """Return the plan that a Workload was made for; None if the annotation is missing or can't be read."""
     if workload is None or not workload.planned:
         return None
     try:

@@ -31,7 +31,7 @@ class Write(StrEnum):
     PAUSE = "Pause"
     RESUME = "Resume"
     CLEAR = "Clear"
-    """Gives back what an eviction has taken, and asks for it anew."""
+    """Removes the admission that an eviction has revoked, so that the Workload queues again."""
     READY = "Ready"
     FINISH = "Finish"
 

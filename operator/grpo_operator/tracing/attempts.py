@@ -1,7 +1,7 @@
-"""Makes the spans of each attempt from the looks at its job and the status writes that the API server has taken.
+"""Makes the spans of each attempt from observations of its job and from accepted status writes.
 
-A moment is that of the first look that shows it, by the operator's own clock. What a status says was told by the
-operator that wrote it: a new one goes on from there, and what it may tell again has the same ids. Pure.
+The time of an event is that of the first observation that shows it, by the operator's own clock. A new operator process
+goes on from the times in the status. A span that it exports a second time has the same ids as before. Pure.
 """
 
 from collections.abc import Callable

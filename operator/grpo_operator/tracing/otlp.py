@@ -15,7 +15,7 @@ SCOPE = "grpo_operator"
 INTERNAL, ERROR = 1, 2
 """Values of the enumerations SpanKind and StatusCode."""
 LAST = 2**63 - 1
-"""The last nanosecond that every receiver can tell, in the year 2262."""
+"""The last unix time in nanoseconds that fits into 64 signed bits, in the year 2262."""
 MAX_TEXT = 1024
 """Longest text that is sent, in characters."""
 

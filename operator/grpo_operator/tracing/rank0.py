@@ -1,7 +1,7 @@
-"""What rank 0 says of its time, as spans.
+"""Turns the times that rank 0 reports into spans.
 
-It tells durations by a clock of its own that only goes forward. They are put on the operator's clock by the moment when
-they were told, and held between the attempt's admission and that moment, whatever they are. Pure.
+Rank 0 reports durations by its own monotonic clock. The moment of the report puts them on the operator's clock, and
+they are clipped to the time between the attempt's admission and that moment. Pure.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Rank0Spans:
     _through: int = 0
     """Steps up to this one have theirs, or none."""
     _heard: int = 0
-    """The step that a former operator has heard of; 0 for none."""
+    """The last step in a former operator process's status; 0 for none."""
     _origin: float = float("inf")
     """When rank 0's clock began, by the operator's."""
     _loaded: bool = False
@@ -31,11 +31,11 @@ class Rank0Spans:
     _steps: int = 0
 
     def heard_of(self, step: int) -> None:
-        """A former operator has heard that this step is finished; it may not have been over then."""
+        """Record the step in a former operator process's status. Its span may be missing, so it is made again."""
         self._heard, self._through = step, max(0, step - 1)
 
     def told(self, trace: Trace, progress: Progress, at: float, earliest: float) -> Iterator[Span]:
-        """The spans that are new in what was told at that moment; nothing of an attempt is before `earliest`."""
+        """Yield the spans that this report adds. `at` is its time; no span begins before `earliest` (unix seconds)."""
         if progress.account is None:
             return
         clock = progress.account.clock
@@ -81,7 +81,7 @@ class _Timeline:
         return self.trace.span(name, self._at(begin), self._at(end), attributes=attributes)
 
     def step(self, told: StepTime, name: traces.SpanName) -> Iterator[Span]:
-        """A step and its parts, one after the other: how they really took turns isn't told."""
+        """Yield the spans of a step and of its parts, one after the other: their real order is not reported."""
         begin = self._at(told.began.total)
         number = [(traces.STEP_NUMBER, told.step)]
         span = self.trace.span(name, begin, self._at(told.ended.total), number=told.step, attributes=number)

@@ -47,7 +47,7 @@ class Trace:
 
     @classmethod
     def of(cls, job: GRPOJobRecord, attempt: int, version: str) -> "Trace":
-        """The trace of a job's attempt, told by an operator of this version."""
+        """Return the trace of a job's attempt, with this version of the operator as an attribute."""
         resource: dict[Attribute, Value] = {
             traces.SERVICE_NAME: "grpo-operator",
             traces.SERVICE_VERSION: version,

@@ -1,6 +1,6 @@
-"""The usage that a job's status should tell after a look.
+"""Computes status.usage of a job after an observation.
 
-It has company: time that passes is no news, so that a job of which nothing else changes costs no write.
+Passing time alone does not change it, so a job of which nothing else changes costs no write.
 """
 
 from typing import Any

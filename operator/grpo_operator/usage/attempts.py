@@ -1,7 +1,7 @@
-"""Keeps the records of the attempts' GPUs up to date with what is seen of their pods and heard of rank 0.
+"""Updates the records of the attempts' GPUs from their pods and from rank 0's reports.
 
-A pod's time is told by its kubelet as a duration, which is right however far off that clock is, and held to what the
-operator's own clock allows. What ended unseen is timed by what the API server still has of it.
+A pod's time is the difference of two times of its kubelet, so an offset of that clock cancels. It is clipped to the
+time that the operator's own clock allows. A pod whose end was not seen is timed by the end of its Job.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ from .division import pod_seconds
 
 Held = TypeVar("Held", AttemptUsage, EngineUsage)
 LATE_SECONDS = 10.0
-"""How long after a container's end its kubelet may tell of it; until then the pod is thought to hold its GPUs."""
+"""Longest time from a container's end until its kubelet reports it; until then the pod counts as holding its GPUs."""
 
 
 def looked_at(seen: Observation, records: Sequence[AttemptUsage], as_of: str) -> list[AttemptUsage]:
@@ -126,7 +126,7 @@ def _heard(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord])
 
 
 def pull_time(seen: Observation) -> float | None:
-    """When rank 0 said what it last said, by the operator's clock; None if it has not."""
+    """Return the unix time of rank 0's last answer, by the operator's clock; None before the first answer."""
     return seen.now - max(0.0, seen.at - seen.pull.at) if seen.pull else None
 
 

@@ -67,10 +67,10 @@ def shared_out(engines: EngineUsage, gang: GPUSeconds, as_of: str) -> GPUSeconds
 
 
 def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
-    """Of each attempt, its clock at the checkpoint up to which its work counts.
+    """Return, for each attempt, its clock at the checkpoint up to which its work counts.
 
-    That is the last that it is known to have sealed, until a later attempt says which one it really went on from: the
-    operator may not have heard of the last one, a checkpoint may be damaged, and a rollback goes further back.
+    That is the last checkpoint that it reported as sealed, until a later attempt reports which one it resumed from. The
+    two can differ: the last report may be lost, a checkpoint may be damaged, and a rollback goes further back.
     """
     kept = [record.sealed for record in records]
     for position, later in enumerate(records):
