@@ -86,18 +86,22 @@ class Model(BaseModel):
         # most objects have nothing to read differently, and every status goes through here: first a look in C
         if not isinstance(data, dict) or _SOFT.isdisjoint(map(type, data.values())):
             return data
-        return {
-            name: int(value) if name in cls._integers and isinstance(value, float) and value.is_integer() else value
-            for name, value in _without_nulls(data).items()
-        }
+        fields = _without_nulls(data)
+        for name in cls._integers & fields.keys():
+            value = fields[name]
+            if isinstance(value, float) and value.is_integer():
+                fields[name] = int(value)
+        return fields
 
     @model_validator(mode="after")
     def _check_rules(self, info: ValidationInfo) -> Self:
         """Reject a record that breaks a rule, with the messages of all rules that it breaks."""
-        if not self.RULES:
-            return self
-        rules = [rule for rule in self.RULES if info.context is CREATING or not rule.at_creation]
-        broken = [rule.message for rule in rules if rule.satisfied and not rule.satisfied(self)]
+        broken = []
+        for rule in self.RULES:
+            if rule.at_creation and info.context is not CREATING:
+                continue
+            if rule.satisfied and not rule.satisfied(self):
+                broken.append(rule.message)
         if broken:
             raise PydanticCustomError("rule", "{messages}", {"messages": "; ".join(broken)})
         return self
@@ -109,21 +113,26 @@ _SOFT = frozenset({NoneType, float, dict})
 
 def _is_integer(annotation: Any) -> bool:
     """Whether a field's type is int, or int or None."""
-    kinds = (annotation, *get_args(annotation))
-    return any((get_args(kind)[0] if get_origin(kind) is Annotated else kind) is int for kind in kinds)
+    for kind in (annotation, *get_args(annotation)):
+        bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        if bare is int:
+            return True
+    return False
 
 
 def _without_nulls(data: dict[Any, Any]) -> dict[Any, Any]:
     """The fields that are set, and of each map the values that are."""
-    return {
-        name: _set_values(value) if isinstance(value, dict) else value
-        for name, value in data.items()
-        if value is not None
-    }
+    found = {}
+    for name, value in data.items():
+        if value is not None:
+            found[name] = _set_values(value) if isinstance(value, dict) else value
+    return found
 
 
 def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: part for key, part in value.items() if part is not None} if None in value.values() else value
+    if None not in value.values():
+        return value
+    return {key: part for key, part in value.items() if part is not None}
 
 
 def exactly_one(*fields: str, message: str = "") -> Rule:
@@ -162,5 +171,10 @@ def dotted(location: Sequence[int | str]) -> str:
     """A pydantic error location as users write it: `spec.rewards[1].format.pattern`."""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif path:
+            path += f".{part}"
+        else:
+            path = part
     return path

@@ -52,7 +52,10 @@ def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> T
     if reported and result in PERMANENT:
         return Tier.PERMANENT
     found = _TIERS.get(result, Tier.ERROR)
-    return Tier.DISRUPTION if disrupted and found is not Tier.SPECIFIC else found
+    # A specific result names its own cause, which a disruption of the pod does not explain.
+    if disrupted and found is not Tier.SPECIFIC:
+        return Tier.DISRUPTION
+    return found
 
 
 def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
@@ -62,15 +65,17 @@ def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
     to blame was in no collective. Among several such ranks it is the one without progress for the longest time, and
     among equals one that did not report the hang itself.
     """
-    stood = [(one, one.standstill) for one in outcomes if one.standstill]
-    if not stood:
+    silent = [(outcome, outcome.standstill) for outcome in outcomes if outcome.standstill]
+    if not silent:
         return hang
-    one, still = min(stood, key=lambda pair: _suspicion(*pair))
-    where = f" in {still.frames[0]}" if still.frames else ""
-    own = next((frame for frame in still.frames[1:] if frame.startswith("grpo_trainer/")), "")
-    called = f", called from {own}" if own else ""
-    text = f"rank {one.rank} has been silent longest, for {still.silent_seconds:.0f} s{where}{called}; {hang.message}"
-    return with_message(hang.model_copy(update={"rank": one.rank, "step": one.step, "standstill": still}), text)
+    culprit, standstill = min(silent, key=lambda pair: _suspicion(*pair))
+    where = f" in {standstill.frames[0]}" if standstill.frames else ""
+    # The innermost frame is mostly a library's; the trainer's own frame says what the rank was doing.
+    trainer_frame = next((frame for frame in standstill.frames[1:] if frame.startswith("grpo_trainer/")), "")
+    called_from = f", called from {trainer_frame}" if trainer_frame else ""
+    silence = f"rank {culprit.rank} has been silent longest, for {standstill.silent_seconds:.0f} s"
+    blamed = hang.model_copy(update={"rank": culprit.rank, "step": culprit.step, "standstill": standstill})
+    return with_message(blamed, f"{silence}{where}{called_from}; {hang.message}")
 
 
 def _suspicion(outcome: Outcome, still: Standstill) -> tuple[bool, float, bool, int]:

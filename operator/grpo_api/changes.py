@@ -78,7 +78,10 @@ def immutability(spec: type[Model]) -> tuple[Rule, ...]:
 
 def _optional(model: type[Model]) -> dict[str, bool]:
     """The fields as users write them, and whether each may be absent."""
-    return {field.alias or name: field.default is None for name, field in model.model_fields.items()}
+    found = {}
+    for name, field in model.model_fields.items():
+        found[field.alias or name] = field.default is None
+    return found
 
 
 def _grouped(cel: str) -> str:

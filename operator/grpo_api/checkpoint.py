@@ -24,6 +24,11 @@ class VolumeClaimTemplate(Model):
     """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
 
 
+def _has_one_place_at_most(spec: "CheckpointSpec") -> bool:
+    places = (spec.volume, spec.volume_claim_template, spec.store)
+    return sum(bool(place) for place in places) <= 1
+
+
 class CheckpointSpec(Model):
     """Where and how often the run saves its state."""
 
@@ -31,9 +36,7 @@ class CheckpointSpec(Model):
         Rule(
             "[has(self.volume), has(self.volumeClaimTemplate), has(self.store)].filter(given, given).size() <= 1",
             "set at most one of volume, volumeClaimTemplate, store",
-            lambda checkpoint: (
-                sum(bool(one) for one in (checkpoint.volume, checkpoint.volume_claim_template, checkpoint.store)) <= 1
-            ),
+            _has_one_place_at_most,
         ),
     )
 

@@ -11,6 +11,10 @@ from .references import ConfigMapFiles, SecretKeySelector, VolumeClaim
 Column = Annotated[str, Field(min_length=1, max_length=128)]
 
 
+def _paths_stay_inside(files: "DatasetFiles") -> bool:
+    return all(stays_inside(path) for path in files.paths)
+
+
 class DatasetFiles(Model):
     """Files on a volume or in a ConfigMap, mounted read-only at /data."""
 
@@ -19,7 +23,7 @@ class DatasetFiles(Model):
         Rule(
             "self.paths.all(path, !path.split('/').exists(part, part == '..'))",
             "paths must stay inside the volume: remove `..`",
-            lambda files: all(stays_inside(path) for path in files.paths),
+            _paths_stay_inside,
         ),
     )
 
@@ -37,6 +41,11 @@ class DatasetFiles(Model):
     their suffix (.jsonl or .json, .parquet, .csv)."""
 
 
+def _hub_settings_have_a_name(data: "DatasetSpec") -> bool:
+    has_hub_setting = bool(data.config or data.revision or data.token_secret_ref)
+    return data.name is not None or not has_hub_setting
+
+
 class DatasetSpec(Model):
     """The training prompts: a hub dataset, or files."""
 
@@ -45,7 +54,7 @@ class DatasetSpec(Model):
         Rule(
             "has(self.name) || (!has(self.config) && !has(self.revision) && !has(self.tokenSecretRef))",
             "config, revision and tokenSecretRef belong to a hub dataset; remove them or set name",
-            lambda data: data.name is not None or not (data.config or data.revision or data.token_secret_ref),
+            _hub_settings_have_a_name,
         ),
     )
 

@@ -15,6 +15,11 @@ HubRepository = Annotated[str, Field(min_length=3, max_length=193, pattern=f"^{_
 """A repository of the hub that can be written: with its namespace."""
 
 
+def _hub_takes_the_name(hub: "HubExportSpec") -> bool:
+    name = hub.repository
+    return "--" not in name and ".." not in name and not name.endswith((".git", ".ipynb"))
+
+
 class HubExportSpec(Model):
     """A model repository of the Hugging Face hub."""
 
@@ -23,10 +28,7 @@ class HubExportSpec(Model):
             "!self.repository.contains('--') && !self.repository.contains('..') && "
             "!self.repository.endsWith('.git') && !self.repository.endsWith('.ipynb')",
             "the hub takes no repository with `--` or `..` in its name, or with .git or .ipynb at its end",
-            lambda hub: (
-                not any(part in hub.repository for part in ("--", ".."))
-                and not hub.repository.endswith((".git", ".ipynb"))
-            ),
+            _hub_takes_the_name,
         ),
     )
 

@@ -4,6 +4,7 @@ An engine samples several times as fast, from a copy of the weights that has to 
 that it is before any completion is used. Which engines there are, and what the user may set of them, is here.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -62,6 +63,11 @@ class EngineServersSpec(Model):
     """Requests and limits of an engine's container, GPUs left out. Unset: requests as the plan predicts."""
 
 
+def _belongs_to_engine(*names: str) -> Callable[["GenerationSpec"], bool]:
+    """A predicate: none of these fields belongs to other engines than the chosen one."""
+    return lambda spec: not spec.belong_elsewhere(*names)
+
+
 class GenerationSpec(Model):
     """What samples the completions."""
 
@@ -69,18 +75,18 @@ class GenerationSpec(Model):
         Rule(
             "self.engine in ['Auto', 'Servers'] || !has(self.servers)",
             "servers belongs to engine Servers or Auto; remove it or change engine",
-            lambda spec: not spec.belong_elsewhere("servers"),
+            _belongs_to_engine("servers"),
         ),
         Rule(
             "self.engine in ['Auto', 'Colocated'] || (!has(self.memoryShare) && !has(self.sleep))",
             "memoryShare and sleep belong to engine Colocated or Auto: an engine of its own has its GPUs for itself; "
             "remove them or change engine",
-            lambda spec: not spec.belong_elsewhere("memory_share", "sleep"),
+            _belongs_to_engine("memory_share", "sleep"),
         ),
         Rule(
             "self.engine != 'Transformers' || (!has(self.maxModelLength) && !has(self.engineArguments))",
             "maxModelLength and engineArguments are an engine's; remove them or change engine",
-            lambda spec: not spec.belong_elsewhere("max_model_length", "engine_arguments"),
+            _belongs_to_engine("max_model_length", "engine_arguments"),
         ),
     )
 
@@ -101,7 +107,8 @@ class GenerationSpec(Model):
 
     def belong_elsewhere(self, *names: str) -> list[str]:
         """Those of these fields that are set, and belong to engines other than this."""
-        return [one for one in names if getattr(self, one) is not None and self.engine not in ENGINES_OF[one]]
+        given = [name for name in names if getattr(self, name) is not None]
+        return [name for name in given if self.engine not in ENGINES_OF[name]]
 
 
 ENGINES_OF = {

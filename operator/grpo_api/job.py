@@ -38,6 +38,73 @@ _ON_VOLUME = "has(self.checkpoint.volume) || has(self.checkpoint.volumeClaimTemp
 """CEL for CheckpointSpec.on_volume."""
 
 
+def _reference_is_needed(spec: "GRPOJobSpec") -> bool:
+    return spec.training.beta > 0 or spec.reference.strategy in ("Auto", "None")
+
+
+def _kl_has_a_reference(spec: "GRPOJobSpec") -> bool:
+    return spec.training.beta == 0 or spec.reference.strategy != "None"
+
+
+def _sync_has_a_kl(spec: "GRPOJobSpec") -> bool:
+    return spec.training.beta > 0 or spec.reference.sync is None
+
+
+def _kl_limit_has_a_kl(spec: "GRPOJobSpec") -> bool:
+    return spec.training.beta > 0 or spec.guard.max_kl is None
+
+
+def _reference_adapter_is_allowed(spec: "GRPOJobSpec") -> bool:
+    return spec.adapter.use != "Never" or spec.reference.strategy != "Adapter"
+
+
+def _adapter_has_its_base_as_reference(spec: "GRPOJobSpec") -> bool:
+    return spec.adapter.use != "Always" or spec.reference.strategy in ("Auto", "Adapter", "None")
+
+
+def _adapter_reference_stays(spec: "GRPOJobSpec") -> bool:
+    return spec.adapter.use != "Always" or spec.reference.sync is None
+
+
+def _all_nodes_mount_the_claim(spec: "GRPOJobSpec") -> bool:
+    nodes = spec.placement.nodes or 1
+    return nodes == 1 or not spec.checkpoint.on_one_node
+
+
+def _resume_path_is_on_a_volume(spec: "GRPOJobSpec") -> bool:
+    resumes_from_path = spec.resume_from is not None and spec.resume_from.path is not None
+    return not resumes_from_path or spec.checkpoint.on_volume
+
+
+def _model_is_kept_or_given_up(spec: "GRPOJobSpec") -> bool:
+    return spec.export is not None or spec.checkpoint.lasting
+
+
+def _volume_export_has_a_volume(spec: "GRPOJobSpec") -> bool:
+    exports_to_volume = spec.export is not None and spec.export.to == "Volume"
+    return not exports_to_volume or spec.checkpoint.on_volume
+
+
+def _store_export_has_a_store(spec: "GRPOJobSpec") -> bool:
+    exports_to_store = spec.export is not None and spec.export.to == "ObjectStore"
+    return not exports_to_store or spec.checkpoint.store is not None
+
+
+def _export_spares_the_trained_model(spec: "GRPOJobSpec") -> bool:
+    if spec.export is None or spec.export.hub is None:
+        return True
+    return spec.export.hub.repository != spec.model.name
+
+
+def _mounts_have_volumes(spec: "GRPOJobSpec") -> bool:
+    return all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts)
+
+
+def _rewards_have_different_names(spec: "GRPOJobSpec") -> bool:
+    names = [reward.name for reward in spec.rewards if reward.name]
+    return len(names) == len(set(names))
+
+
 class GRPOJobSpec(Model):
     """What to train; the operator works out how."""
 
@@ -45,83 +112,83 @@ class GRPOJobSpec(Model):
         Rule(
             "self.training.beta > 0.0 || self.reference.strategy in ['Auto', 'None']",
             "training.beta is 0, which uses no reference: set reference.strategy to None or Auto, or raise beta",
-            lambda spec: spec.training.beta > 0 or spec.reference.strategy in ("Auto", "None"),
+            _reference_is_needed,
         ),
         Rule(
             "self.training.beta == 0.0 || self.reference.strategy != 'None'",
             "reference.strategy None needs training.beta 0; a KL term needs a reference",
-            lambda spec: spec.training.beta == 0 or spec.reference.strategy != "None",
+            _kl_has_a_reference,
         ),
         Rule(
             "self.training.beta > 0.0 || !has(self.reference.sync)",
             "reference.sync needs training.beta above 0",
-            lambda spec: spec.training.beta > 0 or spec.reference.sync is None,
+            _sync_has_a_kl,
         ),
         Rule(
             "self.training.beta > 0.0 || !has(self.guard.maxKL)",
             "guard.maxKL needs training.beta above 0: without a reference there is no KL",
-            lambda spec: spec.training.beta > 0 or spec.guard.max_kl is None,
+            _kl_limit_has_a_kl,
         ),
         Rule(
             "self.adapter.use != 'Never' || self.reference.strategy != 'Adapter'",
             "reference.strategy Adapter needs adapter.use IfNeeded or Always",
-            lambda spec: spec.adapter.use != "Never" or spec.reference.strategy != "Adapter",
+            _reference_adapter_is_allowed,
         ),
         Rule(
             "self.adapter.use != 'Always' || self.reference.strategy in ['Auto', 'Adapter', 'None']",
             "the reference of an adapter is its own frozen base: with adapter.use Always set reference.strategy to "
             "Auto, Adapter or None",
-            lambda spec: spec.adapter.use != "Always" or spec.reference.strategy in ("Auto", "Adapter", "None"),
+            _adapter_has_its_base_as_reference,
         ),
         Rule(
             "self.adapter.use != 'Always' || !has(self.reference.sync)",
             "reference.sync can't move the reference of an adapter: it is the frozen base; "
             "remove sync or set adapter.use to Never",
-            lambda spec: spec.adapter.use != "Always" or spec.reference.sync is None,
+            _adapter_reference_stays,
         ),
         Rule(
             "!has(self.placement.nodes) || self.placement.nodes == 1 || !has(self.checkpoint.volumeClaimTemplate) || "
             "self.checkpoint.volumeClaimTemplate.accessMode != 'ReadWriteOnce'",
             "placement.nodes above 1 needs a claim that several nodes can mount: set "
             "checkpoint.volumeClaimTemplate.accessMode to ReadWriteMany, or placement.nodes to 1",
-            lambda spec: (spec.placement.nodes or 1) == 1 or not spec.checkpoint.on_one_node,
+            _all_nodes_mount_the_claim,
         ),
         Rule(
             f"!has(self.resumeFrom) || !has(self.resumeFrom.path) || {_ON_VOLUME}",
             "resumeFrom.path is a folder on the job's own checkpoint volume: set checkpoint.volume",
-            lambda spec: not (spec.resume_from and spec.resume_from.path) or spec.checkpoint.on_volume,
+            _resume_path_is_on_a_volume,
         ),
         Rule(
             f"has(self.export) || {_ON_VOLUME} || has(self.checkpoint.store)",
             "the trained model would be lost with its pods: set checkpoint.volume, volumeClaimTemplate or store, where "
             "it is kept beside the checkpoints; if it isn't wanted, say so by export.to None",
-            lambda spec: spec.export is not None or spec.checkpoint.lasting,
+            _model_is_kept_or_given_up,
             at_creation=True,
         ),
         Rule(
             f"!has(self.export) || self.export.to != 'Volume' || {_ON_VOLUME}",
             "export.to Volume is a folder on the checkpoint volume: set checkpoint.volume or volumeClaimTemplate",
-            lambda spec: spec.export is None or spec.export.to != "Volume" or spec.checkpoint.on_volume,
+            _volume_export_has_a_volume,
         ),
         Rule(
             "!has(self.export) || self.export.to != 'ObjectStore' || has(self.checkpoint.store)",
             "export.to ObjectStore is a folder beside the checkpoints: set checkpoint.store",
-            lambda spec: spec.export is None or spec.export.to != "ObjectStore" or spec.checkpoint.store is not None,
+            _store_export_has_a_store,
         ),
         Rule(
             "!has(self.export) || !has(self.export.hub) || self.export.hub.repository != self.model.name",
             "export.hub.repository is the model that is trained, whose weights would be replaced: name another one",
-            lambda spec: not (spec.export and spec.export.hub) or spec.export.hub.repository != spec.model.name,
+            _export_spares_the_trained_model,
         ),
         Rule(
             "self.volumeMounts.all(mount, self.podTemplate.spec.volumes.exists(volume, volume.name == mount.name))",
             "volumeMounts can show only what podTemplate.spec.volumes names: add the volume there",
-            lambda spec: all(mount.name in spec.pod_template.spec.volume_names for mount in spec.volume_mounts),
+            _mounts_have_volumes,
         ),
         Rule(
             "self.rewards.all(a, !has(a.name) || self.rewards.filter(b, has(b.name) && b.name == a.name).size() == 1)",
             "rewards must have different names",
-            lambda spec: _all_different([reward.name for reward in spec.rewards if reward.name]),
+            _rewards_have_different_names,
         ),
     )
 
@@ -192,7 +259,9 @@ class GRPOJobSpec(Model):
     @property
     def nodes(self) -> int | None:
         """Exact number of nodes: placement.nodes, or the one that can mount the checkpoints' claim; None when open."""
-        return self.placement.nodes or (1 if self.checkpoint.on_one_node else None)
+        if self.placement.nodes:
+            return self.placement.nodes
+        return 1 if self.checkpoint.on_one_node else None
 
     @property
     def keeps_model(self) -> bool:
@@ -202,8 +271,13 @@ class GRPOJobSpec(Model):
     @property
     def expandable_segments(self) -> bool:
         """Whether torch's allocator on GPUs has expandable segments: unless `env` gives it other settings."""
-        own = (variable.value or "" for variable in self.env if variable.name in ALLOCATOR_ENV)
-        return all(EXPANDABLE_SEGMENTS in settings.replace(" ", "").split(",") for settings in own)
+        for variable in self.env:
+            if variable.name not in ALLOCATOR_ENV:
+                continue
+            settings = (variable.value or "").replace(" ", "").split(",")
+            if EXPANDABLE_SEGMENTS not in settings:
+                return False
+        return True
 
     @property
     def adapter_requested(self) -> bool:
@@ -219,10 +293,6 @@ class GRPOJobSpec(Model):
         predicted = {"memory": plan.host_memory_bytes, EPHEMERAL_STORAGE: plan.ephemeral_storage_bytes}
         defaults |= {name: str(amount) for name, amount in predicted.items() if amount}
         return self.resources.manifest(defaults)
-
-
-def _all_different(names: list[str]) -> bool:
-    return len(names) == len(set(names))
 
 
 class GRPOJob(Model):

@@ -55,9 +55,11 @@ def stays_inside(path: str | None) -> bool:
 
 def inside_rule(field: str, optional: bool = False) -> Rule:
     """That the path in a field, by its name in the CRD, stays inside its volume."""
-    test = f"!self.{field}.matches(r'{_UPWARDS}')"
+    cel = f"!self.{field}.matches(r'{_UPWARDS}')"
+    if optional:
+        cel = f"!has(self.{field}) || {cel}"
     return Rule(
-        f"!has(self.{field}) || {test}" if optional else test,
+        cel,
         f"{field} must stay inside the volume: remove `..`",
         lambda owner: stays_inside(getattr(owner, to_snake(field))),
     )

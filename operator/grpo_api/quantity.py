@@ -80,7 +80,10 @@ def parse_quantity(value: str | int) -> Fraction:
         raise ValueError(f"{text!r:.80} is not a quantity; write it as 500m, 4 or 16Gi")
     sign, digits, suffix = match[1], match[2], match[3] or ""
     scale = _SCALES[suffix] if suffix in _SCALES else Fraction(10) ** int(suffix[1:])
-    return Fraction(f"0{digits}" if digits[0] == "." else digits.rstrip(".")) * scale * (-1 if sign == "-" else 1)
+    # Kubernetes allows `.5` and `5.`, which Fraction does not read.
+    number = f"0{digits}" if digits[0] == "." else digits.rstrip(".")
+    magnitude = Fraction(number) * scale
+    return -magnitude if sign == "-" else magnitude
 
 
 def quantity_bytes(value: str | int) -> int:

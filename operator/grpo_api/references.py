@@ -3,7 +3,7 @@
 They have the shapes of Kubernetes' core/v1, so that what users know from a pod is right here too.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -37,10 +37,14 @@ class ImageVolume(Model):
     IfNotPresent."""
 
 
+def _has_one_source_at_most(model: Any) -> bool:
+    return model.volume is None or model.image is None
+
+
 ONE_VOLUME = Rule(
     "!(has(self.volume) && has(self.image))",
     "set at most one of volume, image: both would be mounted on the same folder",
-    lambda model: model.volume is None or model.image is None,
+    _has_one_source_at_most,
 )
 """For every model that has its files from a claim or from an image."""
 

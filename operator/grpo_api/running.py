@@ -34,6 +34,10 @@ GPU_PROCESS_MILLICPU = 250
 """Default CPU request per GPU: its process mostly waits for the GPU, and without a limit it may use what is idle."""
 
 
+def _range_is_not_empty(gpus: "GPURange") -> bool:
+    return gpus.max is None or gpus.max >= gpus.min
+
+
 class GPURange(Model):
     """How many GPUs the plan may take."""
 
@@ -41,7 +45,7 @@ class GPURange(Model):
         Rule(
             "!has(self.max) || self.max >= self.min",
             "max must be at least min",
-            lambda gpus: gpus.max is None or gpus.max >= gpus.min,
+            _range_is_not_empty,
         ),
     )
 
@@ -51,6 +55,16 @@ class GPURange(Model):
     """Most GPUs. Unset: as many as `objective` asks for."""
 
 
+def _operator_has_its_operand(toleration: "Toleration") -> bool:
+    if toleration.operator == "Exists":
+        return toleration.value is None
+    return bool(toleration.key)
+
+
+def _seconds_have_no_execute(toleration: "Toleration") -> bool:
+    return toleration.toleration_seconds is None or toleration.effect == "NoExecute"
+
+
 class Toleration(Model):
     """A Kubernetes toleration."""
 
@@ -58,12 +72,12 @@ class Toleration(Model):
         Rule(
             "self.operator == 'Exists' ? !has(self.value) : has(self.key)",
             "operator Exists takes no value; operator Equal needs key",
-            lambda toleration: toleration.value is None if toleration.operator == "Exists" else bool(toleration.key),
+            _operator_has_its_operand,
         ),
         Rule(
             "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
             "tolerationSeconds needs effect NoExecute",
-            lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
+            _seconds_have_no_execute,
         ),
     )
 
@@ -79,6 +93,37 @@ class Toleration(Model):
     """For NoExecute, seconds to stay. Unset: forever."""
 
 
+def _gpu_settings_are_for_gpus(placement: "PlacementSpec") -> bool:
+    has_gpu_setting = bool(placement.gpus or placement.gpu_product or placement.gpu_memory)
+    return placement.accelerator == "GPU" or not has_gpu_setting
+
+
+def _processes_are_for_cpus(placement: "PlacementSpec") -> bool:
+    return placement.accelerator == "CPU" or placement.processes_per_node is None
+
+
+def _every_node_gets_a_gpu(placement: "PlacementSpec") -> bool:
+    if not (placement.nodes and placement.gpus and placement.gpus.max):
+        return True
+    return placement.gpus.max >= placement.nodes
+
+
+def _created_nodes_are_declared(placement: "PlacementSpec") -> bool:
+    if placement.provisioning == "WhenFree":
+        return True
+    return bool(placement.gpu_product and placement.gpus_per_node and placement.nodes and placement.node_selector)
+
+
+def _created_nodes_have_fixed_gpus(placement: "PlacementSpec") -> bool:
+    if placement.provisioning == "WhenFree":
+        return True
+    return not (placement.gpus or placement.queue_name)
+
+
+def _gpus_per_node_is_for_created_nodes(placement: "PlacementSpec") -> bool:
+    return placement.provisioning == "CreatePods" or placement.gpus_per_node is None
+
+
 class PlacementSpec(Model):
     """Where the job may run. The plan chooses within these limits."""
 
@@ -86,37 +131,34 @@ class PlacementSpec(Model):
         Rule(
             "self.accelerator == 'GPU' || (!has(self.gpus) && !has(self.gpuProduct) && !has(self.gpuMemory))",
             "gpus, gpuProduct and gpuMemory belong to accelerator GPU; remove them for CPU",
-            lambda place: place.accelerator == "GPU" or not (place.gpus or place.gpu_product or place.gpu_memory),
+            _gpu_settings_are_for_gpus,
         ),
         Rule(
             "self.accelerator == 'CPU' || !has(self.processesPerNode)",
             "processesPerNode belongs to accelerator CPU; every GPU gets one process",
-            lambda place: place.accelerator == "CPU" or place.processes_per_node is None,
+            _processes_are_for_cpus,
         ),
         Rule(
             "!has(self.nodes) || !has(self.gpus) || !has(self.gpus.max) || self.gpus.max >= self.nodes",
             "gpus.max must be at least nodes: every node of the gang needs a GPU",
-            lambda place: not (place.nodes and place.gpus and place.gpus.max) or place.gpus.max >= place.nodes,
+            _every_node_gets_a_gpu,
         ),
         Rule(
             "self.provisioning == 'WhenFree' || self.accelerator == 'GPU' && has(self.gpuProduct) && "
             "has(self.gpusPerNode) && has(self.nodes) && size(self.nodeSelector) > 0",
             "provisioning CreatePods asks for nodes that nobody has seen: declare gpuProduct, gpusPerNode and nodes, "
             "and a nodeSelector that the autoscaler knows",
-            lambda place: (
-                place.provisioning == "WhenFree"
-                or bool(place.gpu_product and place.gpus_per_node and place.nodes and place.node_selector)
-            ),
+            _created_nodes_are_declared,
         ),
         Rule(
             "self.provisioning == 'WhenFree' || !has(self.gpus) && !has(self.queueName)",
             "provisioning CreatePods takes gpusPerNode on each of the nodes, without Kueue: remove gpus and queueName",
-            lambda place: place.provisioning == "WhenFree" or not (place.gpus or place.queue_name),
+            _created_nodes_have_fixed_gpus,
         ),
         Rule(
             "self.provisioning == 'CreatePods' || !has(self.gpusPerNode)",
             "gpusPerNode belongs to provisioning CreatePods; otherwise the plan chooses within gpus and nodes",
-            lambda place: place.provisioning == "CreatePods" or place.gpus_per_node is None,
+            _gpus_per_node_is_for_created_nodes,
         ),
     )
 
@@ -158,7 +200,9 @@ class PlacementSpec(Model):
     @property
     def declared_gpus(self) -> int | None:
         """GPUs of the gang where the nodes are declared."""
-        return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
+        if not (self.nodes and self.gpus_per_node):
+            return None
+        return self.nodes * self.gpus_per_node
 
     def default_cpu(self, processes: int) -> str:
         """Return the CPU request, as a resource.Quantity, of a pod with `processes` processes if the spec sets none."""
@@ -221,6 +265,11 @@ class ExitCodes(Model):
         return bool(code) and (code in self.values) == (self.operator == "In")
 
 
+def _has_one_condition(rule: "RestartRule") -> bool:
+    conditions = (rule.on_exit_codes, rule.on_results, rule.on_reasons)
+    return sum(bool(condition) for condition in conditions) == 1
+
+
 class RestartRule(Model):
     """What follows an end that is described by exactly one of onExitCodes, onResults and onReasons."""
 
@@ -228,7 +277,7 @@ class RestartRule(Model):
         Rule(
             "[has(self.onExitCodes), has(self.onResults), has(self.onReasons)].filter(given, given).size() == 1",
             "set exactly one of onExitCodes, onResults, onReasons",
-            lambda rule: sum(bool(one) for one in (rule.on_exit_codes, rule.on_results, rule.on_reasons)) == 1,
+            _has_one_condition,
         ),
     )
 

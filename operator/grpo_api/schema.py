@@ -128,7 +128,9 @@ def _kind(schema: Schema) -> str:
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return ""
     kind = str(schema.get("type", ""))
-    return "map" if kind == "object" and "properties" not in schema else kind
+    if kind == "object" and "properties" not in schema:
+        return "map"
+    return kind
 
 
 def _map_keywords(schema: Schema) -> None:

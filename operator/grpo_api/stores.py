@@ -29,6 +29,17 @@ Endpoint = Annotated[
 ]
 
 
+def _s3_settings_have_an_s3_url(store: "ObjectStoreSpec") -> bool:
+    if store.url.startswith("s3://"):
+        return True
+    return not (store.endpoint or store.region)
+
+
+def _azure_url_names_a_container(store: "ObjectStoreSpec") -> bool:
+    # az://account/container has three slashes.
+    return not store.url.startswith("az://") or store.url.count("/") >= 3
+
+
 class ObjectStoreSpec(Model):
     """A folder on an object store. Every run has a folder of its own in it, `<job>-<uid>`."""
 
@@ -36,12 +47,12 @@ class ObjectStoreSpec(Model):
         Rule(
             "self.url.startsWith('s3://') || (!has(self.endpoint) && !has(self.region))",
             "endpoint and region belong to s3:// stores; remove them",
-            lambda store: store.url.startswith("s3://") or not (store.endpoint or store.region),
+            _s3_settings_have_an_s3_url,
         ),
         Rule(
             "!self.url.startsWith('az://') || self.url.matches('^az://[^/]+/[^/]+')",
             "an az:// URL names account and container: az://account/container/folder",
-            lambda store: not store.url.startswith("az://") or store.url.count("/") >= 3,
+            _azure_url_names_a_container,
         ),
     )
 

@@ -4,6 +4,7 @@ What the operator sends and what docs/traces.md explains can't disagree that way
 OpenTelemetry's semantic conventions where there is one, else they begin with `grpo.`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -89,26 +90,28 @@ ERROR = Attribute(
 STEP_NUMBER = Attribute(
     "grpo.step", f"{_ROOT}, {FIRST_STEP.name}, {STEP.name}", "Number of the step; of an attempt, the last known."
 )
-STARTUP = {
-    LOADED.name: tuple(
-        Attribute(f"grpo.startup.{part}", LOADED.name, f"Seconds {what}.")
-        for part, what in (
-            ("imports", "from the process's start until its libraries were imported"),
-            ("rendezvous", "until the ranks had met"),
-            ("load", "of loading the policy"),
-            ("data", "of loading the data"),
-            ("verify", "of finding the checkpoint to begin with"),
-        )
-    ),
-    PROVEN.name: tuple(
-        Attribute(f"grpo.startup.{part}", PROVEN.name, f"Seconds {what}.")
-        for part, what in (
-            ("trainer", "of building the trainer, proof included"),
-            ("proof", "of proving that all ranks have the same weights"),
-        )
-    ),
+_LOADED_PARTS = {
+    "imports": "from the process's start until its libraries were imported",
+    "rendezvous": "until the ranks had met",
+    "load": "of loading the policy",
+    "data": "of loading the data",
+    "verify": "of finding the checkpoint to begin with",
 }
-"""By span: parts of the start-up as rank 0 tells them in Progress.startup_seconds, by the last word of the key."""
+_PROVEN_PARTS = {
+    "trainer": "of building the trainer, proof included",
+    "proof": "of proving that all ranks have the same weights",
+}
+
+
+def _startup_attributes(span: str, parts: Mapping[str, str]) -> tuple[Attribute, ...]:
+    return tuple(Attribute(f"grpo.startup.{part}", span, f"Seconds {what}.") for part, what in parts.items())
+
+
+STARTUP = {
+    LOADED.name: _startup_attributes(LOADED.name, _LOADED_PARTS),
+    PROVEN.name: _startup_attributes(PROVEN.name, _PROVEN_PARTS),
+}
+"""By span: parts of the start-up as rank 0 reports them in Progress.startup_seconds, by the last word of the key."""
 ATTRIBUTES = (
     *(SERVICE_NAME, SERVICE_VERSION, NAMESPACE, K8S_JOB, JOB_NAME, JOB_UID, ATTEMPT_NUMBER),
     *(MODEL, STRATEGY, NODES, GPUS, RESULT, ERROR, STEP_NUMBER),

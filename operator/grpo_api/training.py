@@ -13,6 +13,24 @@ Positive = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+def _completions_of_a_step(training: "TrainingSpec") -> int:
+    return training.prompts_per_step * training.num_generations
+
+
+def _device_batch_divides_a_step(training: "TrainingSpec") -> bool:
+    device_batch = training.per_device_train_batch_size or 1
+    return _completions_of_a_step(training) % device_batch == 0
+
+
+def _generation_batch_has_whole_steps(training: "TrainingSpec") -> bool:
+    generation_batch = training.generation_batch_size or 0
+    return generation_batch % _completions_of_a_step(training) == 0
+
+
+def _upper_clip_is_not_below_the_lower(training: "TrainingSpec") -> bool:
+    return training.epsilon_high is None or training.epsilon_high >= training.epsilon
+
+
 class TrainingSpec(Model):
     """GRPO and optimizer settings."""
 
@@ -21,18 +39,18 @@ class TrainingSpec(Model):
             "!has(self.perDeviceTrainBatchSize) || "
             "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
             "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the completions of one step)",
-            lambda t: (t.prompts_per_step * t.num_generations) % (t.per_device_train_batch_size or 1) == 0,
+            _device_batch_divides_a_step,
         ),
         Rule(
             "!has(self.generationBatchSize) || "
             "self.generationBatchSize % (self.promptsPerStep * self.numGenerations) == 0",
             "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole steps, whole groups)",
-            lambda t: (t.generation_batch_size or 0) % (t.prompts_per_step * t.num_generations) == 0,
+            _generation_batch_has_whole_steps,
         ),
         Rule(
             "!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon",
             "epsilonHigh must be at least epsilon",
-            lambda t: t.epsilon_high is None or t.epsilon_high >= t.epsilon,
+            _upper_clip_is_not_below_the_lower,
         ),
     )
 
@@ -152,6 +170,14 @@ class ReferenceOffload(Model):
     """Host memory; NVMe is refused. Unset: CPU."""
 
 
+def _moved_reference_has_weights(reference: "ReferenceSpec") -> bool:
+    return reference.sync is None or reference.strategy not in ("Adapter", "None")
+
+
+def _offload_fits_the_strategy(reference: "ReferenceSpec") -> bool:
+    return reference.offload is None or reference.strategy in ("Auto", "Offload", "Sharded")
+
+
 class ReferenceSpec(Model):
     """The frozen model that the KL term is measured against."""
 
@@ -159,12 +185,12 @@ class ReferenceSpec(Model):
         Rule(
             "!has(self.sync) || !(self.strategy in ['Adapter', 'None'])",
             "sync needs a reference of its own; strategy Adapter and None have none",
-            lambda reference: reference.sync is None or reference.strategy not in ("Adapter", "None"),
+            _moved_reference_has_weights,
         ),
         Rule(
             "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
             "offload belongs to strategy Offload, Sharded or Auto; remove it or change strategy",
-            lambda reference: reference.offload is None or reference.strategy in ("Auto", "Offload", "Sharded"),
+            _offload_fits_the_strategy,
         ),
     )
 

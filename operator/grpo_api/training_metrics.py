@@ -8,8 +8,8 @@ from .report import MAX_METRICS
 
 
 def _training(key: str, trl: str, unit: str, text: str, *, name: str = "", kind: Kind = "gauge") -> Metric:
-    full = f"grpo_training_{name or key}" + ("_total" if kind == "counter" else "")
-    return Metric(full, kind, unit, text, key=key, trl=trl)
+    total = "_total" if kind == "counter" else ""
+    return Metric(f"grpo_training_{name or key}{total}", kind, unit, text, key=key, trl=trl)
 
 
 def _counter(key: str, trl: str, unit: str, text: str) -> Metric:

@@ -162,7 +162,12 @@ class Usage(Model):
     @property
     def words(self) -> str:
         """The sums in a sentence for people."""
-        held, shares = self.held_gpu_seconds, self.gpu_seconds.model_dump(by_alias=False)
-        parts = ", ".join(f"{state} {100 * spent / held:.0f} %" for state, spent in shares.items() if spent and held)
+        held = self.held_gpu_seconds
+        shares = []
+        for state, seconds in self.gpu_seconds.model_dump(by_alias=False).items():
+            if seconds and held:
+                shares.append(f"{state} {100 * seconds / held:.0f} %")
+        parts = ", ".join(shares) or "none"
+        effective = self.effective or "0"
         cost = "" if self.cost is None else f"; cost {self.cost:.2f}"
-        return f"{held / HOUR:.2f} GPU-hours, effective {self.effective or '0'}: {parts or 'none'}{cost}"
+        return f"{held / HOUR:.2f} GPU-hours, effective {effective}: {parts}{cost}"

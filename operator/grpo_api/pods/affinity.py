@@ -83,6 +83,12 @@ class PodAffinity(Model):
     """What had better be so. Unset: none."""
 
 
+def _compares_with_one_number(requirement: "NodeSelectorRequirement") -> bool:
+    if requirement.operator not in ("Gt", "Lt"):
+        return True
+    return len(requirement.values) == 1 and is_whole(requirement.values[0])
+
+
 class NodeSelectorRequirement(Model):
     """What one label or field of a node must be."""
 
@@ -91,7 +97,7 @@ class NodeSelectorRequirement(Model):
         Rule(
             "!(self.operator in ['Gt', 'Lt']) || size(self.values) == 1 && self.values[0].matches('^-?[0-9]+$')",
             "operators Gt and Lt compare with exactly one whole number",
-            lambda own: own.operator not in ("Gt", "Lt") or (len(own.values) == 1 and is_whole(own.values[0])),
+            _compares_with_one_number,
         ),
     )
 

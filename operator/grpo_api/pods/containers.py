@@ -22,6 +22,14 @@ Environment = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=map
 EnvironmentSources = Annotated[list[EnvFromSource], Field(max_length=16, json_schema_extra=ATOMIC_LIST)]
 
 
+def _adds_allowed_capabilities(capabilities: "CapabilitySet") -> bool:
+    return all(name == "NET_BIND_SERVICE" for name in capabilities.add)
+
+
+def _drops_all_capabilities(capabilities: "CapabilitySet") -> bool:
+    return not capabilities.drop or "ALL" in capabilities.drop
+
+
 class CapabilitySet(Model):
     """Linux capabilities."""
 
@@ -29,12 +37,12 @@ class CapabilitySet(Model):
         Rule(
             "self.add.all(name, name == 'NET_BIND_SERVICE')",
             f"{_STANDARD} lets a container add NET_BIND_SERVICE only: remove the others",
-            lambda own: all(name == "NET_BIND_SERVICE" for name in own.add),
+            _adds_allowed_capabilities,
         ),
         Rule(
             "size(self.drop) == 0 || 'ALL' in self.drop",
             f"{_STANDARD} drops ALL capabilities: set drop to [ALL], or leave it out",
-            lambda own: not own.drop or "ALL" in own.drop,
+            _drops_all_capabilities,
         ),
     )
 
@@ -44,6 +52,14 @@ class CapabilitySet(Model):
     """Must name ALL. Unset: [ALL]."""
 
 
+def _is_confined(profile: "Profile") -> bool:
+    return profile.type in ("RuntimeDefault", "Localhost")
+
+
+def _names_a_local_file_for_localhost(profile: "Profile") -> bool:
+    return (profile.type == "Localhost") == (profile.localhost_profile is not None)
+
+
 class Profile(Model):
     """A seccomp or AppArmor profile."""
 
@@ -51,12 +67,12 @@ class Profile(Model):
         Rule(
             "self.type in ['RuntimeDefault', 'Localhost']",
             f"{_STANDARD} allows RuntimeDefault and Localhost",
-            lambda own: own.type in ("RuntimeDefault", "Localhost"),
+            _is_confined,
         ),
         Rule(
             "(self.type == 'Localhost') == has(self.localhostProfile)",
             "type Localhost needs localhostProfile, and no other type takes it",
-            lambda own: (own.type == "Localhost") == (own.localhost_profile is not None),
+            _names_a_local_file_for_localhost,
         ),
     )
 
@@ -64,6 +80,18 @@ class Profile(Model):
     """RuntimeDefault, or Localhost for a file of the node."""
     localhost_profile: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The file, for Localhost. Unset: none."""
+
+
+def _is_unprivileged(context: "SecurityContext") -> bool:
+    return not (context.privileged or context.allow_privilege_escalation)
+
+
+def _is_not_root(context: "SecurityContext") -> bool:
+    return context.run_as_non_root is not False and context.run_as_user != 0
+
+
+def _masks_proc(context: "SecurityContext") -> bool:
+    return context.proc_mount in (None, "Default")
 
 
 class SecurityContext(Model):
@@ -74,17 +102,17 @@ class SecurityContext(Model):
             "!(has(self.privileged) && self.privileged) "
             "&& !(has(self.allowPrivilegeEscalation) && self.allowPrivilegeEscalation)",
             f"{_STANDARD} allows neither privileged nor allowPrivilegeEscalation: set them to false",
-            lambda own: not (own.privileged or own.allow_privilege_escalation),
+            _is_unprivileged,
         ),
         Rule(
             "(!has(self.runAsNonRoot) || self.runAsNonRoot) && (!has(self.runAsUser) || self.runAsUser > 0)",
             f"{_STANDARD} allows no root user: remove runAsNonRoot, and set runAsUser above 0",
-            lambda own: own.run_as_non_root is not False and own.run_as_user != 0,
+            _is_not_root,
         ),
         Rule(
             "!has(self.procMount) || self.procMount == 'Default'",
             f"{_STANDARD} allows procMount Default only: remove it",
-            lambda own: own.proc_mount in (None, "Default"),
+            _masks_proc,
         ),
     )
 

@@ -33,6 +33,14 @@ class EnvVarSource(Model):
     """A request or limit of the container. Unset: another source."""
 
 
+def _has_one_value_at_most(variable: "EnvVar") -> bool:
+    return variable.value is None or variable.value_from is None
+
+
+def _is_free_to_set(variable: "EnvVar") -> bool:
+    return not (variable.name.startswith(ENV_PREFIX) or variable.name in RANK_ENV)
+
+
 class EnvVar(Model):
     """An environment variable of a container."""
 
@@ -40,12 +48,12 @@ class EnvVar(Model):
         Rule(
             "!(has(self.value) && has(self.valueFrom))",
             "set at most one of value and valueFrom",
-            lambda env: env.value is None or env.value_from is None,
+            _has_one_value_at_most,
         ),
         Rule(
             f"!(self.name.startsWith('{ENV_PREFIX}') || self.name in {list(RANK_ENV)})",
             f"{_RESERVED}: remove it",
-            lambda env: not (env.name.startswith(ENV_PREFIX) or env.name in RANK_ENV),
+            _is_free_to_set,
         ),
     )
 
@@ -60,6 +68,10 @@ class EnvVar(Model):
     """Take the value from elsewhere. Unset: `value`."""
 
 
+def _has_a_free_prefix(source: "EnvFromSource") -> bool:
+    return source.prefix is None or not source.prefix.startswith(ENV_PREFIX)
+
+
 class EnvFromSource(Model):
     """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named singly win."""
 
@@ -68,7 +80,7 @@ class EnvFromSource(Model):
         Rule(
             f"!has(self.prefix) || !self.prefix.startsWith('{ENV_PREFIX}')",
             f"{_RESERVED}: use another prefix",
-            lambda source: not (source.prefix or "").startswith(ENV_PREFIX),
+            _has_a_free_prefix,
         ),
     )
 

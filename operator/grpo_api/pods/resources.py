@@ -31,6 +31,28 @@ def _is_indivisible(name: str) -> bool:
     return "/" in name or name.startswith("hugepages-")
 
 
+def _names_no_gpu(resources: "ResourceRequirements") -> bool:
+    return not any(re.match(_GPU, name) for name in (*resources.requests, *resources.limits))
+
+
+def _requests_are_within_limits(resources: "ResourceRequirements") -> bool:
+    limited = [name for name in resources.requests if name in resources.limits]
+    return all(resources.compared(name) <= 0 for name in limited)
+
+
+def _indivisible_requests_equal_limits(resources: "ResourceRequirements") -> bool:
+    for name in resources.requests:
+        if not _is_indivisible(name):
+            continue
+        if name not in resources.limits or resources.compared(name) != 0:
+            return False
+    return True
+
+
+def _extended_resources_are_whole(resources: "ResourceRequirements") -> bool:
+    return all(amount.isdecimal() for name, amount in resources.limits.items() if "/" in name)
+
+
 class ResourceRequirements(Model):
     """What a container requests of its node, and what it may use at most."""
 
@@ -38,25 +60,23 @@ class ResourceRequirements(Model):
         Rule(
             f"!self.requests.exists(name, {_CEL_GPU}) && !self.limits.exists(name, {_CEL_GPU})",
             "GPUs are requested by the plan, within placement.gpus: remove them here",
-            lambda own: not any(re.match(_GPU, name) for name in (*own.requests, *own.limits)),
+            _names_no_gpu,
         ),
         Rule(
             f"self.requests.all(name, !(name in self.limits) || {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) <= 0)",
             "a request must not exceed its limit: raise the limit or lower the request",
-            lambda own: all(own.compared(name) <= 0 for name in own.requests if name in own.limits),
+            _requests_are_within_limits,
         ),
         Rule(
             f"self.requests.all(name, !{_CEL_INDIVISIBLE} || "
             f"(name in self.limits && {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) == 0))",
             "extended resources and hugepages are not shared: their request must equal their limit, or be left out",
-            lambda own: all(
-                name in own.limits and own.compared(name) == 0 for name in own.requests if _is_indivisible(name)
-            ),
+            _indivisible_requests_equal_limits,
         ),
         Rule(
             "self.limits.all(name, !name.contains('/') || string(self.limits[name]).matches('^[0-9]+$'))",
             "extended resources are counted in whole pieces, such as 1",
-            lambda own: all(amount.isdecimal() for name, amount in own.limits.items() if "/" in name),
+            _extended_resources_are_whole,
         ),
     )
 

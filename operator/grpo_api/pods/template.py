@@ -19,15 +19,23 @@ from .volumes import Volume
 
 def _cel_reserved(field: str) -> str:
     """CEL: none of the map's keys is reserved."""
-    tests = " || ".join(
-        f"key.startsWith('{name}')" if name.endswith("/") else f"key == '{name}'" for name in RESERVED_LABELS
-    )
+    tests = " || ".join(map(_cel_key_matches, RESERVED_LABELS))
     return f"!self.{field}.exists(key, {tests})"
+
+
+def _cel_key_matches(reserved: str) -> str:
+    """CEL: the key is this reserved one, or has this reserved prefix, which ends with a slash."""
+    return f"key.startsWith('{reserved}')" if reserved.endswith("/") else f"key == '{reserved}'"
+
+
+def _key_matches(key: str, reserved: str) -> bool:
+    """The same in Python."""
+    return key.startswith(reserved) if reserved.endswith("/") else key == reserved
 
 
 def is_reserved(key: str) -> bool:
     """Whether a label or annotation is the operator's or the Job controller's."""
-    return any(key.startswith(name) if name.endswith("/") else key == name for name in RESERVED_LABELS)
+    return any(_key_matches(key, reserved) for reserved in RESERVED_LABELS)
 
 
 class PodMetadata(Model):
@@ -71,6 +79,23 @@ class DNSConfig(Model):
     """Options. Unset: the cluster's only."""
 
 
+def _stays_off_the_host(pod: "PodSpec") -> bool:
+    return not (pod.host_network or pod.host_pid or pod.host_ipc)
+
+
+def _init_containers_mount_known_volumes(pod: "PodSpec") -> bool:
+    for container in pod.init_containers:
+        if any(mount.name not in pod.volume_names for mount in container.volume_mounts):
+            return False
+    return True
+
+
+def _has_a_name_server(pod: "PodSpec") -> bool:
+    if pod.dns_policy != "None":
+        return True
+    return bool(pod.dns_config and pod.dns_config.nameservers)
+
+
 class PodSpec(Model):
     """Settings of the pods; tolerations, node selector and priority are in spec.placement."""
 
@@ -79,21 +104,19 @@ class PodSpec(Model):
             "!(has(self.hostNetwork) && self.hostNetwork) && !(has(self.hostPID) && self.hostPID) "
             "&& !(has(self.hostIPC) && self.hostIPC)",
             "hostNetwork, hostPID and hostIPC go beyond the `restricted` pod security standard: remove them",
-            lambda pod: not (pod.host_network or pod.host_pid or pod.host_ipc),
+            _stays_off_the_host,
         ),
         Rule(
             "self.initContainers.all(one, "
             "one.volumeMounts.all(mount, self.volumes.exists(volume, volume.name == mount.name)))",
             "initContainers can mount only what podTemplate.spec.volumes names: add the volume there",
-            lambda pod: all(
-                mount.name in pod.volume_names for container in pod.init_containers for mount in container.volume_mounts
-            ),
+            _init_containers_mount_known_volumes,
         ),
         Rule(
             "!has(self.dnsPolicy) || self.dnsPolicy != 'None' "
             "|| (has(self.dnsConfig) && size(self.dnsConfig.nameservers) > 0)",
             "dnsPolicy None needs dnsConfig.nameservers",
-            lambda pod: pod.dns_policy != "None" or bool(pod.dns_config and pod.dns_config.nameservers),
+            _has_a_name_server,
         ),
     )
 

@@ -34,22 +34,30 @@ Rejected = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubern
 """A kind that has a field only so that its rejection gives the reason."""
 
 
+def _is_allowed_by_the_standard(volume: "Volume") -> bool:
+    return volume.host_path is None and volume.nfs is None
+
+
+def _has_a_name_of_its_own(volume: "Volume") -> bool:
+    return not (volume.name in RESERVED_VOLUMES or volume.name.startswith(REWARD_VOLUME_PREFIX))
+
+
 class Volume(Model):
     """A volume of the pods."""
 
     RULES = (
-        # a kind that is rejected anyway counts too, so that it is not told twice
+        # a kind that is rejected anyway counts too, so that only one of the two rules reports it
         exactly_one(*KINDS, *_REJECTED, message=f"set exactly one of {', '.join(KINDS)}"),
         Rule(
             "!has(self.hostPath) && !has(self.nfs)",
             "hostPath and nfs go beyond the `restricted` pod security standard: use a persistentVolumeClaim or csi",
-            lambda volume: volume.host_path is None and volume.nfs is None,
+            _is_allowed_by_the_standard,
         ),
         Rule(
             f"!(self.name in {list(RESERVED_VOLUMES)}) && !self.name.startsWith('{REWARD_VOLUME_PREFIX}')",
             f"{', '.join(RESERVED_VOLUMES)} and {REWARD_VOLUME_PREFIX}* are the operator's own volumes: "
             "use another name",
-            lambda volume: not (volume.name in RESERVED_VOLUMES or volume.name.startswith(REWARD_VOLUME_PREFIX)),
+            _has_a_name_of_its_own,
         ),
     )
 
