@@ -1,0 +1,300 @@
+"""What the product gives for an input, as plain values: the only module here that imports the product.
+
+A move of product modules changes the imports of this file and of the builders in tests/unit, and no recorded file.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import yaml
+from rich.console import Console
+
+from grpo_api.job import GRPOJob, SpecInvalid, parse_spec
+from grpo_api.plan import ExecutionPlan
+from grpo_api.report import Result
+from grpo_cli import status as status_screen
+from grpo_cli.__main__ import main
+from grpo_cli.export_job import export_job
+from grpo_cli.prefetch_job import prefetch_job
+from grpo_operator.admission.snapshot import Snapshot
+from grpo_operator.cleanup import clean_up
+from grpo_operator.decisions import Action, Decision
+from grpo_operator.events import event, telling_change
+from grpo_operator.isolation import network_policy
+from grpo_operator.job_metrics import JobMetrics
+from grpo_operator.kueue.assignment import Flavor, placed
+from grpo_operator.kueue.body import Priority, adopted, amended, paused, workload
+from grpo_operator.kueue.statuses import cleared, finished, ready
+from grpo_operator.kueue.steps import Write, step
+from grpo_operator.manifests import Attempt, attempt_of, checkpoint_volume_claim, engines_job, indexed_job
+from grpo_operator.observe import Observation, Silence, observe
+from grpo_operator.patches import merge_patch
+from grpo_operator.pod_defaults import PodDefaults
+from grpo_operator.policies import decide
+from grpo_operator.records import GRPOJobRecord
+from grpo_operator.services import engine_service, rendezvous_service
+from grpo_operator.sightings import Sightings
+from grpo_operator.status import build, to_json
+from grpo_operator.times import Observed
+from grpo_operator.tracing.otlp import export_request
+from grpo_operator.workloads import workload_record
+from grpo_planner import Inventory, plan_job
+from tests.golden.layout import unlike
+from tests.golden.shapes import PLAN_ANNOTATION, condition, fields, filled, objects_of
+from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, make_job, stored
+from tests.unit.queue_world import queue
+from tests.unit.trace_world import lived
+from tests.virtual_time import virtually
+
+Json = dict[str, Any]
+WIDTH = 200
+"""Columns of the terminal of `grpo status`."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def grpo(*arguments: str, stdin: str = "") -> Json:
+    """Return exit code and lines of one run of the command line."""
+    out, errors = io.StringIO(), io.StringIO()
+    with _piped(stdin), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = main(arguments)
+    found: Json = {"exit code": code, "prints": _lines(out.getvalue()), "complains": _lines(errors.getvalue())}
+    return {key: value for key, value in found.items() if value != []}
+
+
+@contextlib.contextmanager
+def _piped(text: str) -> Iterator[None]:
+    """Let the text be standard input while the block runs, and no variable ask for colours."""
+    with mock.patch.object(sys, "stdin", io.StringIO(text)), mock.patch.dict(os.environ):
+        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+            os.environ.pop(name, None)
+        yield
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def job(manifest: str, *flags: str, plans: Sequence[str] = ()) -> Json:
+    """Return what `grpo plan` and `grpo render` print for a file of GRPOJobs; `plans` are flags of the first alone."""
+    found = {"grpo plan": grpo("plan", "-f", "-", *flags, *plans, stdin=manifest)}
+    rendered = grpo("render", "-f", "-", *flags, stdin=manifest)
+    if rendered["exit code"]:
+        return {**found, "grpo render": rendered}
+    objects = yaml.load_all("\n".join(rendered["prints"]), Loader=_LOADER)
+    return found | objects_of(objects)
+
+
+def shared_objects(watchers: Sequence[Json]) -> Json:
+    """Return the objects that all jobs of a namespace share."""
+    return {
+        "rendezvous": rendezvous_service("team-a"),
+        "engines": engine_service("team-a"),
+        "policy": network_policy("team-a", []),
+        "policy with watchers": network_policy("team-a", watchers),
+    }
+
+
+def attempt(found: GRPOJobRecord, plan: ExecutionPlan, number: int, pods: PodDefaults = PODS) -> Json:
+    """Return the objects that the operator creates for an attempt."""
+    one = _attempt(found, plan, number)
+    claim = checkpoint_volume_claim(one.key, one.uid, one.spec)
+    made = (claim, indexed_job(one, pods), engines_job(one, pods))
+    return objects_of(item for item in made if item)
+
+
+def _attempt(found: GRPOJobRecord, plan: ExecutionPlan, number: int) -> Attempt:
+    assert found.spec is not None, found.problems
+    return attempt_of(found, found.spec, plan, number, token_digest="0" * 64)
+
+
+def helper_jobs(found: GRPOJobRecord, plan: ExecutionPlan) -> Json:
+    """Return the Jobs of `grpo prefetch` and `grpo export`."""
+    one = _attempt(found, plan, 1)
+    return {
+        "grpo prefetch": objects_of([prefetch_job(one.key, one.spec, PODS)]),
+        "grpo export": objects_of([export_job(one, PODS)]),
+        "grpo export that converts": objects_of([export_job(one, PODS, merge=True, dtype="bfloat16")]),
+    }
+
+
+def workload_for(found: GRPOJobRecord, plan: ExecutionPlan, value: int = 0, kind: str = "", name: str = "") -> Json:
+    """Return the Workload of a job that Kueue admits; its priority is that of the class."""
+    body = workload(found, plan, Priority(value, kind, name), PODS)
+    annotations = body["metadata"]["annotations"]
+    read = {key: json.loads(annotation) for key, annotation in annotations.items()}
+    return {**body, "metadata": {**body["metadata"], "annotations": read}}
+
+
+def placed_by_kueue(item: Json, found: GRPOJobRecord, plan: ExecutionPlan, labels: Mapping[str, str]) -> Json:
+    """Return the gang's pod where Kueue's flavor with these node labels and a toleration puts it."""
+    tolerations = ({"key": "spot", "operator": "Exists"},)
+    body = indexed_job(_attempt(found, plan, 1), PODS)
+    made = placed(body, workload_record(item), [Flavor("spot", labels, tolerations)])
+    template = made["spec"]["template"]
+    template["metadata"]["annotations"].pop(PLAN_ANNOTATION)
+    kept = ("nodeSelector", "tolerations", "schedulingGates", "affinity")
+    return {"metadata": template["metadata"], "spec": {key: template["spec"].get(key) for key in kept}}
+
+
+def looked_at(seen: Observation, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None) -> Json:
+    """Return what one look at a job leads to: the decision, the write to its status, its event, what is deleted.
+
+    Where the job asks for an attempt, the queue answers: the cluster has the nodes of `snapshot` and the other jobs.
+    """
+    decision = decide(seen, LIMITS)
+    found: Json = {"decides": _decision(decision)}
+    if decision.action is Action.ADMIT:
+        decision = _answered(seen, decision, jobs, snapshot)
+        answer = _decision(decision)
+        found["is answered"] = {key: value for key, value in answer.items() if value != found["decides"].get(key)}
+    if decision.action is Action.DELETE:
+        return found
+    new = build(seen, decision)
+    found["writes"] = _patch(seen, to_json(new))
+    change = telling_change(seen.job.status.conditions, new.conditions)
+    if change:
+        told = event(seen.job, change, seen.now, new)
+        found["tells"] = f"{told['type']} {told['reason']}: {told['message']}"
+    if seen.job.key == KEY and seen.job.spec is not None:
+        left = clean_up(_looked_again(seen, stored(seen.job, new)), LIMITS)
+        found |= {"clears up": ends} if (ends := fields(left)) else {}
+    return found
+
+
+def _answered(
+    seen: Observation, decision: Decision, jobs: Sequence[GRPOJobRecord] = (), snapshot: Snapshot | None = None
+) -> Decision:
+    """Return what the admission queue says after a pass."""
+
+    async def answer() -> Decision | None:
+        there = queue([seen.job, *jobs], snapshot or Snapshot(), image=PODS.image)
+        await there.one_pass()
+        return await there.answer(seen, decision)
+
+    found = virtually(answer())
+    assert found is not None, f"{seen.job.key} has no verdict"
+    return found
+
+
+@cache
+def base_plan() -> Json:
+    """Return the plan of the builders' job, with which the plans in status/ are compared."""
+    spec = make_job().spec
+    assert spec is not None
+    chosen = plan_job(spec, Inventory()).chosen
+    assert chosen is not None
+    found: Json = chosen.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return found
+
+
+def _patch(seen: Observation, new: Json) -> Json:
+    """Return what of a status changes, a condition in a line and a plan by what differs from base_plan."""
+    patch: Json = merge_patch(to_json(seen.job.status), new)
+    if "conditions" in patch:
+        patch["conditions"] = [condition(one) for one in patch["conditions"]]
+    if patch.get("usage"):
+        patch["usage"] = filled(patch["usage"])
+    if "plan" in patch:
+        patch["plan"] = unlike(new["plan"], base_plan())
+    return patch
+
+
+def _looked_again(seen: Observation, job: GRPOJobRecord) -> Observation:
+    """Return the next look, at the job with its new status and at the same children."""
+    children = [child for child in (seen.child, seen.engines, *seen.earlier_jobs) if child]
+    pods = [*seen.pods, *seen.engine_pods, *seen.earlier_pods]
+    return observe(job, children, pods, now=seen.now, at=seen.at, sightings=Sightings())
+
+
+def _decision(decision: Decision) -> Json:
+    """Return a decision without what the status says anyway: plan, outcome, what was learned."""
+    found = fields(decision)
+    for name in ("plan", "ended", "learned", "rollback", "resume_from", "revisions"):
+        if found.pop(name, None) is not None:
+            found.setdefault("carries", []).append(name)
+    return found
+
+
+def write_to_workload(seen: Observation, item: Json | None, snapshot: Snapshot | None = None) -> Json:
+    """Return what one look at a job leads to, with the write to its Workload, which Kueue has left as `item`."""
+    found = looked_at(seen, snapshot=snapshot)
+    decision = decide(seen, LIMITS)
+    if decision.action is Action.ADMIT:
+        decision = _answered(seen, decision, snapshot=snapshot)
+    due = None if decision.action is Action.COMMIT else step(seen, decision, PODS)
+    return {**found, "writes to its Workload": {due.write.value: _body(due.write, seen, item)}} if due else found
+
+
+def _body(write: Write, seen: Observation, item: Json | None) -> Json | str:
+    """Return the body of the write; a new Workload is recorded elsewhere."""
+    if write is Write.AMEND:
+        return amended(seen.job, Priority())
+    if write in (Write.PAUSE, Write.RESUME):
+        return paused(write is Write.PAUSE)
+    if write is Write.ADOPT:
+        return adopted(seen.job)
+    if item is None or write in (Write.CREATE, Write.DELETE):
+        return "(recorded as a Workload)" if write is Write.CREATE else ""
+    if write is Write.CLEAR:
+        status = cleared(item, NOW)
+    else:
+        status = ready(item, NOW) if write is Write.READY else finished(item, True, "training is done", NOW)
+    return {**status, "conditions": [condition(one) for one in status["conditions"]]}
+
+
+def problems(spec: Json) -> list[str]:
+    """Return what is said of a spec that is refused when it is created."""
+    try:
+        parse_spec(spec, creating=True)
+    except SpecInvalid as error:
+        return list(error.problems)
+    return []
+
+
+def metrics_page(jobs: Sequence[GRPOJobRecord]) -> list[str]:
+    """Return the lines of the operator's /metrics that tell of jobs."""
+    return _lines(virtually(JobMetrics(lambda: jobs, lambda: NOW).text()))
+
+
+def story(seed: int) -> Json:
+    """Return what is told of a generated GPU job: its usage in the end, and the spans of its traces.
+
+    Of spans, all names are counted, and the first of each name in each attempt is shown as it is sent.
+    """
+    world = lived(random.Random(seed), losses=1)
+    spans = list(world.spans())
+    first = {(span.trace.id, span.name): span for span in reversed(spans)}
+    return {
+        "ends": [gang.loss for gang in world.gangs],
+        "usage": world.status["usage"],
+        "spans": Counter(span.name for span in spans),
+        "sent": export_request(first.values()),
+    }
+
+
+def screen(found: GRPOJobRecord) -> list[str]:
+    """Return the lines of `grpo status`."""
+    assert found.spec is not None, found.problems
+    out = io.StringIO()
+    console = Console(width=WIDTH, file=out, force_terminal=False, highlight=False, emoji=False)
+    status_screen.show(console, str(found.key), GRPOJob(spec=found.spec, status=found.status))
+    return _lines(out.getvalue())
+
+
+def silence(seconds: float) -> Silence:
+    """Return that rank 0 has not answered for so long."""
+    return Silence(Observed(NOW - seconds), "TimeoutError()")
+
+
+def results() -> list[str]:
+    """Return every result that a trainer may report."""
+    return [result.value for result in Result]
