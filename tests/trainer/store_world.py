@@ -12,7 +12,6 @@ from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.stores import client
 from grpo_trainer.stores.client import Store, open_store
 from grpo_trainer.stores.head import HEAD
-from grpo_trainer.stores.multiparts import Multiparts, multiparts_of
 from grpo_trainer.stores.run import RunStore, checkpoint_key, export_key
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from tests.stepped_clock import SteppedClock
@@ -47,22 +46,7 @@ class World:
 
     def run(self, folder: str, attempt: int) -> RunStore:
         """The folder, as an attempt's."""
-        return RunStore(self.store(folder), UID, attempt, KEEP, self.multiparts(folder))
-
-    def multiparts(self, folder: str) -> Multiparts:
-        """Its open multipart uploads."""
-        spec = ObjectStoreSpec(url=f"s3://{BUCKET}/runs", endpoint=self.proxy.url)
-        found = multiparts_of(spec, CREDENTIALS, folder)
-        assert found
-        return found
-
-
-def open_uploads(multiparts: Multiparts | None) -> list[str]:
-    """Keys of the multipart uploads that nobody has ended."""
-    found: list[str] = []
-    assert multiparts
-    multiparts.abort(lambda key: found.append(key) or False)  # type: ignore[func-returns-value]
-    return found
+        return RunStore(self.store(folder), UID, attempt, KEEP)
 
 
 def save(run: RunStore, step: int) -> None:

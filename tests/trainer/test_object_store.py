@@ -15,11 +15,10 @@ from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.errors import BadInput, Denied, Preempted, StoreFailed
 from grpo_trainer.stores.client import open_store
 from grpo_trainer.stores.head import HEAD, Head
-from grpo_trainer.stores.multiparts import multiparts_of
 from grpo_trainer.stores.run import RunStore, checkpoint_key
 from harness.programs.object_stores import BUCKET, CREDENTIALS
 from tests.trainer.store_proxy import FAULTS
-from tests.trainer.store_world import KEEP, KINDS, PART_BYTES, UID, World, named, open_uploads, save, served_world
+from tests.trainer.store_world import KEEP, KINDS, PART_BYTES, UID, World, named, save, served_world
 
 pytestmark = pytest.mark.realtime
 
@@ -54,33 +53,6 @@ def test_what_is_committed_stays_and_what_is_not_goes(world: World, tmp_path: Pa
     ended = world.run(folder, 3).head()
     assert ended is not None
     assert ended.outcome == Outcome(result=Result.SUCCEEDED, attempt=2)
-
-
-def test_uploads_that_a_killed_process_left_open_are_aborted(world: World) -> None:
-    folder = world.folder()
-    world.run(folder, 1).claim()
-    multiparts = world.multiparts(folder)
-    for attempt in (1, 2, 9):
-        multiparts.ask("POST", f"/runs/{folder}/attempt-{attempt}/export/model.safetensors", {"uploads": ""})
-    world.run(folder, 2).claim()
-    assert open_uploads(multiparts) == ["attempt-9/export/model.safetensors"]
-
-
-def test_a_store_that_lists_no_uploads_fails_nobody(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    run = world.run(world.folder(), 1)
-    try:
-        world.proxy.reset(lambda _, words: "503" if words == f"GET /{BUCKET}" else "")
-        assert run.multiparts
-        run.multiparts.abort(lambda _: True)
-    finally:
-        world.proxy.reset()
-    assert "open multipart uploads are not collected: HTTP Error 503" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("settings", [{}, {"AWS_ACCESS_KEY_ID": "a"}], ids=["the pod's identity", "half a key"])
-def test_without_keys_open_uploads_are_the_buckets_own_matter(settings: dict[str, str]) -> None:
-    assert multiparts_of(ObjectStoreSpec(url="s3://bucket"), settings, "demo-1") is None
-    assert multiparts_of(ObjectStoreSpec(url="gs://bucket"), CREDENTIALS, "demo-1") is None
 
 
 def test_an_old_attempt_that_lives_on_commits_nothing_and_leaves_nothing(world: World, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from ..paths import MANIFEST, attempt_named, checkpoint_folder, run_folder
 from . import head as heads
 from .base import Tell, silent
 from .head import Committed, Head
-from .multiparts import Multiparts, multiparts_of
 from .probe import require_conditions
 
 if TYPE_CHECKING:
@@ -69,8 +68,6 @@ class RunStore(StoredRun):
     attempt: int
     keep: int
     """Checkpoints that are kept."""
-    multiparts: Multiparts | None = None
-    """The folder's open multipart uploads, where they can be asked for."""
 
     def claim(self) -> None:
         """Take the run for this attempt, and clear away what older ones left.
@@ -83,7 +80,6 @@ class RunStore(StoredRun):
         try:
             require_conditions(self.store, attempt_named(self.attempt))
             self.sweep(heads.claim(self.store, self.uid, self.attempt))
-            self._sweep_multiparts()
         except Denied as error:
             if self.attempt > 1:
                 raise
@@ -130,7 +126,6 @@ class RunStore(StoredRun):
             self._tidy()
             raise
         self._tidy(stands)
-        self._sweep_multiparts()
         return f"{self.store.url}/{where}"
 
     def finish(self, outcome: Outcome) -> None:
@@ -157,11 +152,6 @@ class RunStore(StoredRun):
                 self.sweep(stands)
         except StoreFailed as error:
             print(f"what counts no more stays until the next checkpoint: {error}", flush=True)
-
-    def _sweep_multiparts(self) -> None:
-        """Abort uploads that killed processes left open. This one sends a large file only while it exports."""
-        if self.multiparts:
-            self.multiparts.abort(lambda key: self._is_left(key, set()))
 
     def _is_left(self, key: str, kept: set[str]) -> bool:
         of = _ATTEMPT.match(key)
@@ -199,8 +189,7 @@ def run_store(
 
     settings = _settings(CHECKPOINT_STORE_ENV, environment)
     store = open_store(spec, settings, tell, folder.name, clock)
-    multiparts = multiparts_of(spec, settings, folder.name)
-    return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep, multiparts)
+    return RunStore(store, plan.job.uid, plan.job.attempt, plan.checkpoint.keep)
 
 
 def source_run(
