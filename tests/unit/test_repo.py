@@ -5,7 +5,6 @@ The rules of docs/architecture.md are checked, not remembered.
 
 import ast
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("operator", "trainer_image", "harness", "tests", "examples", "benchmarks")
 TEXTS = (*SOURCES, "docs", "charts", "crds", ".ci")
 SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".tpl", ".sh", ".go", ""}
-MAX_LINES, MAX_FUNCTION_LINES, MEDIAN_FUNCTION_LINES = 300, 60, 12
+MAX_LINES, MAX_FUNCTION_LINES = 500, 80
 
 
 def files(folders: tuple[str, ...], *suffixes: str) -> Iterator[Path]:
@@ -96,8 +95,7 @@ def test_functions_are_short() -> None:
         for node in ast.walk(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert {name: size for name, size in sizes.items() if size >= MAX_FUNCTION_LINES} == {}
-    assert statistics.median(sizes.values()) <= MEDIAN_FUNCTION_LINES
+    assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
 
 
 @cache
