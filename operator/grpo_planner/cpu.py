@@ -31,7 +31,8 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     check(demand)
     spec = demand.spec
     method = cpu_method(spec)
-    nodes, processes = spec.placement.nodes or 1, spec.placement.processes_per_node or 1
+    nodes = spec.placement.nodes or 1
+    processes = spec.placement.processes_per_node or 1
     world = nodes * processes
     sizes = micro_batches(spec, world)
     if not sizes:
@@ -40,9 +41,13 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
     memory = whole_mib(demand.pod_memory or processes * cpu_process_bytes(demand, setup))
     sampled = f", completions by vLLM {setup.engine.kind}" if setup.engine else ""
     extent = f"{plural(world, 'process')} on {plural(nodes, 'node')}"
+    trained = "LoRA" if method.lora else "Full"
+    optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
+    dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
+    engine = cpu_engine_plan(demand.shape, setup, memory) if setup.engine else None
     return ExecutionPlan(
         strategy=method.strategy,
-        method="LoRA" if method.lora else "Full",
+        method=trained,
         zero_stage=setup.zero,
         accelerator="CPU",
         nodes=nodes,
@@ -51,13 +56,13 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
         gradient_accumulation=setup.accumulation,
         steps_per_generation=setup.generation_batch // setup.micro_batch,
         gradient_checkpointing=setup.checkpointing,
-        optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
-        dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
+        optimizer=optimizer,
+        dtype=dtype,
         parameters=demand.model.label,
         architecture=demand.model.source,
         shape_source=demand.model.found_in,
         host_memory_bytes=memory,
-        engine=cpu_engine_plan(demand.shape, setup, memory) if setup.engine else None,
+        engine=engine,
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps,
         reason=f"accelerator CPU: {extent}, {setup.precision}, reference {method.strategy}{sampled}",
@@ -66,19 +71,21 @@ def plan_cpu(demand: Demand) -> ExecutionPlan:
 
 
 def cpu_method(spec: GRPOJobSpec) -> Method:
-    """The simplest way of training that the pins allow; ZeRO-2 and an offloaded optimizer save nothing on CPUs.
+    """Return the simplest way of training that the pins allow.
 
     Raises:
         SpecRejected: the pins exclude one another.
     """
-    found = [method for method in methods(spec) if method.zero != 2 and not method.offload]
-    if not found:
-        raise conflicting_pins(spec)
-    return found[0]
+    for method in methods(spec):
+        # ZeRO-2 and an offloaded optimizer save nothing on CPUs.
+        if method.zero != 2 and not method.offload:
+            return method
+    raise conflicting_pins(spec)
 
 
 def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -> Setup:
     """The settings of a CPU job: nothing is saved that isn't asked for, since host memory can be asked for."""
+    lora_rank = spec.adapter.rank if method.lora else 0
     return Setup(
         precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
         prompt=spec.training.max_prompt_length,
@@ -88,7 +95,7 @@ def cpu_setup(spec: GRPOJobSpec, method: Method, world: int, micro_batch: int) -
         generation_batch=generation_share(spec, world),
         world=world,
         zero=method.zero,
-        lora_rank=spec.adapter.rank if method.lora else 0,
+        lora_rank=lora_rank,
         lora_targets=tuple(spec.adapter.target_modules),
         eight_bit=method.eight_bit,
         checkpointing=spec.training.gradient_checkpointing == "Enabled",
@@ -101,7 +108,10 @@ def cpu_engine(demand: Demand) -> Engine | None:
     wanted = demand.spec.generation
     if wanted.engine not in ("Colocated", "Servers"):
         return None
-    replicas = (wanted.servers or EngineServersSpec()).replicas if wanted.engine == "Servers" else 0
+    replicas = 0
+    if wanted.engine == "Servers":
+        servers = wanted.servers or EngineServersSpec()
+        replicas = servers.replicas
     return engine_of(demand, wanted.engine, 1, replicas=replicas)
 
 
@@ -109,5 +119,6 @@ def cpu_process_bytes(demand: Demand, setup: Setup) -> int:
     """Memory of one process: the libraries and the model's peak, all of it in host memory."""
     prediction = predict(demand.shape, setup, demand.reward_bytes)
     reference = demand.shape.parameters * setup.weight_bytes if setup.reference == "Offload" else 0
-    engine = CPU_ENGINE_PROCESS if setup.engine and setup.engine.kind == "Colocated" else 0
+    has_engine_inside = setup.engine is not None and setup.engine.kind == "Colocated"
+    engine = CPU_ENGINE_PROCESS if has_engine_inside else 0
     return round((CPU_PROCESS + engine + prediction.peak + reference) * demand.learned.factor(HOST))

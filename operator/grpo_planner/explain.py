@@ -24,28 +24,41 @@ Plan = TypeVar("Plan", bound=ExecutionPlan)
 def as_plan(
     demand: Demand, option: Option, kind: type[Plan], *, reason: str = "", warnings: Sequence[str] = ()
 ) -> Plan:
-    """The option as an ExecutionPlan, or as a kind of it that says more."""
+    """Return the option as an ExecutionPlan, or as the subclass `kind` of it.
+
+    Args:
+        demand: the job.
+        option: a footprint in a place.
+        kind: class of the result.
+        reason: why this plan was chosen, in a sentence.
+        warnings: sentences for the user; the first 16 are kept.
+    """
     spec, place, setup, method = demand.spec, option.place, option.footprint.setup, option.footprint.method
-    whole = generation_share(spec, setup.world)
-    at_once = whole if setup.engine else setup.generation_batch
+    trained = "LoRA" if method.lora else "Full"
+    offload = "CPU" if method.offload else "None"
+    optimizer = "AdamW8bit" if setup.eight_bit else "AdamW"
+    dtype = "bfloat16" if setup.precision == "bfloat16" else "float32"
+    # Without ZeRO, PEFT's float32 adapters on bfloat16 weights need autocast; DeepSpeed has them in bfloat16, too.
+    narrow_without_zero = setup.precision == "bfloat16" and not setup.zero
+    autocast = setup.precision == "mixed" or narrow_without_zero
+    generated = generation_share(spec, setup.world)
+    at_once = generated if setup.engine else setup.generation_batch
+    sub_batch = at_once if at_once < generated else 0
+    seconds = None if option.shortage else round(option.seconds, 2)
+    host_memory = demand.pod_memory or whole_mib(option.host)
     return kind(
-        strategy=method.strategy, method="LoRA" if method.lora else "Full", zero_stage=method.zero,
-        offload="CPU" if method.offload else "None", gpus=place.world, nodes=place.nodes,
+        strategy=method.strategy, method=trained, zero_stage=method.zero,
+        offload=offload, gpus=place.world, nodes=place.nodes,
         gpus_per_node=place.per_node, processes_per_node=place.per_node,
         gpu_product=place.pool.label, gpu_hour_price=place.pool.price or None, gpu_resource=place.pool.resource,
         node_selector=dict(place.pool.selector),
         micro_batch=setup.micro_batch, gradient_accumulation=setup.accumulation,
-        steps_per_generation=whole // setup.micro_batch,
-        generation_sub_batch=at_once if at_once < whole else 0,
+        steps_per_generation=generated // setup.micro_batch, generation_sub_batch=sub_batch,
         gradient_checkpointing=setup.checkpointing, gather_for_generation=setup.gather,
-        engine=_engine(demand, option),
-        optimizer="AdamW8bit" if setup.eight_bit else "AdamW",
-        dtype="bfloat16" if setup.precision == "bfloat16" else "float32",
-        autocast=setup.precision == "mixed" or (setup.precision == "bfloat16" and not setup.zero),
+        engine=_engine(demand, option), optimizer=optimizer, dtype=dtype, autocast=autocast,
         parameters=demand.model.label, architecture=demand.model.source,
         shape_source=demand.model.found_in, memory=_memory(demand, option),
-        host_memory_bytes=demand.pod_memory or whole_mib(option.host),
-        estimated_step_seconds=None if option.shortage else round(option.seconds, 2),
+        host_memory_bytes=host_memory, estimated_step_seconds=seconds,
         export_bytes=export_bytes(demand.shape, setup, merged=spec.adapter.merge_on_export),
         save_every_steps=spec.checkpoint.every_steps, reason=reason, changes=changes(demand, option),
         warnings=[*warnings][:16],
@@ -188,11 +201,13 @@ def _cost(option: Option, chosen: Option) -> str:
     """What an option that is no slower would cost, such as `4 GPUs instead of 1`."""
     place, method = option.place, option.footprint.method
     other, usual = chosen.place, chosen.footprint.method
+    adds_offload = method.offload and not usual.offload
+    moves_reference = method.reference == "Offload" and usual.reference != "Offload"
     costs = {
         f"{place.world} GPUs instead of {other.world}": place.world > other.world,
         f"{plural(option.engine_gpus, 'GPU')} more for its engines": option.engine_gpus > chosen.engine_gpus,
-        "optimizer offload": method.offload and not usual.offload,
-        "its reference in host memory": method.reference == "Offload" and usual.reference != "Offload",
+        "optimizer offload": adds_offload,
+        "its reference in host memory": moves_reference,
         f"ZeRO-{method.zero}": method.zero > usual.zero,
         plural(place.nodes, "node"): place.nodes > other.nodes,
         f"it fills {option.device_share:.0%} of a GPU": option.crowding > chosen.crowding,

@@ -96,13 +96,17 @@ def _planned(spec: GRPOJobSpec, turned: Sequence[Turn], plan: Planner) -> Option
 def _fix(turned: Sequence[Turn], option: Option) -> Fix:
     """The fix with the plan that it leads to."""
     changes = [Change(path=path, value=_written(values[-1])) for path, values, _ in turned]
-    todo = " and ".join(
-        f"remove {change.path}" if turn.values[-1] is None else f"set {change.path} to {change.value}"
-        for change, turn in zip(changes, turned, strict=True)
-    )
-    found, costs = option.footprint, "; ".join(turn.cost for turn in turned)
+    todo = " and ".join(map(_turn_message, turned))
+    costs = "; ".join(turn.cost for turn in turned)
+    found = option.footprint
     where = f"{found.method.name} on {plural(option.place.world, 'GPU')}, {gib(found.device)} per GPU"
     return Fix(changes=changes, message=f"{todo} ({costs}): {where}")
+
+
+def _turn_message(turn: Turn) -> str:
+    """`set spec.placement.nodes to 2`, or `remove spec.placement.nodes`."""
+    value = turn.values[-1]
+    return f"remove {turn.path}" if value is None else f"set {turn.path} to {_written(value)}"
 
 
 def _written(value: Any) -> str:
@@ -178,15 +182,9 @@ def _pins(spec: GRPOJobSpec) -> Iterator[Turn]:
 
 
 def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
-    """More or other GPUs, or fewer where there are not so many."""
+    """Where the gang may run: more or other GPUs, other nodes, other requests."""
     placement = spec.placement
-    most = max((pool.gpus for pool in pools), default=0)
-    if placement.gpus and placement.gpus.min > most:
-        fewer = [size for size in reversed(divisors(step_completions(spec))) if size <= most]
-        yield Turn("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
-    if placement.gpus and placement.gpus.max and placement.gpus.max < most:
-        more = [n for n in (placement.gpus.max * 2**power for power in range(1, 10)) if n <= most]
-        yield Turn("spec.placement.gpus.max", more or [most], "more GPUs")
+    yield from _gpu_bounds(spec, pools)
     if spec.checkpoint.on_one_node:
         yield Turn(ACCESS_MODE, ["ReadWriteMany"], "a claim that several nodes can mount")
     if placement.nodes is not None:
@@ -196,3 +194,18 @@ def _places(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
     for kind in ("limits", "requests"):
         if "memory" in getattr(spec.resources, kind):
             yield Turn(f"spec.resources.{kind}.memory", [None], "the host memory that the plan needs")
+
+
+def _gpu_bounds(spec: GRPOJobSpec, pools: Sequence[Pool]) -> Iterator[Turn]:
+    """Fewer GPUs where there are less than the spec asks for, more where it asks for less than there are."""
+    gpus = spec.placement.gpus
+    if gpus is None:
+        return
+    most = max((pool.gpus for pool in pools), default=0)
+    if gpus.min > most:
+        fewer = [size for size in reversed(divisors(step_completions(spec))) if size <= most]
+        yield Turn("spec.placement.gpus.min", fewer, "fewer GPUs, so more time")
+    if gpus.max and gpus.max < most:
+        doubled = [gpus.max * 2**power for power in range(1, 10)]
+        more = [size for size in doubled if size <= most]
+        yield Turn("spec.placement.gpus.max", more or [most], "more GPUs")

@@ -41,9 +41,8 @@ def no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejecte
     spec, said = demand.spec, "; ".join(notes)
     wanted = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
     if not pools:
-        return SpecRejected(
-            PlanReason.NO_GPUS, f"no node has GPUs{wanted} that this job may use" + (f": {said}" if said else "")
-        )
+        notes_added = f": {said}" if said else ""
+        return SpecRejected(PlanReason.NO_GPUS, f"no node has GPUs{wanted} that this job may use{notes_added}")
     most = max(pool.gpus for pool in pools)
     if demand.fewest_gpus > most:
         return SpecRejected(
@@ -51,20 +50,30 @@ def no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejecte
             f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; there are at most {most} of one kind: "
             "lower spec.placement.gpus.min or spec.placement.nodes",
         )
-    pods = spec.nodes or 1
-    worlds = range(-(-demand.fewest_gpus // pods) * pods, min(most, demand.most_gpus or most) + 1, pods)
-    if worlds and not any(micro_batches(spec, world) for world in worlds):
-        where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
-        return indivisible(spec, worlds[0], where)
+    if rejected := _indivisible_batch(demand, most):
+        return rejected
     if not any(demand.precision(method, pool.hardware) for pool in pools for method in methods(spec)):
         return SpecRejected(
             PlanReason.INVALID_COMBINATION,
             "spec.training.dtype bfloat16 needs GPUs of compute capability 8.0 or later, and "
             f"{pools[0].label} is older: set it to Auto",
         )
-    where = plural(pods, "node") if spec.nodes else "any number of nodes"
+    where = plural(spec.nodes, "node") if spec.nodes else "any number of nodes"
     return SpecRejected(
         PlanReason.NOT_ENOUGH_GPUS,
         f"a gang of this job doesn't fit on {where} with the same GPU and enough CPU for its pods: "
         "change spec.placement.nodes, spec.placement.gpus or spec.resources.requests.cpu",
     )
+
+
+def _indivisible_batch(demand: Demand, most: int) -> SpecRejected | None:
+    """The refusal where the batch can't be split evenly over any allowed number of up to `most` GPUs."""
+    spec = demand.spec
+    pods = spec.nodes or 1
+    # Every pod has the same number of GPUs, so only multiples of the number of pods are allowed.
+    fewest = -(-demand.fewest_gpus // pods) * pods
+    worlds = range(fewest, min(most, demand.most_gpus or most) + 1, pods)
+    if not worlds or any(micro_batches(spec, world) for world in worlds):
+        return None
+    where = f"{worlds[0]} to {worlds[-1]} GPUs" if pods == 1 else f"as many GPUs on each of {pods} nodes"
+    return indivisible(spec, worlds[0], where)

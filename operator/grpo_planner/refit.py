@@ -64,18 +64,20 @@ def _on_product(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) ->
     pools, left_out = build_pools(inventory.emptied, spec)
     for pool in pools:
         if not _lacks(plan, pool):
+            memory = plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable})
             return plan.model_copy(
                 update={
                     "gpu_product": pool.label,
                     "gpu_hour_price": pool.price or None,
                     "gpu_resource": pool.resource,
                     "node_selector": dict(pool.selector),
-                    "memory": plan.memory and plan.memory.model_copy(update={"usable_bytes": pool.usable}),
+                    "memory": memory,
                     "estimated_step_seconds": None,
-                    "reason": f"goes on as it began, on {plan.gpus} x {pool.label or pool.resource}",
+                    "reason": f"goes on as it began, on {plan.gpus} x {pool.gpu_name}",
                 }
             )
-    why = "; ".join([*sorted({f"{pool.label or pool.resource} {_lacks(plan, pool)}" for pool in pools}), *left_out])
+    problems = {f"{pool.gpu_name} {_lacks(plan, pool)}" for pool in pools}
+    why = "; ".join([*sorted(problems), *left_out])
     raise PlanExcluded(
         f"spec.placement.gpuProduct {wanted}: the run goes on from checkpoints of {plan.gpus} x {plan.gpu_product} on "
         f"{plural(plan.nodes, 'node')}, and {why or 'no node has such GPUs'}: change it, or set it back to "
@@ -121,8 +123,10 @@ def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
     if engine is None:
         return True
     if engine.kind == "Colocated":
-        share = wanted.memory_share in (None, engine.memory_share)
-        return share and (wanted.sleep in (None, engine.sleep) or plan.accelerator == "CPU")
+        same_share = wanted.memory_share in (None, engine.memory_share)
+        # An engine on CPUs never sleeps, whatever the spec says.
+        same_sleep = wanted.sleep in (None, engine.sleep) or plan.accelerator == "CPU"
+        return same_share and same_sleep
     own = wanted.servers or EngineServersSpec()
     product = engine.gpu_product.startswith(own.gpu_product or plan.gpu_product)
     gpus = own.gpus_per_replica == engine.gpus_per_replica or plan.accelerator == "CPU"

@@ -31,32 +31,39 @@ HOST_RISE = 1.5
 
 
 def learn(run: Run, attempt: int, outcome: Outcome) -> Learned:
-    """What is known once an attempt of this run has ended as OutOfMemory.
+    """Return what is known of the job once an attempt of this run has ended as OutOfMemory.
 
     Args:
         run: the attempt's plan, and what was known before.
         attempt: its number.
         outcome: its end, in the trainer's own words or concluded.
     """
-    shortage = outcome.shortage or MemoryShortage(memory="Host" if run.plan.accelerator == "CPU" else "Device")
-    on_host = shortage.memory == "Host" or run.plan.accelerator == "CPU"
+    on_cpus = run.plan.accelerator == "CPU"
+    unreported = MemoryShortage(memory="Host") if on_cpus else MemoryShortage(memory="Device")
+    shortage = outcome.shortage or unreported
+    on_host = shortage.memory == "Host" or on_cpus
     where = HOST if on_host else _phase(run, shortage)
-    said = shortage.allocated_bytes + shortage.requested_bytes
+    reported = shortage.allocated_bytes + shortage.requested_bytes
     if on_host:
-        pods, bare = run.plan.processes_per_node, round(run.host / run.learned.factor(HOST))
-        needed = max(said, run.host_limit or round(HOST_RISE * max(run.host, run.plan.host_memory_bytes // pods)))
-        there = run.host_limit
+        # The model predicts one process; a shortfall is stated per pod, which is what the user sets a limit for.
+        processes = run.plan.processes_per_node
+        predicted = round(run.host / run.learned.factor(HOST))
+        requested = run.plan.host_memory_bytes // processes
+        needed = max(reported, run.host_limit or round(HOST_RISE * max(run.host, requested)))
+        available = run.host_limit
     else:
-        pods, bare = 1, round(run.prediction.phases[where] / run.learned.factor(where))
-        needed, there = max(said, _unfit(run, where), 0), run.usable
-    lacked = LearnedMemory(predicted_bytes=min(bare, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT))
+        processes = 1
+        predicted = round(run.prediction.phases[where] / run.learned.factor(where))
+        needed = max(reported, _unfit(run, where), 0)
+        available = run.usable
+    lacked = LearnedMemory(predicted_bytes=min(predicted, MAX_COUNT), needed_bytes=min(needed, MAX_COUNT))
     known = run.learned.memory.get(where, lacked)
     shortfall = {
         "attempt": attempt,
         "where": where,
         "tried": described(run.plan),
-        "needed_bytes": min(needed * pods, MAX_COUNT),
-        "usable_bytes": there * pods,
+        "needed_bytes": min(needed * processes, MAX_COUNT),
+        "usable_bytes": available * processes,
         "checkpoint_step": outcome.checkpoint_step,
     }
     shortfalls = [*run.learned.shortfalls, Shortfall.model_validate(shortfall)]
@@ -86,8 +93,10 @@ def found(run: Run, architecture: Architecture) -> Learned:
 def _phase(run: Run, shortage: MemoryShortage) -> str:
     """The phase of the memory model that a shortage concerns: rewards are scored in what it calls generate."""
     phase = "generate" if shortage.phase == "reward" else shortage.phase
-    # without an engine there is no sync, so it can't have been that
-    return phase if phase and run.prediction.phases[phase] else run.prediction.peak_phase
+    # Without an engine there is no sync, so it can't have been that.
+    if phase and run.prediction.phases[phase]:
+        return phase
+    return run.prediction.peak_phase
 
 
 def _unfit(run: Run, phase: str) -> int:
@@ -114,9 +123,12 @@ def relieved(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
     if chosen is None and last.where == HOST:
         chosen = next(_rungs(run, leaner), run)
     elif chosen is None:
-        # the first of equals, so the mildest
+        # The first of equals, so the mildest.
         chosen = min([run, *leaner], key=lambda one: one.prediction.phases[last.where])
-    return _told(run, chosen) if chosen is not run or last.where == HOST else None
+    # The same plan on a GPU would run out again; on a host it may get a higher request.
+    if chosen is run and last.where != HOST:
+        return None
+    return _told(run, chosen)
 
 
 def _rungs(run: Run, leaner: Sequence[Run]) -> Iterator[Run]:
@@ -145,34 +157,59 @@ def _engines(run: Run) -> Iterator[EnginePlan | None]:
 
 
 def _sampling(engine: EnginePlan, at_once: int) -> EnginePlan:
-    """An engine that samples so many completions of each process at a time."""
+    """An engine that samples `at_once` completions of each process at a time."""
     return engine.model_copy(update={"max_sequences": at_once * engine.tensor_parallel})
 
 
 def _splits(run: Run, engine: EnginePlan | None) -> Iterator[dict[str, object]]:
-    """The splits with one engine."""
-    plan, training = run.plan, run.spec.training
-    share = plan.micro_batch * plan.gradient_accumulation
-    whole = plan.micro_batch * plan.steps_per_generation
-    recomputes = plan.gradient_checkpointing or training.gradient_checkpointing == "Auto"
-    pinned = training.per_device_train_batch_size is not None or training.loss_type == "bnpo"
-    sizes = [plan.micro_batch] if pinned else [n for n in range(plan.micro_batch, 0, -1) if share % n == 0]
-    at_once = run.setup.generation_batch if engine or not plan.engine else whole
-    fixed = engine and (engine.kind == "Servers" or run.spec.generation.memory_share is not None)
-    for bits in range(1 if fixed else at_once.bit_length()):
-        # where generation is what was short, the update need not get slower
-        updates = [(plan.micro_batch, plan.gradient_checkpointing)] if bits else []
-        for size, checkpointing in [*updates, *((size, recomputes) for size in sizes)]:
+    """The splits with one engine: ever fewer completions generated at a time, and for each ever leaner updates."""
+    plan = run.plan
+    step_share = plan.micro_batch * plan.gradient_accumulation
+    generated = plan.micro_batch * plan.steps_per_generation
+    recomputes = plan.gradient_checkpointing or run.spec.training.gradient_checkpointing == "Auto"
+    leaner_updates = [(size, recomputes) for size in _micro_batch_sizes(run, step_share)]
+    gives_up_engine = engine is None and plan.engine is not None
+    most_at_once = generated if gives_up_engine else run.setup.generation_batch
+    halvings = 1 if _has_fixed_size(run, engine) else most_at_once.bit_length()
+    for bits in range(halvings):
+        at_once = most_at_once >> bits
+        sub_batch = 0
+        if engine is None and at_once < generated:
+            sub_batch = at_once
+        sampling_engine = engine
+        if engine and bits:
+            sampling_engine = _sampling(engine, at_once)
+        # Where generation is what was short, the update need not get slower.
+        same_update = [(plan.micro_batch, plan.gradient_checkpointing)] if bits else []
+        for micro_batch, checkpointing in [*same_update, *leaner_updates]:
             split: dict[str, object] = {
-                "micro_batch": size,
-                "gradient_accumulation": share // size,
-                "steps_per_generation": whole // size,
+                "micro_batch": micro_batch,
+                "gradient_accumulation": step_share // micro_batch,
+                "steps_per_generation": generated // micro_batch,
                 "gradient_checkpointing": checkpointing,
-                "generation_sub_batch": at_once >> bits if at_once >> bits < whole and not engine else 0,
-                "engine": _sampling(engine, at_once >> bits) if engine and bits else engine,
+                "generation_sub_batch": sub_batch,
+                "engine": sampling_engine,
             }
             if any(getattr(plan, name) != value for name, value in split.items()):
                 yield split
+
+
+def _micro_batch_sizes(run: Run, step_share: int) -> list[int]:
+    """Micro-batches that divide a process's share of a step, from the plan's down; only the plan's where it is fixed.
+
+    The bnpo loss averages over the tokens of a micro-batch, so another size would train something else.
+    """
+    plan, training = run.plan, run.spec.training
+    if training.per_device_train_batch_size is not None or training.loss_type == "bnpo":
+        return [plan.micro_batch]
+    return [size for size in range(plan.micro_batch, 0, -1) if step_share % size == 0]
+
+
+def _has_fixed_size(run: Run, engine: EnginePlan | None) -> bool:
+    """True for an engine that takes no less memory with fewer completions: its GPUs, or its share, are its own."""
+    if engine is None:
+        return False
+    return engine.kind == "Servers" or run.spec.generation.memory_share is not None
 
 
 def _told(before: Run, after: Run) -> ExecutionPlan:
@@ -235,8 +272,9 @@ def _engine_differences(old: EnginePlan | None, new: EnginePlan | None) -> Itera
 
 def described(plan: ExecutionPlan) -> str:
     """How a plan runs, in a few words."""
-    what = "CPUs" if plan.accelerator == "CPU" else plan.gpu_product or plan.gpu_resource
-    count = plan.world_size if plan.accelerator == "CPU" else plan.gpus
+    what, count = plan.gpu_product or plan.gpu_resource, plan.gpus
+    if plan.accelerator == "CPU":
+        what, count = "CPUs", plan.world_size
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     at_once = plan.generation_sub_batch or plan.micro_batch * plan.steps_per_generation
     sampled = f"{at_once} generated at a time"
@@ -251,12 +289,14 @@ def described(plan: ExecutionPlan) -> str:
 
 def account(run: Run) -> str:
     """What was tried and what would do, as sentences: for a job that fails for want of memory."""
-    tried = "; ".join(
-        f"attempt {one.attempt}: {one.tried}, needed {gib(one.needed_bytes)} or more at {one.where}"
-        + (f" of {gib(one.usable_bytes)}" if one.usable_bytes else "")
-        for one in run.learned.shortfalls
-    )
+    tried = "; ".join(map(_shortfall_message, run.learned.shortfalls))
     return f"ran out of memory with {plural(len(run.learned.shortfalls), 'plan')} ({tried}). {_would_do(run)}"
+
+
+def _shortfall_message(shortfall: Shortfall) -> str:
+    usable = f" of {gib(shortfall.usable_bytes)}" if shortfall.usable_bytes else ""
+    needed = f"needed {gib(shortfall.needed_bytes)} or more at {shortfall.where}{usable}"
+    return f"attempt {shortfall.attempt}: {shortfall.tried}, {needed}"
 
 
 def _would_do(run: Run) -> str:

@@ -49,12 +49,12 @@ class Run:
     def setup(self) -> Setup:
         """The plan as the memory model sees it."""
         plan, training = self.plan, self.spec.training
-        precision: Precision = "bfloat16" if plan.dtype == "bfloat16" else "mixed" if plan.autocast else "float32"
         offloaded = plan.strategy == "Sharded" and self.spec.reference.offload
         reference: Strategy = "Offload" if offloaded else plan.strategy
         adapter = self.spec.adapter
+        lora_rank = adapter.rank if plan.method == "LoRA" else 0
         return Setup(
-            precision=precision,
+            precision=self._precision,
             prompt=training.max_prompt_length,
             completion=training.max_completion_length,
             micro_batch=plan.micro_batch,
@@ -63,7 +63,7 @@ class Run:
             world=plan.world_size,
             zero=plan.zero_stage,
             offload=plan.offload == "CPU",
-            lora_rank=adapter.rank if plan.method == "LoRA" else 0,
+            lora_rank=lora_rank,
             lora_targets=tuple(adapter.target_modules),
             eight_bit=plan.optimizer == "AdamW8bit",
             checkpointing=plan.gradient_checkpointing,
@@ -74,16 +74,24 @@ class Run:
         )
 
     @property
+    def _precision(self) -> Precision:
+        """The plan's dtypes as the memory model names them."""
+        if self.plan.dtype == "bfloat16":
+            return "bfloat16"
+        return "mixed" if self.plan.autocast else "float32"
+
+    @property
     def _engine(self) -> Engine | None:
         """The plan's engine as the memory model sees it."""
         plan = self.plan.engine
         if plan is None:
             return None
-        share = self.spec.generation.memory_share if plan.kind == "Colocated" else None
+        share = 0
+        if plan.kind == "Colocated":
+            share = int((self.spec.generation.memory_share or 0) * self.usable)
         engine = engine_of(
-            self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas,
-            share=int((share or 0) * self.usable),
-        )  # fmt: skip
+            self.demand, plan.kind, plan.tensor_parallel, sleeps=plan.sleep, replicas=plan.replicas, share=share
+        )
         return replace(engine, most_sequences=plan.max_sequences)
 
     @property
@@ -113,12 +121,13 @@ class Run:
         return found
 
     def _sampled(self, engine: Engine | None, servers: Pool | None, at_once: int) -> "Run":
-        """The same with so many completions of each process at a time."""
+        """The same with `at_once` completions of each process at a time."""
         whole = self.plan.micro_batch * self.plan.steps_per_generation
+        generates_in_parts = engine is None and at_once < whole
         plan = self.plan.model_copy(
             update={
                 "engine": None,
-                "generation_sub_batch": at_once if at_once < whole and engine is None else 0,
+                "generation_sub_batch": at_once if generates_in_parts else 0,
                 "gather_for_generation": True,
             }
         )
@@ -131,8 +140,11 @@ class Run:
         """The engine of a setup as the plan publishes it, before it is known how long a sync takes."""
         if self.plan.accelerator == "CPU":
             return cpu_engine_plan(self.demand.shape, setup, self.plan.host_memory_bytes)
-        own = servers if setup.engine and setup.engine.kind == "Servers" else None
-        return engine_plan(self.demand.shape, setup, own.usable if own else self.usable, sync=None, servers=own)
+        own_pool = None
+        if setup.engine and setup.engine.kind == "Servers":
+            own_pool = servers
+        usable = own_pool.usable if own_pool else self.usable
+        return engine_plan(self.demand.shape, setup, usable, sync=None, servers=own_pool)
 
     def _renumbered(self, before: Setup) -> "Run":
         """The same with the memory and the time that follow from its plan; `before` is what it was made of."""
@@ -178,10 +190,11 @@ class Run:
     def time(self) -> StepTime:
         """The same by its parts."""
         plan, calls = self.plan, generate_calls(self.spec, self.setup)
-        servers = plan.engine if plan.engine and plan.engine.kind == "Servers" else None
-        own = self._hardware(servers.gpu_product, servers.gpu_resource) if servers else None
+        servers: Product | None = None
+        if plan.engine and plan.engine.kind == "Servers":
+            servers = self._hardware(plan.engine.gpu_product, plan.engine.gpu_resource)
         trained = self._hardware(plan.gpu_product, plan.gpu_resource)
-        return step_time(self.demand.shape, self.setup, trained, plan.nodes, calls, servers=own)
+        return step_time(self.demand.shape, self.setup, trained, plan.nodes, calls, servers=servers)
 
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""

@@ -3,6 +3,8 @@
 A table of candidates holds the answer, but not on its first line.
 """
 
+from grpo_api.plan import ExecutionPlan
+
 from .result import Candidate, PlanResult
 from .words import named
 
@@ -15,14 +17,24 @@ def why(result: PlanResult) -> str:
     others = result.candidates[1:]
     if chosen.method == "LoRA" and (missed := _nearest(others, "Full")):
         return f"an adapter, because {_lacks(missed, 'training all parameters')}"
-    fitting = [other for other in others if other.rejected and other.rejected.reason in ("Slower", "NoBetter")]
+    fitting = [other for other in others if _is_outdone(other)]
     if not fitting:
         missed = next((other for other in others if _misses(other)), None)
         return f"nothing else fits: {_lacks(missed, f'the nearest, {named(missed)},')}" if missed else ""
-    rival = min(fitting, key=lambda other: other.estimated_step_seconds or 0)
-    took, takes = chosen.estimated_step_seconds or 0, rival.estimated_step_seconds or 0
+    rival = min(fitting, key=_step_seconds)
     assert rival.rejected is not None, "it was not chosen"
-    return f"{took:.1f} s per step; {named(rival)} would take {takes:.1f} s: {rival.rejected.message}"
+    return (
+        f"{_step_seconds(chosen):.1f} s per step; {named(rival)} would take {_step_seconds(rival):.1f} s: "
+        f"{rival.rejected.message}"
+    )
+
+
+def _step_seconds(plan: ExecutionPlan) -> float:
+    return plan.estimated_step_seconds or 0
+
+
+def _is_outdone(candidate: Candidate) -> bool:
+    return candidate.rejected is not None and candidate.rejected.reason in ("Slower", "NoBetter")
 
 
 def _misses(candidate: Candidate) -> bool:
@@ -31,7 +43,10 @@ def _misses(candidate: Candidate) -> bool:
 
 def _nearest(candidates: list[Candidate], method: str) -> Candidate | None:
     """The first candidate of a method that doesn't fit, which is the one that lacks least."""
-    return next((other for other in candidates if other.method == method and _misses(other)), None)
+    for other in candidates:
+        if other.method == method and _misses(other):
+            return other
+    return None
 
 
 def _lacks(candidate: Candidate, what: str) -> str:

@@ -11,13 +11,16 @@ def gib(count: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `2 processes`."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    if count == 1:
+        return f"{count} {noun}"
+    ending = "es" if noun.endswith("s") else "s"
     return f"{count} {noun}{ending}"
 
 
 def sharding(zero_stage: int, *, offload: bool) -> str:
     """`DDP`, `ZeRO-2`, `ZeRO-3+offload`: how the trained model lies on the GPUs."""
-    return f"{f'ZeRO-{zero_stage}' if zero_stage else 'DDP'}{'+offload' if offload else ''}"
+    stage = f"ZeRO-{zero_stage}" if zero_stage else "DDP"
+    return f"{stage}+offload" if offload else stage
 
 
 def named(plan: ExecutionPlan) -> str:

@@ -11,7 +11,8 @@ ENDLESS = 2**50
 
 def declared(placement: PlacementSpec) -> Inventory:
     """The declared nodes, empty. Their product's label is no selector: a node has it only once it is up."""
-    gpus, product = placement.gpus_per_node or 0, placement.gpu_product or ""
+    gpus = placement.gpus_per_node or 0
+    product = placement.gpu_product or ""
     return Inventory((
         Node(
             gpu_product=product,

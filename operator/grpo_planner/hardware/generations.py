@@ -42,4 +42,5 @@ def written(capability: Capability) -> str:
 
 def _has_kernels(capability: Capability) -> bool:
     """Code runs on its own major version from its own minor version on (CUDA programming guide, compute capability)."""
-    return any(major == capability[0] and minor <= capability[1] for major, minor in IMAGE)
+    minors = [minor for major, minor in IMAGE if major == capability[0]]
+    return any(minor <= capability[1] for minor in minors)

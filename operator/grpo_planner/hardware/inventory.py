@@ -80,8 +80,9 @@ class Inventory:
     @cached_property
     def emptied(self) -> "Inventory":
         """The same nodes with nothing running on them: what the cluster has at all."""
-        nodes, short = (tuple(node.emptied for node in found) for found in (self.nodes, self.short_of_disk))
-        return replace(self, nodes=nodes, short_of_disk=short)
+        nodes = tuple(node.emptied for node in self.nodes)
+        short_of_disk = tuple(node.emptied for node in self.short_of_disk)
+        return replace(self, nodes=nodes, short_of_disk=short_of_disk)
 
     @cached_property
     def merged(self) -> "Inventory":
@@ -102,5 +103,9 @@ def _merged(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     for node in nodes:
         name = "" if node.gpu_memory_mib else node.name
         alike.setdefault((name, node.compute_capability or (), *_GIVES(node)), []).append(node)
-    groups = ((name, alike[name, *gives]) for name, *gives in sorted(alike))
-    return tuple(replace(group[0], name=name, count=sum(node.count for node in group)) for name, group in groups)
+    merged = []
+    for key in sorted(alike):
+        group = alike[key]
+        count = sum(node.count for node in group)
+        merged.append(replace(group[0], name=key[0], count=count))
+    return tuple(merged)

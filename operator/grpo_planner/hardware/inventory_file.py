@@ -72,7 +72,10 @@ def parse_inventory(document: Any) -> Inventory:
     try:
         file = InventoryFile.model_validate(document)
     except ValidationError as error:
-        problems = [f"{dotted(problem['loc']) or 'inventory'}: {problem['msg']}" for problem in error.errors()]
+        problems = []
+        for problem in error.errors():
+            path = dotted(problem["loc"]) or "inventory"
+            problems.append(f"{path}: {problem['msg']}")
         raise InventoryInvalid("; ".join(problems)) from error
     return Inventory(tuple(_node(group) for group in file.nodes if group.count), reports_disk=True)
 

@@ -61,7 +61,9 @@ def unknown_product(name: str) -> str:
     """The sentence on a name that no product has, with those that are like it."""
     spelled = {_key(short): short for short in short_names()}
     close = get_close_matches(_key(name), spelled, n=3, cutoff=_LIKENESS)
-    meant = f"did you mean {' or '.join(spelled[key] for key in close)}? " if close else ""
+    meant = ""
+    if close:
+        meant = f"did you mean {' or '.join(spelled[key] for key in close)}? "
     return (
         f"{name} is no GPU product that the planner knows; {meant}`grpo gpus` lists them, and an inventory file can "
         "say gpuMemoryMiB of others"

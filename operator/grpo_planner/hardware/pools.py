@@ -48,6 +48,10 @@ class Room(NamedTuple):
     cpu: float
     """Cores."""
 
+    def gives(self, gpus: int, cores: float) -> bool:
+        """Return True if a pod with these GPUs and cores has room on the node."""
+        return self.gpus >= gpus and self.cpu >= cores
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pool:
@@ -67,6 +71,11 @@ class Pool:
         default_factory=dict, repr=False
     )
     _memory: dict[tuple[int, float], tuple[list[int], list[int]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def gpu_name(self) -> str:
+        """Label of the GPUs, or their resource where their nodes have no label."""
+        return self.label or self.resource
 
     @cached_property
     def widest(self) -> int:
@@ -109,13 +118,14 @@ class Pool:
         Nodes that qualify are sorted by memory, the roomiest first, with running totals of their number: the worst of
         the first n is then found by bisection, for any n.
         """
-        key = (per_node, per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu)
+        cores = per_node * GPU_PROCESS_MILLICPU / 1000 if cpu is None else cpu
+        key = (per_node, cores)
         if key not in self._memory:
-            fitting = [
-                (room.memory, count) for room, count in self.rooms if room.gpus >= key[0] and room.cpu >= key[1]
-            ]  # fmt: skip
+            fitting = [(room.memory, count) for room, count in self.rooms if room.gives(per_node, cores)]
             fitting.sort(reverse=True)
-            self._memory[key] = ([size for size, _ in fitting], list(accumulate(count for _, count in fitting)))
+            sizes = [size for size, _ in fitting]
+            totals = list(accumulate(count for _, count in fitting))
+            self._memory[key] = (sizes, totals)
         sizes, totals = self._memory[key]
         worst = bisect_left(totals, nodes)
         return sizes[worst] if worst < len(sizes) else None
@@ -139,14 +149,11 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         """`8 x NVIDIA-L4 on 2 nodes`."""
-        return f"{self.world} x {self.pool.label or self.pool.resource} on {plural(self.nodes, 'node')}"
+        return f"{self.world} x {self.pool.gpu_name} on {plural(self.nodes, 'node')}"
 
 
 def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], list[str]]:
-    """The pools that a job may use, largest GPUs first, and sentences about nodes that it can't use.
-
-    What an image of the user's own can compute on isn't known, so no generation is left out there.
-    """
+    """Return the pools that a job may use, largest GPUs first, and sentences about nodes that it can't use."""
     placement = spec.placement
     groups: dict[Kind, dict[Room, int]] = {}
     links: dict[Kind, set[Links]] = {}
@@ -154,28 +161,35 @@ def build_pools(inventory: Inventory, spec: GRPOJobSpec) -> tuple[list[Pool], li
     for node in inventory.nodes:
         if not node.gpus_total or not node.gpu_product.startswith(placement.gpu_product or ""):
             continue
-        product = lookup(node.gpu_product)
-        # The node's own labels first: a MIG slice has less memory than the product that it is named after.
-        capability = node.compute_capability or product.capability
-        why = obstacle(node.gpu_product, node.gpu_resource, capability)
-        if why and spec.image is None:
-            left_out.add(f"{why}: {OWN_IMAGE}")
+        kind, problem = _kind_of_gpu(node, spec)
+        if kind is None:
+            left_out.add(problem)
             continue
-        memory = node.gpu_memory_mib or product.memory_mib or _declared_mib(placement)
-        if not memory:
-            left_out.add(_unknown_memory(node))
-            continue
-        kind = (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector)
         rooms = groups.setdefault(kind, {})
         links.setdefault(kind, set()).add(Links(node.node_gbps, node.gpu_gbps, node.gpu_hour_price))
         room = Room(node.gpus_free, node.host_memory_free, node.cpu_free)
         rooms[room] = rooms.get(room, 0) + node.count
     pools = [_pool(kind, rooms, links[kind]) for kind, rooms in groups.items()]
     if placement.objective == "Cheapest":
-        left_out |= {f"{pool.label or pool.resource} {UNPRICED}" for pool in pools if not pool.price}
+        left_out |= {f"{pool.gpu_name} {UNPRICED}" for pool in pools if not pool.price}
         pools = [pool for pool in pools if pool.price]
     pools.sort(key=lambda pool: (-pool.usable, pool.label, pool.resource, pool.selector))
     return [pool for pool in pools if pool.widest], sorted(left_out)
+
+
+def _kind_of_gpu(node: Node, spec: GRPOJobSpec) -> tuple[Kind | None, str]:
+    """Return the kind of a node's GPUs and "", or None and a sentence why the job can't use them."""
+    product = lookup(node.gpu_product)
+    # The node's own labels first: a MIG slice has less memory than the product that it is named after.
+    capability = node.compute_capability or product.capability
+    why = obstacle(node.gpu_product, node.gpu_resource, capability)
+    # What an image of the user's own can compute on isn't known, so no generation is left out there.
+    if why and spec.image is None:
+        return None, f"{why}: {OWN_IMAGE}"
+    memory = node.gpu_memory_mib or product.memory_mib or _declared_mib(spec.placement)
+    if not memory:
+        return None, _unknown_memory(node)
+    return (node.gpu_product, memory, capability, node.gpu_resource, node.node_selector), ""
 
 
 def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
@@ -184,13 +198,10 @@ def _pool(kind: Kind, rooms: dict[Room, int], links: set[Links]) -> Pool:
     Its links are the slowest that are declared, and its price the highest: a gang may land on any of its nodes.
     """
     label, memory, capability, resource, selector = kind
-    hardware = lookup(label)
-    hardware = replace(
-        hardware,
-        capability=capability,
-        link=_least(link.gpu_gbps for link in links) or hardware.link,
-        node_network=_least(link.node_gbps for link in links),
-    )
+    product = lookup(label)
+    link = _least(declared.gpu_gbps for declared in links) or product.link
+    node_network = _least(declared.node_gbps for declared in links)
+    hardware = replace(product, capability=capability, link=link, node_network=node_network)
     return Pool(
         label=label, hardware=hardware, usable=usable_bytes(memory), resource=resource, selector=selector,
         price=max(link.price for link in links), rooms=tuple(sorted(rooms.items())),

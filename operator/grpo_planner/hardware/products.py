@@ -95,11 +95,15 @@ def lookup(label: str) -> Product:
     `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
     """
     name = label.replace("_", "-")
-    found = [known for known in table() if name == known or name.startswith(f"{known}-")]
+    found = [known for known in table() if _begins_with_product(name, known)]
     if not found:
         return UNKNOWN
     product, mig = table()[max(found, key=len)], MIG_PROFILE.search(name)
     return _slice(product, int(mig[1]), int(mig[2])) if mig else product
+
+
+def _begins_with_product(name: str, product: str) -> bool:
+    return name == product or name.startswith(f"{product}-")
 
 
 def _slice(card: Product, slices: int, gigabytes: int) -> Product:

@@ -25,9 +25,10 @@ def adapters(shape: Shape, setup: Setup, *names: str) -> float:
 
     An adapter on experts changes their weights instead, and so does one on their router.
     """
-    found = [linear for linear in shape.adapted(setup.lora_targets) if linear.name not in PER_WEIGHT]
-    chosen = [linear for linear in found if not names or linear.name.rsplit(".", 1)[-1] in names]
-    return sum(linear.copies for linear in chosen) / shape.layers
+    maps = [linear for linear in shape.adapted(setup.lora_targets) if linear.name not in PER_WEIGHT]
+    if names:
+        maps = [linear for linear in maps if linear.name.rsplit(".", 1)[-1] in names]
+    return sum(linear.copies for linear in maps) / shape.layers
 
 
 def saved_attention(shape: Shape, setup: Setup) -> float:
@@ -47,15 +48,27 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
 def kept_norm(shape: Shape, setup: Setup) -> float:
     """Per token: what one RMSNorm keeps, its float32 input (4 bytes), and for a trained weight the normalised values in
     the dtype that they are multiplied in."""
-    normalised = 0 if setup.lora else 2 if setup.precision == "bfloat16" and not shape.wide_norms else 4
-    return shape.hidden * (4 + normalised)
+    return shape.hidden * (4 + _normalised_bytes(shape, setup))
+
+
+def _normalised_bytes(shape: Shape, setup: Setup) -> int:
+    """Bytes of one normalised value that a norm keeps for the gradient of its weight."""
+    if setup.lora:
+        # An adapter leaves the norms' weights as they are: there is no gradient to keep values for.
+        return 0
+    if setup.precision == "bfloat16" and not shape.wide_norms:
+        return 2
+    return 4
 
 
 def inputs_kept(shape: Shape, setup: Setup) -> float:
     """Projections of a norm's output that keep it: those of attention, and gate and up, or the experts' router."""
     if setup.lora:
         return adapters(shape, setup, *INPUT_MAPS) + experts.adapted(shape, setup)
-    return 2 if shape.fused else 4 if shape.experts else 5
+    # Fused maps: qkv and gate_up. Otherwise q, k and v, and the router or gate and up.
+    if shape.fused:
+        return 2
+    return 4 if shape.experts else 5
 
 
 def saved_norms(shape: Shape, setup: Setup) -> float:
@@ -65,7 +78,8 @@ def saved_norms(shape: Shape, setup: Setup) -> float:
     own bfloat16 cast.
     """
     inputs = inputs_kept(shape, setup)
-    autocast = setup.precision == "mixed" or (setup.lora and setup.precision == "bfloat16")
+    casts_for_adapters = setup.lora and setup.precision == "bfloat16"
+    autocast = setup.precision == "mixed" or casts_for_adapters
     outputs = 2 * inputs if autocast else 2 * setup.compute_bytes
     return shape.norms * kept_norm(shape, setup) + shape.hidden * outputs
 
@@ -75,7 +89,10 @@ def saved_head_norms(shape: Shape, setup: Setup) -> float:
     if not (shape.qk_norm or shape.whole_qk_norm):
         return 0
     wide = shape.wide_norms or setup.precision == "float32"
-    return (shape.query + shape.key_value) * (4 if setup.lora else 8 if wide else 6)
+    values = shape.query + shape.key_value
+    if setup.lora:
+        return values * 4
+    return values * (8 if wide else 6)
 
 
 def gate_adapted(shape: Shape, setup: Setup) -> bool:
@@ -138,7 +155,9 @@ def weight_casts(shape: Shape, setup: Setup) -> float:
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
     """Autocast's cache of the casts of all trained float32 matrices, dropped when the forward pass ends."""
-    return 2 * narrowed(shape) * shape.layers if setup.precision == "mixed" and not setup.lora else 0
+    if setup.lora or setup.precision != "mixed":
+        return 0
+    return 2 * narrowed(shape) * shape.layers
 
 
 def saved(shape: Shape, setup: Setup) -> float:
@@ -198,7 +217,9 @@ def held_by_gate_adapters(shape: Shape, setup: Setup) -> float:
     activation; and a bfloat16 input once more in the adapter's float32."""
     if not adapters(shape, setup, "gate_proj", "up_proj", "gate_up_proj"):
         return 0
-    outputs = 6 if shape.fused else 4 if adapters(shape, setup, "up_proj") else 3
+    # A fused matrix writes gate and up: each of the three outputs is twice as wide.
+    unfused_outputs = 4 if adapters(shape, setup, "up_proj") else 3
+    outputs = 6 if shape.fused else unfused_outputs
     widened = 4 * shape.hidden if setup.precision == "bfloat16" else 0
     return outputs * setup.compute_bytes * shape.intermediate + widened
 
@@ -217,7 +238,9 @@ def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer when nothing is saved: the reference's pass."""
     score, count = attention.score_bytes(shape, setup.precision), attention.scores(shape, setup)
-    streams = (8 if shape.experts else 11) if setup.weight_bytes == 2 else 16
+    streams = 16
+    if setup.weight_bytes == 2:
+        streams = 8 if shape.experts else 11
     wide = experts.scoring_transient(shape, setup) if shape.experts else 6 * shape.intermediate
     held = (wide + streams * shape.hidden) * setup.tokens + score.kept * count
     states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
@@ -244,12 +267,14 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's adapter is added.
-        whole = 4 * shape.hidden if setup.lora and shape.fused and setup.checkpointing else 0
+        has_whole_gradient = setup.lora and shape.fused and setup.checkpointing
+        whole = 4 * shape.hidden if has_whole_gradient else 0
         return (2 * wide + whole) * setup.tokens
     if not gate_adapted(shape, setup):
         return 3 * wide * setup.tokens
     if setup.checkpointing:
-        streams = 8 if setup.weight_bytes == 2 and not shape.wide_norms else 10
+        narrow = setup.weight_bytes == 2 and not shape.wide_norms
+        streams = 8 if narrow else 10
         return (3 * wide + streams * shape.hidden) * setup.tokens
     return (2 * wide + 2 * shape.hidden) * setup.tokens
 
@@ -262,5 +287,6 @@ def first_gradient(shape: Shape, setup: Setup) -> float:
 def layer_backward(shape: Shape, setup: Setup) -> float:
     """One layer recomputed with all it saves, its casts, and its backward temporaries."""
     own = saved_per_token(shape, setup) * setup.tokens + weight_casts(shape, setup)
-    incoming = checkpoint(shape, setup) if setup.checkpointing and setup.weight_bytes == 2 else 0
+    keeps_incoming = setup.checkpointing and setup.weight_bytes == 2
+    incoming = checkpoint(shape, setup) if keeps_incoming else 0
     return own + backward_transient(shape, setup) + incoming

@@ -56,24 +56,30 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
     The plan decides what is trained and how it is split, and a node's disk is judged before there is one: so it is all
     parameters unless an adapter is asked for, with ZeRO's float32 copy, and the pod of rank 0 writes it all.
     """
-    shape = None if spec.checkpoint.on_volume else _shape(spec.model) or policy
+    if spec.checkpoint.on_volume:
+        return 0
+    shape = _shape(spec.model) or policy
     if shape is None:
         return 0
     setups, drifts = [_setup(spec, 0), _setup(spec, 3)], spec.reference.sync is not None
-    merged = spec.adapter.merge_on_export
-    export = max(export_bytes(shape, setup, merged) for setup in setups) if spec.keeps_model else 0
+    export = 0
+    if spec.keeps_model:
+        merged = spec.adapter.merge_on_export
+        export = max(export_bytes(shape, setup, merged) for setup in setups)
     if spec.checkpoint.store is None:
         return export
     one = max(checkpoint_bytes(shape, setup, drifts) for setup in setups)
-    return one + max(one, export)  # the one that was resumed from is there until the next has been sent
+    # The checkpoint that was resumed from is there until the next has been sent.
+    return one + max(one, export)
 
 
 def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
     """What of the settings decides the size of a checkpoint, with weights as wide as the spec allows."""
+    lora_rank = spec.adapter.rank if spec.adapter_requested else 0
     return Setup(
         precision="bfloat16" if spec.training.dtype == "bfloat16" else "float32",
         prompt=1, completion=1, micro_batch=1, zero=zero,
-        lora_rank=spec.adapter.rank if spec.adapter_requested else 0,
+        lora_rank=lora_rank,
         lora_targets=tuple(spec.adapter.target_modules),
     )  # fmt: skip
 
@@ -81,7 +87,9 @@ def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
 @lru_cache(maxsize=4096)
 def _weights(model: ModelSpec, judges: Sequence[ModelReward], policy: Shape | None) -> int:
     """Bytes of what is fetched of the hub, as far as sizes are known; a folder is there already."""
-    shape = None if model.name.startswith("/") else _shape(model) or policy
+    shape = None
+    if not model.name.startswith("/"):
+        shape = _shape(model) or policy
     found = _stored(shape.parameters) if shape else 0
     return found + sum(_stored(_judge(judge)) for judge in judges if not judge.name.startswith("/"))
 
@@ -118,9 +126,11 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
     if asked is not None:
         return quantity_bytes(asked)
     place = spec.placement
-    # an autoscaler may not know what new nodes will have, and Kueue admits nobody who asks for what no queue lists
+    # An autoscaler may not know what new nodes will have, and Kueue admits nobody who asks for what no queue lists.
     counted = place.provisioning == "WhenFree" and place.queue_name is None
-    return whole_mib(scratch_bytes(spec, policy)) if reported and counted else 0
+    if not (reported and counted):
+        return 0
+    return whole_mib(scratch_bytes(spec, policy))
 
 
 def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
@@ -129,7 +139,9 @@ def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     if asked is None or quantity_bytes(asked) >= needed:
         return ""
     limit = spec.resources.limits.get(EPHEMERAL_STORAGE)
-    fate = "may be" if limit is None or quantity_bytes(limit) >= needed else "will be"
+    # The kubelet evicts a pod that is above its limit at once; one above its request only when the disk runs full.
+    exceeds_limit = limit is not None and quantity_bytes(limit) < needed
+    fate = "will be" if exceeds_limit else "may be"
     return (
         f"spec.resources lets a pod have {asked} of {EPHEMERAL_STORAGE}, and it is expected to write {gib(needed)} to "
         f"/tmp: it {fate} evicted; raise that{less_disk(spec)}"

@@ -16,7 +16,8 @@ def element(setup: Setup) -> int:
 
     grouped_mm computes in the dtype of the experts, which autocast does not change unless an adapter replaces them.
     """
-    return 2 if setup.lora and setup.compute_bytes == 2 else setup.weight_bytes
+    narrowed_by_adapter = setup.lora and setup.compute_bytes == 2
+    return 2 if narrowed_by_adapter else setup.weight_bytes
 
 
 def copies(shape: Shape) -> int:
@@ -26,7 +27,9 @@ def copies(shape: Shape) -> int:
 
 def adapted(shape: Shape, setup: Setup) -> bool:
     """Whether an adapter is on the experts."""
-    return setup.lora and any("experts" in linear.name for linear in shape.adapted(setup.lora_targets))
+    if not setup.lora:
+        return False
+    return any("experts" in linear.name for linear in shape.adapted(setup.lora_targets))
 
 
 def saved(shape: Shape, setup: Setup) -> float:

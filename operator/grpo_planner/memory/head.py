@@ -24,9 +24,11 @@ def packed_hidden(shape: Shape, setup: Setup) -> float:
 
     The norm keeps float32 input and narrow output; 40 bytes per scored token are the running sums and indices.
     """
-    norm = {"bfloat16": 4 if setup.lora else 6, "mixed": 4 if setup.lora else 8, "float32": 4 if setup.lora else 8}
+    # The float32 input takes 4 bytes; a norm whose weight is trained keeps its output, too.
+    bytes_of_trained_norm = {"bfloat16": 6, "mixed": 8, "float32": 8}
+    norm_bytes = 4 if setup.lora else bytes_of_trained_norm[setup.precision]
     packed = setup.scored_tokens * (shape.hidden * setup.weight_bytes + 40)
-    return packed + norm[setup.precision] * shape.hidden * setup.tokens
+    return packed + norm_bytes * shape.hidden * setup.tokens
 
 
 def forward_peak(shape: Shape, setup: Setup) -> float:

@@ -41,7 +41,8 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     first = whole if setup.zero == 3 else 0
     saving = whole if setup.zero == 2 else 0
     state = offloaded_state(shape, setup) + saving
-    engine = ENGINE_PROCESS if setup.engine and setup.engine.kind == "Colocated" else 0
+    has_engine_inside = setup.engine is not None and setup.engine.kind == "Colocated"
+    engine = ENGINE_PROCESS if has_engine_inside else 0
     return round(first + processes * (PROCESS + engine + max(loading, state) + reference))
 
 

@@ -272,10 +272,12 @@ def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float,
     # last micro-batch; in those before it none leaves.
     norm = states.gradient_norm(shape, setup) if setup.offload else 0
     leaving = norm + head_gradient if norm else 0
-    return max(
-        waiting + passes.at_head,
-        reduced + max(leaving, head_gradient if fresh else tied) + passes.at_top,
-        done + state.kept + passes.at_bottom,
-        (reduced if setup.partitions or setup.lora else state.gradients)
-        + pending + passes.at_embedding + max(norm, state.kept),
-    )  # fmt: skip
+    of_head = head_gradient if fresh else tied
+    # Full training without ZeRO has made all its gradients by then.
+    holds_reduced = setup.partitions or setup.lora
+    made = reduced if holds_reduced else state.gradients
+    at_head = waiting + passes.at_head
+    at_top = reduced + max(leaving, of_head) + passes.at_top
+    at_bottom = done + state.kept + passes.at_bottom
+    at_embedding = made + pending + passes.at_embedding + max(norm, state.kept)
+    return max(at_head, at_top, at_bottom, at_embedding)

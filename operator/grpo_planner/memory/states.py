@@ -32,7 +32,8 @@ def trained_parameters(shape: Shape, setup: Setup) -> int:
 
 def trained_bytes(setup: Setup) -> int:
     """Bytes of one trained weight: PEFT keeps adapters in float32, DeepSpeed in the base's dtype."""
-    return 4 if setup.lora and not setup.zero else setup.weight_bytes
+    keeps_float32 = setup.lora and not setup.zero
+    return 4 if keeps_float32 else setup.weight_bytes
 
 
 def weights(shape: Shape, setup: Setup) -> float:
@@ -104,7 +105,9 @@ def gradients(shape: Shape, setup: Setup) -> float:
     trained = trained_parameters(shape, setup)
     if not setup.partitions:
         return trained * trained_bytes(setup)
-    return 0 if setup.zero == 3 or setup.offload else partition_gradients(shape, setup, 0)
+    if setup.zero == 3 or setup.offload:
+        return 0
+    return partition_gradients(shape, setup, 0)
 
 
 def partition_gradients(shape: Shape, setup: Setup, least: int) -> float:
@@ -240,7 +243,8 @@ def loading(shape: Shape, setup: Setup) -> float:
     copies all weights into one flat tensor, on the GPU where it has room for it.
     """
     whole = shape.parameters * setup.weight_bytes
-    wrapped = whole if setup.reference == "Offload" and setup.zero != 3 else reference_weights(shape, setup)
+    wraps_whole = setup.reference == "Offload" and setup.zero != 3
+    wrapped = whole if wraps_whole else reference_weights(shape, setup)
     again = {2: whole, 3: 2 * setup.weight_bytes * shape.largest_module}.get(setup.zero, 0)
     return weights(shape, setup) + wrapped + again + PROOF_CHUNK * (setup.weight_bytes + 1)
 

@@ -164,8 +164,12 @@ def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes:
 def _advice(given: Architecture) -> str:
     """How the operator, which reads no config.json, comes to the same plan."""
     fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
-    said = ", ".join(f"{name}: {str(value).lower() if value is True else value}" for name, value in fields.items())
+    said = ", ".join(f"{name}: {_yaml_scalar(value)}" for name, value in fields.items())
     return f"the operator doesn't read config.json; for this plan there, set spec.model.architecture: {{{said}}}"
+
+
+def _yaml_scalar(value: object) -> str:
+    return "true" if value is True else str(value)
 
 
 def _declared(model: ModelSpec) -> int:
@@ -199,12 +203,14 @@ def from_architecture(given: Architecture) -> Shape:
     """The shape of an architecture with the traits of its type."""
     own = dict(traits(given.model_type))
     qkv_bias = own.pop("qkv_bias", False) or given.attention_bias
+    kv_heads = given.key_value_heads or given.attention_heads
+    head_dim = given.head_dim or max(1, given.hidden_size // given.attention_heads)
     return Shape(
         hidden=given.hidden_size,
         layers=given.layers,
         heads=given.attention_heads,
-        kv_heads=given.key_value_heads or given.attention_heads,
-        head_dim=given.head_dim or max(1, given.hidden_size // given.attention_heads),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         intermediate=given.intermediate_size,
         vocab=given.vocab_size,
         tied=given.tie_word_embeddings,

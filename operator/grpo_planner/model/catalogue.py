@@ -77,8 +77,12 @@ def model_type(model: str) -> str:
 def _known(model: str) -> str:
     """The longest catalogued name that a model's begins with; empty if there is none."""
     name = model.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
-    known = [key for key in shapes() if name == key or name.startswith((key + "-", key + "_"))]
+    known = [key for key in shapes() if _begins_with_key(name, key)]
     return max(known, key=len, default="")
+
+
+def _begins_with_key(name: str, key: str) -> bool:
+    return name == key or name.startswith((f"{key}-", f"{key}_"))
 
 
 def similar(model: str) -> list[str]:
@@ -95,9 +99,13 @@ def nearest_dense(parameters: int) -> tuple[str, Shape]:
     """
     if parameters < SMALL_MODEL:
         return "a small Llama", replace(_small(parameters), declared=parameters)
-    plain = {name: shape for name, shape in shapes().items() if not (shape.experts or shape.declared or shape.eager)}
+    plain = {name: shape for name, shape in shapes().items() if _is_plain(shape)}
     name = min(plain, key=lambda key: (abs(log(plain[key].counted / parameters)), key))
     return name, replace(plain[name], declared=parameters)
+
+
+def _is_plain(shape: Shape) -> bool:
+    return not (shape.experts or shape.declared or shape.eager)
 
 
 def _small(parameters: int) -> Shape:

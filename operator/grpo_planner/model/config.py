@@ -60,14 +60,22 @@ def refuse_untrainable(config: Mapping[str, Any]) -> None:
 
 def _refuse_encoders(config: Mapping[str, Any]) -> None:
     classes, kind = config.get("architectures"), config.get("model_type")
-    named = [str(name) for name in classes] if isinstance(classes, list) else []
-    generates = any(name.endswith(GENERATORS) for name in named) if named else str(kind) not in ENCODERS
-    if not generates or config.get("is_encoder_decoder") is True:
+    named: list[str] = []
+    if isinstance(classes, list):
+        named = [str(name) for name in classes]
+    if not _generates_text(named, str(kind)) or config.get("is_encoder_decoder") is True:
         raise SpecRejected(
             PlanReason.UNSUPPORTED_MODEL,
             f"config.json is that of {', '.join(named) or kind}, model_type {kind}, which doesn't generate text from "
             "left to right: set spec.model.name to a causal language model (…ForCausalLM)",
         )
+
+
+def _generates_text(classes: list[str], kind: str) -> bool:
+    """By the names of the model's classes, or by its type where config.json names no class."""
+    if classes:
+        return any(name.endswith(GENERATORS) for name in classes)
+    return kind not in ENCODERS
 
 
 def _refuse_quantised(config: Mapping[str, Any]) -> None:
@@ -96,11 +104,15 @@ def _unreadable(why: str) -> SpecRejected:
 def _attention(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Heads, biases and windows."""
     heads = int(text["num_attention_heads"])
+    key_value_heads = text.get("num_key_value_heads") or heads
+    head_dim = text.get("head_dim") or int(text["hidden_size"]) // heads
+    attention_bias = "attention" in family.biases and bool(text.get("attention_bias"))
+    mlp_bias = "mlp" in family.biases and bool(text.get("mlp_bias"))
     return {
-        "key_value_heads": int(text.get("num_key_value_heads") or heads),
-        "head_dim": int(text.get("head_dim") or int(text["hidden_size"]) // heads),
-        "attention_bias": "attention" in family.biases and bool(text.get("attention_bias")),
-        "mlp_bias": "mlp" in family.biases and bool(text.get("mlp_bias")),
+        "key_value_heads": int(key_value_heads),
+        "head_dim": int(head_dim),
+        "attention_bias": attention_bias,
+        "mlp_bias": mlp_bias,
         **_window(text, family),
     }
 

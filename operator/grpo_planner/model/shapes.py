@@ -193,21 +193,22 @@ def _is(target: str, path: str) -> bool:
     return path == target or path.endswith(f".{target}")
 
 
+def _is_targeted(path: str, targets: tuple[str, ...]) -> bool:
+    return any(_is(target, path) for target in targets)
+
+
 @lru_cache(maxsize=64)
 def _adapted_by_layer(shape: Shape, targets: tuple[str, ...]) -> tuple[tuple[Linear, ...], ...]:
     """Which maps the targets name; one may name a layer by its number."""
     if targets == ALL_LINEAR:
         return (shape.linears,) * shape.layers
     embedding = Linear(EMBEDDING, 1, shape.vocab, shape.hidden)
-    first = tuple(one for one in (embedding,) if any(_is(target, EMBEDDING) for target in targets))
-    layers = (
-        tuple(
-            linear
-            for linear in shape.linears
-            if any(_is(target, f"model.layers.{layer}.{linear.name}") for target in targets)
-        )
-        for layer in range(shape.layers)
-    )
+    first = (embedding,) if _is_targeted(EMBEDDING, targets) else ()
+    layers = []
+    for layer in range(shape.layers):
+        path = f"model.layers.{layer}"
+        adapted = tuple(linear for linear in shape.linears if _is_targeted(f"{path}.{linear.name}", targets))
+        layers.append(adapted)
     return (first, *layers)
 
 
