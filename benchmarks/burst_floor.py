@@ -46,7 +46,7 @@ class Floor:
             body["spec"]["managedBy"] = SCRIPT
             await client.create(GRPOJOBS, NAMESPACE, body)
         for status in self._sample.statuses[attempt][:-1]:
-            made = (await client.patch_status(NAMESPACE, name, {"status": status}))["metadata"]
+            made = (await client.patch(GRPOJOBS, NAMESPACE, name, {"status": status}, "status"))["metadata"]
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": made["uid"], "controller": True}
         job = self._sample.job(name, mark, attempt)
         job["metadata"]["ownerReferences"] = [owner]
@@ -69,7 +69,8 @@ class Floor:
     async def _tell(self, client: HttpCluster, name: str, attempt: str) -> None:
         """The status that says that a gang runs, and the event of it."""
         number = int(attempt)
-        await client.patch_status(NAMESPACE, name, {"status": self._sample.statuses[number][-1]})
+        status = {"status": self._sample.statuses[number][-1]}
+        await client.patch(GRPOJOBS, NAMESPACE, name, status, "status")
         told = dict(self._sample.event)
         told["metadata"] = {"name": f"{name}.{number}", "namespace": NAMESPACE}
         told["involvedObject"] = told["involvedObject"] | {"name": name}

@@ -103,7 +103,7 @@ async def make_ended(client: HttpCluster, count: int) -> None:
         made = await client.create(GRPOJOBS, namespace, job(namespace, name))
         version = {"resourceVersion": made["metadata"]["resourceVersion"]}
         status = ended(name, number, now - number * 864_000 / max(1, count))
-        await client.patch_status(namespace, name, {"metadata": version, "status": status})
+        await client.patch(GRPOJOBS, namespace, name, {"metadata": version, "status": status}, "status")
 
     await _each(range(count), one)
 

@@ -41,7 +41,7 @@ SELECTOR = f"{ROUND}={MARK}"
 
 def pods() -> Cache[PodRecord]:
     """An empty cache of pods."""
-    return Cache(PODS, pod_record, Unreadables())
+    return Cache(PODS, pod_record, Unreadables(), index=lambda pod: pod.job_key)
 
 
 async def watch_by_kopf(kubeconfig: str) -> None:

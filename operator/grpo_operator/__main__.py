@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import inf
+from typing import Any
 
 import aiohttp
 from kubernetes.aio.client import Configuration
@@ -26,10 +27,10 @@ from .cluster.client import HttpCluster
 from .cluster.elector import Elector
 from .errors import ConfigurationError, LeadershipLost
 from .job_metrics import JobMetrics
-from .leadership import Election
 from .metrics_server import Metrics, application, served
+from .names import FENCE, MANAGER
 from .tasks import until_one_ends
-from .wiring import Operator
+from .wiring import Operator, tell_fence
 from .workqueue import WorkQueue
 
 log = logging.getLogger("grpo_operator")
@@ -55,8 +56,8 @@ async def run(
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
-        _standing(chosen.election, configuration, metrics, leading, wall) as elector,
-        HttpCluster(configuration, metrics.requested, gate=elector.answer_within if elector else _open) as cluster,
+        _standing(chosen, configuration, metrics, leading, wall) as elector,
+        _client(configuration, metrics, gate=elector.answer_within if elector else _open) as cluster,
         aiohttp.ClientSession(connector=pods) as session,
     ):
         operator = Operator(
@@ -80,6 +81,14 @@ async def run(
     log.info("stopped")
 
 
+def _client(configuration: Configuration, metrics: Metrics, **chosen: Any) -> HttpCluster:
+    """The operator's client of the API server, with what is special to `chosen` as HttpCluster takes it."""
+    # the fence hears of a new leader a moment after the Lease, and what an old one asks for is nobody's decision
+    return HttpCluster(
+        configuration, metrics.requested, try_again=lambda said: FENCE in said, user_agent=MANAGER, **chosen
+    )
+
+
 def _open() -> float:
     """The gate of a process that leads by itself: a write may be under way for any time."""
     return inf
@@ -87,20 +96,21 @@ def _open() -> float:
 
 @asynccontextmanager
 async def _standing(
-    election: Election | None,
+    chosen: settings.Settings,
     configuration: Configuration,
     metrics: Metrics,
     leading: asyncio.Event,
     wall: Callable[[], float],
 ) -> AsyncIterator[Elector | None]:
     """The elector, which releases its Lease at the end of the block; None where this process leads by itself."""
+    election = chosen.election
     if election is None:
         leading.set()
         yield None
         return
     patience = election.terms.deadline / 2
-    async with HttpCluster(configuration, metrics.requested, tries=1, seconds=patience) as own:
-        elector = Elector(own, election, leading, wall)
+    async with _client(configuration, metrics, tries=1, seconds=patience) as own:
+        elector = Elector(own, election, leading, wall, tell_fence if chosen.fenced else None)
         try:
             yield elector
         finally:

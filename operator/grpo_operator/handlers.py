@@ -21,7 +21,7 @@ from .cluster.backoff import Backoff
 from .cluster.cache import Caches
 from .cluster.transport import EmptyLists, json_only, open_session
 from .cluster.unreadable import identity
-from .names import ObjectKey
+from .names import MANAGER, ObjectKey
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def registry(
         asyncio.get_running_loop().call_soon(listen, ending)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
-        session = open_session(configuration, 0, EmptyLists(listed), json_only)
+        session = open_session(configuration, 0, EmptyLists(listed), json_only, user_agent=MANAGER)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def grpojob(event: Any, **_: Any) -> None:

@@ -52,8 +52,6 @@ class Election:
     lease: ObjectKey
     identity: str
     """Name of this process's pod, written into the Lease as its holder. The chart's policy compares writers with it."""
-    fenced: bool = False
-    """True if the chart's policy is installed: the leader is then recorded before anything else is written."""
     terms: Terms = field(default_factory=Terms)
 
 

@@ -263,13 +263,13 @@ class Reconciler:
         """
         metadata = {"resourceVersion": str(job.version)}
         try:
-            return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": patch})
+            return await self._cluster.patch(GRPOJOBS, *job.key, {"metadata": metadata, "status": patch}, "status")
         except Denied as error:
             decided = {field: value for field, value in patch.items() if field not in REPORTED}
             if len(decided) == len(patch):
                 raise
             log.warning("%s: the status is written without what its pods reported: %s", job.key, error)
-            return await self._cluster.patch_status(*job.key, {"metadata": metadata, "status": decided})
+            return await self._cluster.patch(GRPOJOBS, *job.key, {"metadata": metadata, "status": decided}, "status")
 
     async def _delete(self, cache: Cache[R], seen: R) -> None:
         """Deletes what was looked at, and nothing that has become of it since.

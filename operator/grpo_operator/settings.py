@@ -76,6 +76,8 @@ class Settings:
     """None: no traces."""
     election: Election | None = None
     """None: there is no other operator, and this one leads at once."""
+    fenced: bool = False
+    """Whether the chart's policy is there, which must be told who leads before anything else is written."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -85,9 +87,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
     given = parser.parse_args(arguments)
     try:
         tracing = _tracing(given.tracing_endpoint, environment.get(HEADERS_ENV, ""), given.trace_every_nth_step)
-        election = _election(
-            given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds, fenced=given.fence
-        )
+        election = _election(given.leader_elect, environment.get(IDENTITY_ENV, ""), given.lease_seconds)
     except ValueError as error:
         parser.error(str(error))
     return Settings(
@@ -106,6 +106,7 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
         gpu_hour_prices=dict(given.gpu_hour_price),
         tracing=tracing,
         election=election,
+        fenced=given.fence,
         limits=Limits(scheduling=given.scheduling_timeout_seconds),
     )
 
@@ -178,7 +179,7 @@ def _add_tenancy(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _election(lease: ObjectKey | None, identity: str, seconds: float, *, fenced: bool) -> Election | None:
+def _election(lease: ObjectKey | None, identity: str, seconds: float) -> Election | None:
     """None without a Lease.
 
     Raises:
@@ -188,7 +189,7 @@ def _election(lease: ObjectKey | None, identity: str, seconds: float, *, fenced:
         return None
     if not identity:
         raise ValueError(f"--leader-elect: ${IDENTITY_ENV} is empty; set it to the pod's name, by the downward API")
-    return Election(lease=lease, identity=identity, terms=Terms(seconds), fenced=fenced)
+    return Election(lease=lease, identity=identity, terms=Terms(seconds))
 
 
 def _tracing(endpoint: str, headers: str, every: int) -> Tracing | None:

@@ -14,12 +14,13 @@ from typing import Any
 import aiohttp
 import kopf
 
+from grpo_api.contract import API_VERSION, LEADER_KIND
 from grpo_api.status import GRPOJobStatus
 
 from . import handlers, health, settings
 from .admission.queue import AdmissionQueue
 from .cluster import keys
-from .cluster.api import GRPOJOBS, WORKLOADS
+from .cluster.api import GRPOJOBS, LEADERS, WORKLOADS, Object
 from .cluster.backoff import Backoff
 from .cluster.cache import Caches
 from .cluster.client import HttpCluster
@@ -32,8 +33,10 @@ from .cluster.recorder import EventRecorder
 from .cluster.unreadable import Teller
 from .cluster.watcher import Mirror
 from .cluster.workloads import Workloads, unseen
-from .errors import ClusterError
+from .errors import ClusterError, NotFound
+from .events import event, folded, telling_change
 from .job_metrics import Sample, standing
+from .leadership import Election
 from .metrics_server import VERSION, Metrics
 from .names import ObjectKey
 from .reconcile import Reconciler
@@ -42,6 +45,7 @@ from .tasks import until_one_ends
 from .times import Observed
 from .tokens import Tokens
 from .tracing.attempts import AttemptTraces
+from .untyped import Part
 from .workqueue import SOON, TOGETHER, WorkQueue, work
 
 log = logging.getLogger(__name__)
@@ -73,7 +77,7 @@ class Operator:
         self._caches = caches
         self._queue = queue
         self._metrics = metrics
-        self._recorder = EventRecorder(cluster, lambda: len(queue) + queue.active > 0, metrics.told)
+        self._recorder = EventRecorder(cluster, folded, lambda: len(queue) + queue.active > 0, metrics.told)
         self._teller = Teller(cluster, caches.unreadables, wall)
         self.mirrors = self._mirrors(cluster)
         self._leading = leading
@@ -142,7 +146,9 @@ class Operator:
 
     def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
         """The API server has taken a status: events, metrics and traces follow."""
-        self._recorder.record(job, job.status.conditions, new.conditions, now, new)
+        change = telling_change(job.status.conditions, new.conditions)
+        if change:
+            self._recorder.record(job.key, event(job, change, now, new))
         self._metrics.wrote(job, new, now)
         if self._traces:
             self._traces.wrote(job, new, now)
@@ -294,3 +300,24 @@ class Operator:
         """See job_metrics.standing."""
         pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
         return standing(job, pull, silence, lambda at: self._wall() - (self._clock() - at.at))
+
+
+async def tell_fence(cluster: HttpCluster, election: Election) -> None:
+    """Puts the leader's name where the chart's policy looks.
+
+    One that led before and is late meets another resourceVersion, or is written over by the one that leads, which
+    begins only then.
+
+    Raises:
+        ClusterError: it was not taken; somebody else may have written.
+    """
+    metadata: Object = {"name": election.lease.name, "namespace": election.lease.namespace}
+    body: Object = {"apiVersion": API_VERSION, "kind": LEADER_KIND, "spec": {"holderIdentity": election.identity}}
+    try:
+        known = await cluster.get(LEADERS, *election.lease)
+    except NotFound:
+        await cluster.create(LEADERS, election.lease.namespace, body | {"metadata": metadata})
+        return
+    version = Part(known).part("metadata").text("resourceVersion")
+    body["metadata"] = metadata | {"resourceVersion": version}
+    await cluster.replace(LEADERS, *election.lease, body)

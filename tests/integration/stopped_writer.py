@@ -22,6 +22,7 @@ from grpo_operator.cluster.elector import Elector
 from grpo_operator.errors import ClusterError, NotLeading
 from grpo_operator.names import LABEL_MANAGED_BY, MANAGER
 from grpo_operator.settings import Settings
+from grpo_operator.wiring import tell_fence
 from harness.programs.processes import until
 
 STOPS, GO = "STOPS", "GO"
@@ -49,13 +50,14 @@ async def writes(cluster: HttpCluster, namespace: str, tag: str) -> dict[str, Ca
     grpojob = await cluster.get(GRPOJOBS, namespace, "run")
     old = Looked(await cluster.get(JOBS, namespace, "old"))
     version = {"resourceVersion": grpojob["metadata"]["resourceVersion"]}
+    status = {"metadata": version, "status": {"attempt": 1}}
     labelled = {"name": tag, "labels": OURS}
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     ports = [{"port": 80}]
     policy, retagged = {"metadata": labelled, "spec": {"podSelector": {}}}, {"metadata": {"labels": {"tag": tag}}}
     gone = Looked(await cluster.get(GRPOJOBS, namespace, "gone"))
     return {
-        "status": lambda: cluster.patch_status(namespace, "run", {"metadata": version, "status": {"attempt": 1}}),
+        "status": lambda: cluster.patch(GRPOJOBS, namespace, "run", status, "status"),
         "Job": lambda: cluster.create(JOBS, namespace, job_body(tag)),
         "claim": lambda: cluster.create(CLAIMS, namespace, {"metadata": labelled, "spec": claim}),
         "Service": lambda: cluster.create(SERVICES, namespace, {"metadata": labelled, "spec": {"ports": ports}}),
@@ -85,7 +87,7 @@ async def main(chosen: Settings) -> None:
     namespace, leading = chosen.election.lease.namespace, asyncio.Event()
     configuration = await credentials.load(chosen.kubeconfig)
     async with HttpCluster(configuration, tries=1) as plain:
-        elector = Elector(plain, chosen.election, leading, time.time)
+        elector = Elector(plain, chosen.election, leading, time.time, tell_fence if chosen.fenced else None)
         standing = asyncio.create_task(elector.run())
         async with HttpCluster(configuration, gate=elector.answer_within, tries=1) as gated:
             await leading.wait()

@@ -50,13 +50,13 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def talking(handler: Handler) -> AsyncIterator[tuple[HttpCluster, Seen]]:
+async def talking(handler: Handler, **chosen: Any) -> AsyncIterator[tuple[HttpCluster, Seen]]:
     """A client of such a server, and the requests that it counts."""
     seen: Seen = []
     async with serving(handler) as url:
         configuration = Configuration(host=url)
         configuration.api_key = {"BearerToken": "bearer secret"}
-        async with HttpCluster(configuration, lambda *request: seen.append(request)) as client:
+        async with HttpCluster(configuration, lambda *request: seen.append(request), **chosen) as client:
             yield client, seen
 
 
@@ -78,7 +78,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (404, "get", NotFound),
         (409, "create", AlreadyExists),
-        (409, "patch_status", Conflict),
+        (409, "patch", Conflict),
         (410, "get", Expired),
         (422, "create", Denied),
         (403, "get", Forbidden),
@@ -95,7 +95,7 @@ async def test_every_answer_has_its_error(code: int, method: str, error: type[Ex
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "get": lambda: client.get(JOBS, "n", "a"),
             "create": lambda: client.create(JOBS, "n", {}),
-            "patch_status": lambda: client.patch_status("n", "a", {}),
+            "patch": lambda: client.patch(GRPOJOBS, "n", "a", {}, "status"),
         }
         with pytest.raises(error, match=f"{code} because"):
             await calls[method]()

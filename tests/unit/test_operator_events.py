@@ -15,7 +15,7 @@ from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventReco
 from grpo_operator.errors import Denied, Unavailable
 from grpo_operator.events import MAX_MESSAGE, event, folded, telling_change
 from tests.generated import cases
-from tests.unit.operator_world import NOW, at, make_job
+from tests.unit.operator_world import KEY, NOW, at, make_job
 from tests.virtual_time import virtually
 
 
@@ -46,7 +46,8 @@ class Server:
 def told(recorder: EventRecorder, name: str, number: int) -> None:
     """Records that a condition of the job has changed."""
     new = Condition(type="Running", status="True", reason=f"Number{number}", last_transition_time=at(0))
-    recorder.record(make_job(name=name), [], [new], NOW)
+    job = make_job(name=name)
+    recorder.record(job.key, event(job, new, NOW))
 
 
 async def sent(
@@ -54,7 +55,7 @@ async def sent(
 ) -> tuple[Server, Counter[str]]:
     """Records an event of each of these jobs in turn, so many seconds apart, and gives them time to arrive."""
     counts: Counter[str] = Counter()
-    recorder = EventRecorder(server, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    recorder = EventRecorder(server, folded, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
     running = asyncio.create_task(recorder.run())
     for number, job in enumerate(jobs):
         told(recorder, f"job-{job}", number)
@@ -120,13 +121,13 @@ class Kept:
 async def started(*, busy: bool, gap: float) -> tuple[list[Any], Counter[str]]:
     """What arrives of a job that is admitted, runs so many seconds later, and then fails."""
     server, counts = Kept(), Counter[str]()
-    recorder = EventRecorder(server, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
-    running, old = asyncio.create_task(recorder.run()), list[Condition]()
+    recorder = EventRecorder(server, folded, lambda: busy, lambda result: counts.update([result]))  # type: ignore[arg-type]
+    running, job = asyncio.create_task(recorder.run()), make_job()
     for number, (kind, reason) in enumerate(
         [("Admitted", "Admitted"), ("Running", "AllPodsRunning"), ("Failed", "BadInput")]
     ):
-        new = stated(**{kind: ("True", reason)})
-        recorder.record(make_job(), old, new, NOW + number)
+        (new,) = stated(**{kind: ("True", reason)})
+        recorder.record(job.key, event(job, new, NOW + number))
         await asyncio.sleep(gap)
     await asyncio.sleep(60)
     running.cancel()
@@ -230,8 +231,9 @@ class Refusing:
 async def test_events_are_dropped_rather_than_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     server = Refusing()
     recorder = EventRecorder(server)  # type: ignore[arg-type]
+    (admitted,) = stated(Admitted=("True", "Admitted"))
     for _ in range(BACKLOG + 1):
-        recorder.record(make_job(), [], stated(Admitted=("True", "Admitted")), NOW)
+        recorder.record(KEY, event(make_job(), admitted, NOW))
     assert "dropped, 1000 are waiting" in caplog.text
     task = asyncio.create_task(recorder.run())
     await asyncio.sleep(0.5)

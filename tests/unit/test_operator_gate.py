@@ -10,7 +10,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from grpo_operator.cluster import client as cluster_module
-from grpo_operator.cluster.api import JOBS
+from grpo_operator.cluster.api import GRPOJOBS, JOBS
 from grpo_operator.cluster.client import LIST_SECONDS, REQUEST_SECONDS, HttpCluster
 from grpo_operator.errors import NotLeading, Unavailable
 from grpo_operator.names import FENCE
@@ -29,7 +29,7 @@ async def each_write(client: HttpCluster) -> AsyncIterator[Awaitable[Any]]:
     yield client.create(JOBS, "n", {})
     yield client.replace(JOBS, "n", "a", {})
     yield client.patch(JOBS, "n", "a", {})
-    yield client.patch_status("n", "a", {})
+    yield client.patch(GRPOJOBS, "n", "a", {}, "status")
     yield client.delete(JOBS, "n", "a", Looked("uid-1", 7))
     yield client.delete_all(ALL_PODS)
 
@@ -88,5 +88,5 @@ async def test_what_the_fence_refuses_is_asked_again_and_is_no_denial() -> None:
     async def fenced(_: web.Request) -> web.Response:
         return answers.pop(0)
 
-    async with talking(fenced) as (client, _):
+    async with talking(fenced, try_again=lambda said: FENCE in said) as (client, _):
         assert await client.create(JOBS, "n", {}) == {"kind": "Job"}

@@ -156,7 +156,7 @@ def item(name: str, version: int, uid: str = "u") -> Any:
 
 
 def pods() -> Cache[PodRecord]:
-    return Cache(PODS, pod_record, Unreadables())
+    return Cache(PODS, pod_record, Unreadables(), index=lambda pod: pod.job_key)
 
 
 def kept(cache: Cache[PodRecord], thing: Any) -> PodRecord:

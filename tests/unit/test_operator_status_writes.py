@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import Object
+from grpo_operator.cluster.api import Object, Resource
 from grpo_operator.errors import Conflict, Denied
 from grpo_operator.reconcile import Reconciler
 from tests.unit.operator_world import make_job
@@ -20,7 +20,7 @@ class Api:
         self.denies = denies
         self.taken: list[Object] = []
 
-    async def patch_status(self, _namespace: str, _name: str, patch: Object) -> Object:
+    async def patch(self, _kind: Resource, _namespace: str, _name: str, patch: Object, _subresource: str) -> Object:
         """As the API server does."""
         if patch.get("metadata", {}).get("resourceVersion", self.version) != self.version:
             raise Conflict("the object has been modified", 409)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import Object
+from grpo_operator.cluster.api import Object, Resource
 from grpo_operator.cluster.cache import Caches
 from grpo_operator.cluster.gangs import Gangs
 from grpo_operator.cluster.unreadable import Teller
@@ -20,7 +20,7 @@ class Recorded:
     def __init__(self, *, deny: type[Exception] | None = None) -> None:
         self.deny, self.patches, self.events = deny, list[Any](), list[Any]()
 
-    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
+    async def patch(self, _kind: Resource, namespace: str, name: str, patch: Object, _subresource: str) -> Object:
         self.patches.append((namespace, name, patch))
         if self.deny:
             raise self.deny("no")
@@ -37,9 +37,9 @@ def newer() -> Any:
 
 async def test_a_status_of_a_newer_version_is_told_by_its_conditions_alone() -> None:
     cluster, caches = Recorded(), Caches()
-    assert caches.grpojobs.put(newer()) is None
-    item, problem = caches.unreadables.grpojobs.get_nowait()
     teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
+    assert caches.grpojobs.put(newer()) is None
+    item, problem = teller._waiting.get_nowait()
     await teller.tell(item, problem)
     (namespace, name, patch) = cluster.patches[0]
     assert (namespace, name, list(patch["status"])) == (*KEY, ["conditions"])
@@ -70,7 +70,7 @@ class Changing(Recorded):
     async def get(self, *_: Any) -> Object:
         return {**newer(), "metadata": {**GRPOJOB["metadata"], "resourceVersion": "99"}}
 
-    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
+    async def patch(self, _kind: Resource, namespace: str, name: str, patch: Object, _subresource: str) -> Object:
         if self.stale:
             self.stale = False
             raise Conflict("changed")
@@ -79,14 +79,15 @@ class Changing(Recorded):
             self.told.set()
             raise Unavailable("away")
         self.told.set()
-        return await super().patch_status(namespace, name, patch)
+        return await super().patch(_kind, namespace, name, patch, _subresource)
 
 
 @pytest.mark.parametrize("failures", [0, 1])
 async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) -> None:
     cluster, caches = Changing(failures), Caches()
+    teller = Teller(cluster, caches.unreadables, lambda: NOW)  # type: ignore[arg-type]
     caches.grpojobs.put(newer())
-    telling = asyncio.create_task(Teller(cluster, caches.unreadables, lambda: NOW).run())  # type: ignore[arg-type]
+    telling = asyncio.create_task(teller.run())
     for _ in range(1 + failures):
         await asyncio.wait_for(cluster.told.wait(), 20)
         cluster.told.clear()
@@ -95,7 +96,7 @@ async def test_what_could_not_be_told_is_told_with_the_next_list(failures: int) 
     await asyncio.sleep(0.01)
     telling.cancel()
     assert [patch["metadata"]["resourceVersion"] for _, _, patch in cluster.patches][:1] == ["11" if failures else "99"]
-    assert caches.unreadables.grpojobs.empty()
+    assert teller._waiting.empty()
 
 
 def stored(phase: str, version: int, **more: Any) -> Any:

@@ -110,10 +110,6 @@ class Cluster(Protocol):
         """Merge-patches an object, or a subresource of it."""
         ...
 
-    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
-        """Merge-patches a GRPOJob's status; it carries the resourceVersion of what was read."""
-        ...
-
     async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
         """Deletes an object in the background, if it still is as it was seen; one that is gone is fine.
 

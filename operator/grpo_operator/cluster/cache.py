@@ -1,4 +1,4 @@
-"""The last known state of one kind of object, with an index from a GRPOJob to its children.
+"""The last known state of one kind of object, with an index from an owner to its children.
 
 A reconcile reads the world from here, without a request. Never the truth: the watcher replaces the whole content by a
 real LIST now and then, which heals whatever an event stream missed. Our own writes put their answers in, so that a
@@ -28,8 +28,6 @@ class Record(Protocol):
     @property
     def key(self) -> ObjectKey: ...
     @property
-    def job_key(self) -> ObjectKey: ...
-    @property
     def uid(self) -> str: ...
     @property
     def version(self) -> int: ...
@@ -43,7 +41,7 @@ time of an answer."""
 
 
 class Cache(Generic[R]):
-    """Records of one kind by their own key, and by that of the GRPOJob to which they belong."""
+    """Records of one kind by their own key, and by the key of an owner."""
 
     def __init__(
         self,
@@ -51,12 +49,15 @@ class Cache(Generic[R]):
         parse: Callable[[Any], R],
         unreadables: Unreadables,
         salvage: Callable[[Any], R] | None = None,
+        *,
+        index: Callable[[R], ObjectKey] = lambda record: record.key,
     ) -> None:
         """`parse` makes a record of an API object; those for which it can't are set aside in `unreadables`, with what
-        `salvage` makes of them."""
+        `salvage` makes of them. `index` gives the key of the object to which a record belongs."""
         self.deleted: Callable[[R], None] = lambda _: None
         """Called with the last known record of each deleted object."""
         self.resource = resource
+        self.index = index
         self._parse = parse
         self._salvage = salvage
         self._unreadables = unreadables
@@ -81,9 +82,9 @@ class Cache(Generic[R]):
         """The object of that namespace and name."""
         return self._items.get(key)
 
-    def of(self, job_key: ObjectKey) -> Collection[R]:
-        """The objects that belong to a GRPOJob; not itself."""
-        return self._children.get(job_key, {}).values()
+    def of(self, owner: ObjectKey) -> Collection[R]:
+        """The objects that belong to another; not itself."""
+        return self._children.get(owner, {}).values()
 
     @property
     def aside(self) -> Mapping[ObjectKey, R]:
@@ -172,17 +173,19 @@ class Cache(Generic[R]):
         if known:
             self._remove(known)
         self._items[record.key] = record
-        if record.job_key != record.key:
-            self._children.setdefault(record.job_key, {})[record.key] = record
+        owner = self.index(record)
+        if owner != record.key:
+            self._children.setdefault(owner, {})[record.key] = record
 
     def _remove(self, record: R) -> None:
         del self._items[record.key]
-        if record.job_key == record.key:
+        owner = self.index(record)
+        if owner == record.key:
             return
-        siblings = self._children[record.job_key]
+        siblings = self._children[owner]
         del siblings[record.key]
         if not siblings:
-            del self._children[record.job_key]
+            del self._children[owner]
 
 
 class Listing(Generic[R]):
@@ -223,12 +226,12 @@ class Listing(Generic[R]):
         if record is None:
             self._unread.add(key)
             if dropped := cache._set_aside(item):
-                self.changed.add(dropped.job_key)
+                self.changed.add(cache.index(dropped))
             return
         self._seen.add(key)
         if known is None or known.version < record.version:
             cache._store(record)
-            self.changed.add(record.job_key)
+            self.changed.add(cache.index(record))
 
     def left(self, key: ObjectKey, uid: str, version: float = inf) -> None:
         """The object has left the cache: it was deleted, or can't be read as of that version."""
@@ -247,7 +250,7 @@ class Listing(Generic[R]):
             if key not in self._seen and known.version <= version and self._namespace in (None, key.namespace):
                 cache._remove(known)
                 cache.ghosts += 1
-                self.changed.add(known.job_key)
+                self.changed.add(cache.index(known))
 
 
 def same(before: R | None, now: R) -> bool:
@@ -264,6 +267,16 @@ def version_of(item: Any) -> tuple[str, int]:
         return "", 0
 
 
+class _OfJob(Protocol):
+    @property
+    def job_key(self) -> ObjectKey: ...
+
+
+def _job_key(record: _OfJob) -> ObjectKey:
+    """The GRPOJob to which an object belongs."""
+    return record.job_key
+
+
 class Caches:
     """All that is known of the cluster without asking."""
 
@@ -271,13 +284,13 @@ class Caches:
         """Nothing is known yet."""
         self.unreadables = Unreadables()
         self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.unreadables, reserving_record)
-        self.jobs = Cache(JOBS, job_record, self.unreadables)
+        self.jobs = Cache(JOBS, job_record, self.unreadables, index=_job_key)
         self.departed = Departed()
-        self.pods = Cache(PODS, pod_record, self.unreadables)
+        self.pods = Cache(PODS, pod_record, self.unreadables, index=_job_key)
         self.pods.deleted = self.departed.keep
-        self.services = Cache(SERVICES, service_record, self.unreadables)
-        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.unreadables)
-        self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload)
+        self.services = Cache(SERVICES, service_record, self.unreadables, index=_job_key)
+        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.unreadables, index=_job_key)
+        self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload, index=_job_key)
 
     def quiet(self, key: ObjectKey) -> bool:
         """Whether nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""

@@ -17,10 +17,9 @@ from kubernetes.aio.client import Configuration
 from pydantic_core import from_json
 
 from ..errors import AlreadyExists, ClusterError, Conflict, Denied, Expired, Forbidden, NotFound, Unavailable
-from ..names import FENCE
 from ..untyped import Part, Unreadable
-from .api import GRPOJOBS, Object, Resource, Seen, Selection
-from .transport import open_session
+from .api import Object, Resource, Seen, Selection
+from .transport import USER_AGENT, open_session
 
 MERGE_PATCH = "application/merge-patch+json"
 PAGE = 100
@@ -37,6 +36,8 @@ CountRequest = Callable[[str, str, int], None]
 Gate = Callable[[], float]
 """Asked before each write is sent: the seconds that it may be under way; raises NotLeading where none may be sent."""
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+TryAgain = Callable[[str], bool]
+"""Called with the message of an error answer: True if the same request may work later, whatever the HTTP status."""
 
 
 class HttpCluster:
@@ -48,6 +49,8 @@ class HttpCluster:
         count: CountRequest = lambda *_: None,
         *,
         gate: Gate = lambda: inf,
+        try_again: TryAgain = lambda _: False,
+        user_agent: str = USER_AGENT,
         tries: int = TRIES,
         seconds: float = REQUEST_SECONDS,
     ) -> None:
@@ -57,19 +60,23 @@ class HttpCluster:
             configuration: address and credentials of the API server.
             count: called with each request's verb, resource and status.
             gate: asked before each write.
+            try_again: called with the message of each error answer; True raises Unavailable, whatever the status.
+            user_agent: how this client names itself.
             tries: how often a request about one object is sent at most.
             seconds: longest time of each try.
         """
         self._configuration = configuration
         self._count = count
         self._gate = gate
+        self._try_again = try_again
+        self._user_agent = user_agent
         self._tries = tries
         self._seconds = seconds
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         """Opens the connection pool."""
-        self._session = open_session(self._configuration, CONNECTIONS)
+        self._session = open_session(self._configuration, CONNECTIONS, user_agent=self._user_agent)
         return self
 
     async def __aexit__(
@@ -102,9 +109,9 @@ class HttpCluster:
             async with self._open.get(path, params=query, timeout=timeout) as answer:
                 self._count("WATCH", selection.resource.plural, answer.status)
                 if answer.status >= 400:
-                    raise _error("WATCH", path, answer.status, await answer.read())
+                    raise self._error("WATCH", path, answer.status, await answer.read())
                 async for line in _lines(answer.content):
-                    yield _event(path, line)
+                    yield self._event(path, line)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"WATCH {path}: {error!r}") from error
 
@@ -128,10 +135,6 @@ class HttpCluster:
     ) -> Object:
         """See Cluster."""
         return await self._call("PATCH", resource, resource.path(namespace, name, subresource), body=patch)
-
-    async def patch_status(self, namespace: str, name: str, patch: Object) -> Object:
-        """See Cluster."""
-        return await self._call("PATCH", GRPOJOBS, GRPOJOBS.path(namespace, name, "status"), body=patch)
 
     async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
         """See Cluster."""
@@ -213,11 +216,44 @@ class HttpCluster:
             raise Unavailable(f"{verb} {path}: {error!r}") from error
         self._count(verb, resource.plural, answer.status)
         if answer.status >= 400:
-            raise _error(verb, path, answer.status, text, answer.headers.get("Retry-After", ""))
+            raise self._error(verb, path, answer.status, text, answer.headers.get("Retry-After", ""))
         try:
             return dict(from_json(text))
         except (ValueError, TypeError) as error:
             raise Unavailable(f"{verb} {path}: {answer.status} with no JSON object: {text[:200]!r}") from error
+
+    def _event(self, path: str, line: bytes) -> tuple[str, Object]:
+        """Type and object of one line of a watch.
+
+        Raises:
+            ClusterError: the line tells of an error, or is no event; a proxy may answer with a page of its own.
+        """
+        try:
+            event = from_json(line)
+            kind, item = str(event["type"]), dict(event["object"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unavailable(f"WATCH {path}: no event: {line[:200]!r}") from error
+        if kind == "ERROR":
+            code = item.get("code")
+            raise self._error("WATCH", path, code if isinstance(code, int) else 0, line)
+        return kind, item
+
+    def _error(self, verb: str, path: str, code: int, text: bytes, retry_after: str = "") -> ClusterError:
+        """Return the error that an answer stands for.
+
+        401 passes: a token that has just run out is renewed before the next try.
+        """
+        try:
+            said = from_json(text)
+            said = said.get("object", said).get("message") or said
+        except (ValueError, AttributeError):
+            said = text[:500].decode(errors="replace")
+        message = f"{verb} {path}: {code} {said}"
+        if code in (0, 401, 429) or code >= 500 or self._try_again(message):
+            return Unavailable(message, code, float(retry_after) if retry_after.isdecimal() else None)
+        if code == 409:
+            return (AlreadyExists if verb == "POST" else Conflict)(message, code)
+        return _KINDS.get(code, Denied)(message, code)
 
 
 def _pause(attempt: int, error: Unavailable) -> float:
@@ -259,37 +295,4 @@ def _page(path: str, found: Object) -> tuple[list[Object], int, str]:
         raise Unavailable(f"LIST {path}: no list: {str(found)[:200]}") from error
 
 
-def _event(path: str, line: bytes) -> tuple[str, Object]:
-    """Type and object of one line of a watch.
-
-    Raises:
-        ClusterError: the line tells of an error, or is no event; a proxy may answer with a page of its own.
-    """
-    try:
-        event = from_json(line)
-        kind, item = str(event["type"]), dict(event["object"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise Unavailable(f"WATCH {path}: no event: {line[:200]!r}") from error
-    if kind == "ERROR":
-        code = item.get("code")
-        raise _error("WATCH", path, code if isinstance(code, int) else 0, line)
-    return kind, item
-
-
 _KINDS: dict[int, type[ClusterError]] = {403: Forbidden, 404: NotFound, 410: Expired}
-
-
-def _error(verb: str, path: str, code: int, text: bytes, retry_after: str = "") -> ClusterError:
-    """The error that an answer stands for. 401 passes: a token that has just run out is renewed before the next try."""
-    try:
-        said = from_json(text)
-        said = said.get("object", said).get("message") or said
-    except (ValueError, AttributeError):
-        said = text[:500].decode(errors="replace")
-    message = f"{verb} {path}: {code} {said}"
-    # the fence: it hears of a new leader a moment after the Lease, and what an old one asks for is nobody's decision
-    if code in (0, 401, 429) or code >= 500 or FENCE in message:
-        return Unavailable(message, code, float(retry_after) if retry_after.isdecimal() else None)
-    if code == 409:
-        return (AlreadyExists if verb == "POST" else Conflict)(message, code)
-    return _KINDS.get(code, Denied)(message, code)

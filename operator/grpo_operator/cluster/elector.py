@@ -5,18 +5,18 @@ It has a client of its own, so that a burst of writes never keeps a renewal wait
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-
-from grpo_api.contract import API_VERSION, LEADER_KIND
 
 from ..errors import AlreadyExists, ClusterError, Conflict, LeadershipLost, NotFound
 from ..leadership import Election, Leadership, Lease, Turn, lease_of
-from ..untyped import Part
-from .api import LEADERS, LEASES, Object
+from .api import LEASES, Object
 from .client import HttpCluster
 
 log = logging.getLogger(__name__)
+
+BeforeLeading = Callable[[HttpCluster, Election], Awaitable[None]]
+"""Called when the Lease is held and before `leading` is set; as long as it raises a ClusterError, nothing is led."""
 
 
 class Elector:
@@ -28,14 +28,16 @@ class Elector:
         election: Election,
         leading: asyncio.Event,
         wall: Callable[[], float],
+        before_leading: BeforeLeading | None = None,
     ) -> None:
         """`cluster` must have no gate, and give up soon; `leading` is set once this process leads, and it ends when
         that is over. `wall` gives unix seconds for people.
         """
         self._cluster = cluster
+        self._election = election
+        self._before_leading = before_leading
         self._lease = election.lease
         self._identity = election.identity
-        self._fenced = election.fenced
         self._leadership = Leadership(election.identity, election.terms)
         self.leading = leading
         """Set once this process leads."""
@@ -117,34 +119,16 @@ class Elector:
         self._leadership.wrote(lease_of(answer), sent_at, self._clock())
 
     async def _begin(self) -> None:
-        """Lets the work begin, once the fence knows who leads."""
+        """Lets the work begin, once what has to come before it is done."""
         try:
-            if self._fenced:
-                await self._tell_fence()
+            if self._before_leading:
+                await self._before_leading(self._cluster, self._election)
         except ClusterError as error:
-            log.warning("the fence is not told who leads, so nothing is written yet: %s", error)
+            log.warning("%s holds Lease %s but does not lead yet: %s", self._identity, self._lease, error)
             await asyncio.sleep(self._leadership.terms.look)
             return
         log.info("%s leads, by Lease %s", self._identity, self._lease)
         self.leading.set()
-
-    async def _tell_fence(self) -> None:
-        """Puts its name where the policy looks. One that led before and is late meets another resourceVersion, or is
-        written over by the one that leads, which begins only then.
-
-        Raises:
-            ClusterError: it was not taken; somebody else may have written.
-        """
-        metadata: Object = {"name": self._lease.name, "namespace": self._lease.namespace}
-        body: Object = {"apiVersion": API_VERSION, "kind": LEADER_KIND, "spec": {"holderIdentity": self._identity}}
-        try:
-            known = await self._cluster.get(LEADERS, *self._lease)
-        except NotFound:
-            await self._cluster.create(LEADERS, self._lease.namespace, body | {"metadata": metadata})
-            return
-        version = Part(known).part("metadata").text("resourceVersion")
-        body["metadata"] = metadata | {"resourceVersion": version}
-        await self._cluster.replace(LEADERS, *self._lease, body)
 
     async def _send(self, lease: Lease) -> Object:
         if lease.version:

@@ -44,11 +44,6 @@ class Fact(Generic[F]):
     version: int
     value: F
 
-    @property
-    def job_key(self) -> ObjectKey:
-        """Itself: facts belong to no GRPOJob."""
-        return self.key
-
 
 class Sight(Generic[F]):
     """The facts of one selection of objects, kept by a mirror."""

@@ -11,15 +11,10 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from grpo_api.status import Condition, GRPOJobStatus
 
 from ..errors import ClusterError
-from ..events import event, folded, telling_change
 from ..names import ObjectKey
-from ..records import GRPOJobRecord
-from .api import EVENTS, Cluster
+from .api import EVENTS, Cluster, Object
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +27,13 @@ _LOOK = 0.05
 """Seconds between two looks at the work queue."""
 
 
+Fold = Callable[[Object, Object], Object | None]
+"""Makes one event of an earlier and a later one of the same object; None where both must be sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    body: dict[str, Any]
+    body: Object
     since: float
 
 
@@ -44,6 +43,7 @@ class EventRecorder:
     def __init__(
         self,
         cluster: Cluster,
+        fold: Fold = lambda *_: None,
         busy: Callable[[], bool] = lambda: False,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -51,11 +51,13 @@ class EventRecorder:
 
         Args:
             cluster: where events are created.
+            fold: makes one event of one that waits and the next of the same object.
             busy: True while jobs are reconciled; they go before events.
             count: called for every event with `sent`, `refused` (by the API server), `folded` (into one that waited) or
                 `dropped`.
         """
         self._cluster = cluster
+        self._fold = fold
         self._busy = busy
         self._count = count
         self._waiting: dict[ObjectKey, deque[_Waiting]] = {}
@@ -65,28 +67,18 @@ class EventRecorder:
         self._left = BACKLOG
         """Events that may still come before one is dropped."""
 
-    def record(
-        self,
-        job: GRPOJobRecord,
-        old: list[Condition],
-        new: list[Condition],
-        now: float,
-        status: GRPOJobStatus | None = None,
-    ) -> None:
-        """Queue the event of a status write, if a condition has changed; `status` is what was written."""
-        condition = telling_change(old, new)
-        if condition is None:
-            return
-        body, waiting = event(job, condition, now, status), self._waiting.get(job.key)
-        if waiting and (both := folded(waiting[-1].body, body)):
+    def record(self, key: ObjectKey, body: Object) -> None:
+        """Queue an event, the body of a core/v1 Event on the object of that key."""
+        waiting = self._waiting.get(key)
+        if waiting and (both := self._fold(waiting[-1].body, body)):
             waiting[-1] = _Waiting(both, waiting[-1].since)
             self._count("folded")
         elif not self._left:
             self._count("dropped")
-            log.warning("%s: event %s dropped, %d are waiting", job.key, condition.reason, BACKLOG)
+            log.warning("%s: event %s dropped, %d are waiting", key, body["reason"], BACKLOG)
         else:
             self._left -= 1
-            self._put(job.key, _Waiting(body, asyncio.get_running_loop().time()))
+            self._put(key, _Waiting(body, asyncio.get_running_loop().time()))
 
     def _put(self, key: ObjectKey, one: _Waiting) -> None:
         if key not in self._waiting:
@@ -112,7 +104,7 @@ class EventRecorder:
             else:
                 del self._waiting[key]
 
-    async def _send(self, body: dict[str, Any]) -> None:
+    async def _send(self, body: Object) -> None:
         try:
             await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
         except ClusterError as error:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import aiohttp
 from kubernetes.aio.client import Configuration
 
-from ..names import MANAGER
 from .credentials import authorization
 
 Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
 
+USER_AGENT = "grpo-kube"
+"""What a session calls itself unless its owner has a name."""
 SHORT_WATCH = 1.0
 """A watch that ends sooner, without a byte, tells that the next one would do so too. In seconds."""
 FIRST_PAUSE, LAST_PAUSE = 0.8, 30.0
@@ -113,7 +114,10 @@ async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.Clien
 
 
 def open_session(
-    configuration: Configuration, limit: int = 0, *middlewares: aiohttp.ClientMiddlewareType
+    configuration: Configuration,
+    limit: int = 0,
+    *middlewares: aiohttp.ClientMiddlewareType,
+    user_agent: str = USER_AGENT,
 ) -> aiohttp.ClientSession:
     """A session with the API server, of at most `limit` connections at a time (0: any number); the caller closes it.
 
@@ -127,7 +131,7 @@ def open_session(
     return aiohttp.ClientSession(
         configuration.host,
         connector=aiohttp.TCPConnector(ssl=_tls(configuration), limit=limit),
-        headers={"User-Agent": MANAGER, "Accept": "application/json"},
+        headers={"User-Agent": user_agent, "Accept": "application/json"},
         middlewares=(*middlewares, authorize, WatchPace()),
     )
 

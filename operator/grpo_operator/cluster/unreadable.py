@@ -32,8 +32,8 @@ class Unreadables:
     def __init__(self) -> None:
         """Nothing is."""
         self._problems: dict[str, dict[ObjectKey, str]] = {}
-        self.grpojobs: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
-        """GRPOJobs on which an unreadable object is still to be reported, each with the problem."""
+        self.quarantined: Callable[[str, Object, str], None] = lambda *_: None
+        """Called with the kind's plural name, the object and its problem whenever an object is set aside."""
 
     def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
         """What `parse` makes of an object; None for one that it can't read, which is set aside."""
@@ -51,19 +51,13 @@ class Unreadables:
         if known.get(key) != problem:
             known[key] = problem
             log.warning("%s %s can't be read and is set aside: %s", plural, key, problem)
-            if plural == GRPOJOBS.plural and isinstance(item, dict):
-                self._queue(item, problem)
+            if isinstance(item, dict):
+                self.quarantined(plural, item, problem)
 
-    def _queue(self, item: Object, problem: str) -> None:
-        if self.grpojobs.full():
-            self.tell_again(identity(item))
-        else:
-            self.grpojobs.put_nowait((item, problem))
-
-    def tell_again(self, key: ObjectKey) -> None:
-        """Forget that a GRPOJob's problem was reported, so that the next LIST or event reports it again."""
-        if key in self._problems.get(GRPOJOBS.plural, {}):
-            self._problems[GRPOJOBS.plural][key] = ""
+    def forget_problem(self, plural: str, key: ObjectKey) -> None:
+        """Forget that an object's problem was reported, so that the next LIST or event reports it again."""
+        if key in self._problems.get(plural, {}):
+            self._problems[plural][key] = ""
 
     def forget(self, plural: str, key: ObjectKey) -> None:
         """The object can be read again, or is gone."""
@@ -96,16 +90,28 @@ class Teller:
         self._cluster = cluster
         self._unreadables = unreadables
         self._clock = clock
+        self._waiting: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
+        """GRPOJobs to be told that they can't be read, with what is wrong."""
+        unreadables.quarantined = self.add
+
+    def add(self, plural: str, item: Object, problem: str) -> None:
+        """Has an object told that it can't be read, if it is a GRPOJob."""
+        if plural != GRPOJOBS.plural:
+            return
+        if self._waiting.full():
+            self._unreadables.forget_problem(GRPOJOBS.plural, identity(item))
+        else:
+            self._waiting.put_nowait((item, problem))
 
     async def run(self) -> None:
         """Tells until cancelled."""
         while True:
-            item, problem = await self._unreadables.grpojobs.get()
+            item, problem = await self._waiting.get()
             try:
                 await self._tell_newest(item, problem)
             except ClusterError as error:
                 log.warning("%s: could not be told that it is unreadable: %s", identity(item), error)
-                self._unreadables.tell_again(identity(item))
+                self._unreadables.forget_problem(GRPOJOBS.plural, identity(item))
 
     async def _tell_newest(self, item: Object, problem: str) -> None:
         try:
@@ -127,7 +133,8 @@ class Teller:
             return
         version = {"resourceVersion": item["metadata"]["resourceVersion"]}
         try:
-            await self._cluster.patch_status(*key, {"metadata": version, "status": {"conditions": conditions}})
+            patch = {"metadata": version, "status": {"conditions": conditions}}
+            await self._cluster.patch(GRPOJOBS, *key, patch, "status")
         except NotFound:
             return
         except Denied as error:

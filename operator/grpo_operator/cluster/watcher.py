@@ -45,8 +45,7 @@ class Mirror(Generic[R]):
             cluster: where to list and watch.
             selection: the objects to mirror.
             cache: where they are stored.
-            changed: called with the keys of the GRPOJobs that a change concerns; with none if the objects are not
-                served.
+            changed: called with the indexed keys that a change concerns; with none if the objects are not served.
             resync: time between two LISTs, in seconds.
             backoff: pauses between tries that fail; None: the default ones.
             optional: True if a cluster may lack the kind. It is then asked for at the pace of the LISTs, and when
@@ -145,12 +144,12 @@ class Mirror(Generic[R]):
     def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
         if kind == "DELETED":
             gone = self._cache.discard(identity(item), version_of(item)[0])
-            return (gone.job_key,) if gone else ()
+            return (self._cache.index(gone),) if gone else ()
         before = self._cache.get(identity(item))
         kept = self._cache.put(item)
         if kept is None:
-            return (before.job_key,) if before else ()
-        return () if same(before, kept) else (kept.job_key,)
+            return (self._cache.index(before),) if before else ()
+        return () if same(before, kept) else (self._cache.index(kept),)
 
     def _served(self) -> None:
         if self.not_served:
