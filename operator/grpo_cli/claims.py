@@ -58,8 +58,12 @@ def placed(options: Namespace, job: Manifest) -> tuple[Manifest, Holder | None]:
 
 def mounted(pod: Manifest) -> set[str]:
     """The claims of a pod's spec."""
-    sources = (volume.get("persistentVolumeClaim") for volume in pod.get("volumes") or ())
-    return {source["claimName"] for source in sources if source}
+    claims: set[str] = set()
+    for volume in pod.get("volumes") or ():
+        source = volume.get("persistentVolumeClaim")
+        if source:
+            claims.add(source["claimName"])
+    return claims
 
 
 def beside(pod: Manifest, holder: Holder) -> Manifest:
@@ -95,13 +99,18 @@ def holders(options: Namespace, claims: Iterable[str]) -> list[Holder]:
 def _bound_to_a_node(options: Namespace, claims: set[str]) -> dict[str, list[str]]:
     """The access modes of those of the claims that one node at a time can mount."""
     found = kubectl.get(options, "persistentvolumeclaims")["items"] if claims else []
-    known = {one["metadata"]["name"]: _modes(one) for one in found}
-    return {name: modes for name, modes in known.items() if name in claims and modes and MANY_NODES.isdisjoint(modes)}
+    bound: dict[str, list[str]] = {}
+    for claim in found:
+        name, modes = claim["metadata"]["name"], _modes(claim)
+        if name in claims and modes and MANY_NODES.isdisjoint(modes):
+            bound[name] = modes
+    return bound
 
 
 def _modes(claim: Manifest) -> list[str]:
     """The volume's, once there is one, which may allow more than was asked for."""
-    status, spec = claim.get("status") or {}, claim.get("spec") or {}
+    status = claim.get("status") or {}
+    spec = claim.get("spec") or {}
     return list(status.get("accessModes") or spec.get("accessModes") or ())
 
 

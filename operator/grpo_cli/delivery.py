@@ -116,8 +116,11 @@ class Delivery:
 
     def _waits(self, pod: Manifest, why: str) -> str:
         """Why a pod doesn't run yet: the kubelet tells of volumes and images in events alone."""
-        told = why if ":" in why else kubectl.warning(self._options, pod["metadata"]["name"]) or why
-        return f"{told}; it can run only beside {self._holder.words}" if self._holder and told else told
+        if ":" not in why:
+            why = kubectl.warning(self._options, pod["metadata"]["name"]) or why
+        if self._holder and why:
+            return f"{why}; it can run only beside {self._holder.words}"
+        return why
 
     def _found(self) -> Manifest:
         """The Job's pod; empty while it has none."""
@@ -172,15 +175,28 @@ def _read_listing(text: str) -> Listing:
 
 
 def _state(pod: Manifest) -> tuple[str, str]:
-    """Phase of a pod, and why it is in none better."""
+    """Return the phase of a pod, and why it doesn't run or how it ended."""
+    if not pod:
+        return "", "it has not been created"
     status: dict[str, Any] = pod.get("status") or {}
     containers = status.get("containerStatuses") or [{}]
     state = containers[0].get("state") or {}
-    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-    unbound: dict[str, Any] = next((one for one in status.get("conditions") or () if one.get("status") == "False"), {})
-    parts = (ended or waiting or unbound, status)
-    why = [": ".join(filter(None, (part.get("reason", ""), part.get("message", "").strip()))) for part in parts]
-    phase = status.get("phase", "") if pod else ""
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or {}
+    why = _reason_and_message(ended or waiting or _false_condition(status)) or _reason_and_message(status)
+    phase = status.get("phase", "")
+    # the kubelet sets a pod's phase a moment after its container's end
     if ended and phase == "Running":
         phase = "Failed" if ended.get("exitCode") else "Succeeded"
-    return phase, next(filter(None, why), "" if pod else "it has not been created")
+    return phase, why
+
+
+def _false_condition(status: dict[str, Any]) -> dict[str, Any]:
+    """Return the first condition that is False; empty without one."""
+    conditions = status.get("conditions") or ()
+    return next((condition for condition in conditions if condition.get("status") == "False"), {})
+
+
+def _reason_and_message(part: dict[str, Any]) -> str:
+    """`reason: message`, as far as they are set."""
+    return ": ".join(filter(None, (part.get("reason", ""), part.get("message", "").strip())))

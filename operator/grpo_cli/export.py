@@ -160,10 +160,11 @@ def _pods(options: Namespace, last: Attempt) -> PodDefaults:
 def chosen(pod: dict[str, Any]) -> PodDefaults:
     """What a training pod was made with."""
     images = [one["image"] for one in pod["containers"] if one["name"] == CONTAINER]
+    pull_secrets = tuple(secret["name"] for secret in pod.get("imagePullSecrets", ()))
     return PodDefaults(
         image=images[0] if images else "",
         user=pod.get("securityContext", {}).get("runAsUser"),
-        pull_secrets=tuple(secret["name"] for secret in pod.get("imagePullSecrets", ())),
+        pull_secrets=pull_secrets,
     )
 
 

@@ -69,22 +69,28 @@ def _is_given(label: str) -> bool:
 
 
 def _pod(training: Manifest, attempt: Attempt, merge: bool, dtype: str | None) -> Manifest:
-    converts = merge or dtype is not None
-    volumes = {PLAN_VOLUME, SCRATCH_VOLUME, CHECKPOINT_VOLUME} | ({MODEL_VOLUME, CACHE_VOLUME} if merge else set())
+    """Return the spec of the export's pod, made of the training pod's spec."""
+    volumes = {PLAN_VOLUME, SCRATCH_VOLUME, CHECKPOINT_VOLUME}
+    if merge:
+        volumes |= {MODEL_VOLUME, CACHE_VOLUME}
     (trainer,) = (one for one in training["containers"] if one["name"] == CONTAINER)
+    converts = merge or dtype is not None
     container: Manifest = {
         "name": "export",
         "image": trainer["image"],
         "imagePullPolicy": trainer["imagePullPolicy"],
-        "command": [*DELIVERY, "serve", *(["--merge"] if merge else []), *(["--dtype", dtype] if dtype else [])],
-        "env": [one for one in trainer["env"] if "value" in one or (merge and one["name"] == "HF_TOKEN")],
+        "command": _delivery_command(merge, dtype),
+        "env": [variable for variable in trainer["env"] if _is_needed_variable(variable, merge)],
         "resources": _converts(attempt, dtype) if converts else _READS,
         "securityContext": trainer["securityContext"],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [_mount(one) for one in trainer["volumeMounts"] if one["name"] in volumes],
     }
-    if sources := [one for one in trainer.get("envFrom", ()) if merge or one.get("prefix") == CHECKPOINT_STORE_ENV]:
-        container["envFrom"] = sources
+    sources = trainer.get("envFrom", ())
+    if not merge:
+        sources = [source for source in sources if source.get("prefix") == CHECKPOINT_STORE_ENV]
+    if sources:
+        container["envFrom"] = list(sources)
     pod: Manifest = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -98,6 +104,23 @@ def _pod(training: Manifest, attempt: Attempt, merge: bool, dtype: str | None) -
     return {**pod, "nodeSelector": dict(selector)} if selector else pod
 
 
+def _delivery_command(merge: bool, dtype: str | None) -> list[str]:
+    command = [*DELIVERY, "serve"]
+    if merge:
+        command.append("--merge")
+    if dtype:
+        command += ["--dtype", dtype]
+    return command
+
+
+def _is_needed_variable(variable: Manifest, merge: bool) -> bool:
+    """True for plain values, and for a merge the hub's token: it fetches the base model. Other secrets stay out."""
+    if "value" in variable:
+        return True
+    name: str = variable["name"]
+    return merge and name == "HF_TOKEN"
+
+
 def _mount(mount: Manifest) -> Manifest:
     """Nothing is written but into the pod's own scratch folder, and by a merge into the hub's cache."""
     return mount if mount["name"] in (SCRATCH_VOLUME, CACHE_VOLUME) else {**mount, "readOnly": True}
@@ -109,7 +132,9 @@ def _converts(attempt: Attempt, dtype: str | None) -> Manifest:
     Requests without limits, as of a training pod whose memory is predicted: they may be low.
     """
     parameters = attempt.plan.parameters or attempt.spec.model.parameters
-    model = parameter_count(parameters) * DTYPE_BYTES[dtype or attempt.plan.dtype] if parameters else 0
+    model = 0
+    if parameters:
+        model = parameter_count(parameters) * DTYPE_BYTES[dtype or attempt.plan.dtype]
     copies = 2 if attempt.spec.checkpoint.store else 1  # what is on a store is brought before it is converted
     memory, disk = 2 * model + 2 * GIB, copies * model + GIB
     return {"requests": {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(disk)}}

@@ -139,10 +139,15 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
     if envelope is None:
         raise NotGenuine(f"{ENVELOPE_FILE} is missing: the model is not signed")
     if not signing.signed_by(envelope, public):
-        others = ", ".join(one.keyid or "without a name" for one in envelope.signatures)
+        names = [signature.keyid or "without a name" for signature in envelope.signatures]
+        others = ", ".join(names)
         problem = f"is not signed by this key, {signing.key_id(public)}, or was changed since; it names {others}"
         raise NotGenuine(f"{ENVELOPE_FILE} {problem}")
     return signing.key_id(public)
+
+
+def _is_ignored(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,7 @@ def compare(folder: Path, statement: Described, ignored: Iterable[str] = (), rea
     expected = statement.sums
     found = {name: path for name, path in files_of(folder).items() if name not in OWN_FILES}
     patterns = tuple(ignored)
-    added = [name for name in found.keys() - expected.keys() if not any(fnmatchcase(name, one) for one in patterns)]
+    added = [name for name in found.keys() - expected.keys() if not _is_ignored(name, patterns)]
     there = {name: path for name, path in found.items() if name in expected}
     odd = [name for name, path in there.items() if not regular(path)]
     whole = {name: path for name, path in there.items() if name not in odd}

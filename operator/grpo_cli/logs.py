@@ -47,17 +47,28 @@ def choose(pods: list[dict[str, Any]], attempt: int | None, index: int, *, engin
     Raises:
         NotYet: no pod matches; the message lists the pods of the job.
     """
-    of_role = [pod for pod in pods if engine == (_labels(pod).get(LABEL_COMPONENT) == COMPONENT_ENGINE)]
-    of_role.sort(key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
-    found = {place: pod for pod in of_role if (place := _place(pod))}
-    wanted = attempt if attempt is not None else max((number for number, node in found if node == index), default=0)
-    if (wanted, index) not in found:
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for pod in sorted(pods, key=_created):
+        place = _place(pod)
+        is_engine = _labels(pod).get(LABEL_COMPONENT) == COMPONENT_ENGINE
+        if place and is_engine == engine:
+            found[place] = pod
+    if attempt is None:
+        attempt = max((number for number, node in found if node == index), default=0)
+    if (attempt, index) not in found:
         what = "engine" if engine else "node"
-        there = ", ".join(f"attempt {number} {what} {node}" for number, node in sorted(found)) or "none"
+        names = [f"attempt {number} {what} {node}" for number, node in sorted(found)]
+        there = ", ".join(names) or "none"
         missing = f"for engine {index}" if engine else f"on node {index} of the gang"
-        raise NotYet(f"no pod of attempt {wanted or 1} {missing}; there are: {there}")
-    name: str = found[wanted, index]["metadata"]["name"]
+        raise NotYet(f"no pod of attempt {attempt or 1} {missing}; there are: {there}")
+    name: str = found[attempt, index]["metadata"]["name"]
     return name
+
+
+def _created(pod: dict[str, Any]) -> str:
+    """When the pod was created; times of one form sort as texts."""
+    created: str = pod["metadata"].get("creationTimestamp") or ""
+    return created
 
 
 def _labels(pod: dict[str, Any]) -> dict[str, str]:
@@ -68,4 +79,6 @@ def _place(pod: dict[str, Any]) -> tuple[int, int] | None:
     """Attempt and index of a pod; None if its labels are not those of a gang's member."""
     labels = _labels(pod)
     attempt, index = labels.get(LABEL_ATTEMPT, ""), labels.get(LABEL_INDEX, "")
-    return (int(attempt), int(index)) if attempt.isdecimal() and index.isdecimal() else None
+    if not attempt.isdecimal() or not index.isdecimal():
+        return None
+    return int(attempt), int(index)

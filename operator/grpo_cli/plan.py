@@ -116,7 +116,9 @@ def _draw(options: Namespace, name: str, result: PlanResult) -> None:
         NotYet: there is neither.
         OptionError: the file can't be written.
     """
-    plan = result.chosen or (result.candidates[0] if result.candidates else None)
+    plan = result.chosen
+    if plan is None and result.candidates:
+        plan = result.candidates[0]
     if plan is None:
         raise NotYet(f"{name}: {result.message}")
     try:

@@ -76,10 +76,15 @@ def show_learned(out: Console, learned: Learned | None) -> None:
 def settings(plan: ExecutionPlan) -> list[str]:
     """The columns that say how a candidate runs."""
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
-    saving = ["checkpointing"] if plan.gradient_checkpointing else []
-    saving += [f"sub-batch {plan.generation_sub_batch}"] if plan.generation_sub_batch else []
-    saving += ["no gather"] if not plan.gather_for_generation else []
-    saving += ["8-bit"] if plan.optimizer == "AdamW8bit" else []
+    saving: list[str] = []
+    if plan.gradient_checkpointing:
+        saving.append("checkpointing")
+    if plan.generation_sub_batch:
+        saving.append(f"sub-batch {plan.generation_sub_batch}")
+    if not plan.gather_for_generation:
+        saving.append("no gather")
+    if plan.optimizer == "AdamW8bit":
+        saving.append("8-bit")
     return [
         plan.method, sharded, plan.strategy, sampled_briefly(plan),
         f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}",
@@ -104,10 +109,16 @@ def _cells(candidate: Candidate) -> list[str]:
     memory = candidate.memory
     assert memory is not None, "a GPU plan has a prediction"
     seconds = candidate.estimated_step_seconds
+    step = "-" if seconds is None else f"{seconds:.1f}"
+    verdict = candidate.rejected.message if candidate.rejected else CHOSEN
     return [
-        *settings(candidate), f"{gib(memory.device_bytes):.1f}", f"{gib(memory.usable_bytes):.1f}", memory.peak_phase,
-        "-" if seconds is None else f"{seconds:.1f}", candidate.rejected.message if candidate.rejected else CHOSEN,
-    ]  # fmt: skip
+        *settings(candidate),
+        f"{gib(memory.device_bytes):.1f}",
+        f"{gib(memory.usable_bytes):.1f}",
+        memory.peak_phase,
+        step,
+        verdict,
+    ]
 
 
 def _stacked(candidate: Candidate) -> tuple[Text, ...]:
@@ -155,7 +166,8 @@ def show_staged(out: Console, spec: GRPOJobSpec) -> None:
 
 def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan) -> None:
     """Prints where the trained model will be, and how big."""
-    kind = "adapter" if plan.method == "LoRA" and not spec.adapter.merge_on_export else "model"
+    stays_adapter = plan.method == "LoRA" and not spec.adapter.merge_on_export
+    kind = "adapter" if stays_adapter else "model"
     size = f"{gib(plan.export_bytes):.2f} GiB"
     where = f", {size}, will be {escape(' and '.join(_places(name, spec)))}" if spec.keeps_model else " is not kept"
     out.print(f"the trained {kind}{where}")
@@ -163,11 +175,14 @@ def show_export(out: Console, name: str, spec: GRPOJobSpec, plan: ExecutionPlan)
 
 def _places(name: str, spec: GRPOJobSpec) -> list[str]:
     """Where a model that is kept will be, in the order in which it comes there."""
+    places: list[str] = []
+    if spec.checkpoint.lasting:
+        places.append(_place(name, spec.checkpoint))
     hub = spec.export.hub if spec.export else None
-    places = [_place(name, spec.checkpoint)] if spec.checkpoint.lasting else []
-    return places + (
-        [f"on the hub, {'private' if hub.private else 'public'} repository {hub.repository}"] if hub else []
-    )
+    if hub:
+        visibility = "private" if hub.private else "public"
+        places.append(f"on the hub, {visibility} repository {hub.repository}")
+    return places
 
 
 def _place(name: str, checkpoint: CheckpointSpec) -> str:
@@ -206,8 +221,10 @@ def _compared(before: ExecutionPlan, after: ExecutionPlan) -> Iterator[tuple[str
     assert old is not None, "both are GPU plans"
     assert new is not None, "both are GPU plans"
     phases = zip(old.phases.model_dump().items(), new.phases.model_dump().values(), strict=True)
-    there = [((name, was), now) for (name, was), now in phases if was or now]
-    for (name, was), now in [*there, (("needed per GPU", old.device_bytes), new.device_bytes)]:
+    rows = [(name, was, now) for (name, was), now in phases if was or now]
+    rows.append(("needed per GPU", old.device_bytes, new.device_bytes))
+    for name, was, now in rows:
         yield name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{gib(now - was):+.2f} GiB"
-    was_s, now_s = before.estimated_step_seconds or 0, after.estimated_step_seconds or 0
-    yield "step", f"{was_s:.1f} s", f"{now_s:.1f} s", f"{now_s - was_s:+.1f} s"
+    was_seconds = before.estimated_step_seconds or 0
+    now_seconds = after.estimated_step_seconds or 0
+    yield "step", f"{was_seconds:.1f} s", f"{now_seconds:.1f} s", f"{now_seconds - was_seconds:+.1f} s"

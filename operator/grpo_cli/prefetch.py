@@ -106,10 +106,11 @@ def _job(options: Namespace, name: str) -> Object | None:
 
 def _end(job: Object) -> str:
     """Complete or Failed; empty for a Job that is at work."""
-    conditions = job.get("status", {}).get("conditions") or []
-    return next(
-        (one["type"] for one in conditions if one["type"] in ("Complete", "Failed") and one["status"] == "True"), ""
-    )
+    for condition in job.get("status", {}).get("conditions") or []:
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+            kind: str = condition["type"]
+            return kind
+    return ""
 
 
 def _plan(job: Object) -> str:
@@ -133,8 +134,10 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
             subprocess.run(kubectl.command(options, "logs", "--follow", pod["metadata"]["name"]), check=False)
         if end := _end(job):
             return _told(end, pods)
-        waiting = "; ".join(filter(None, (_waits(pod) or _warned(options, pod) for pod in pods)))
-        waiting += f"; it can run only beside {holder.words}" if holder and waiting else ""
+        reasons = [_waits(pod) or _warned(options, pod) for pod in pods]
+        waiting = "; ".join(filter(None, reasons))
+        if holder and waiting:
+            waiting += f"; it can run only beside {holder.words}"
         if waiting not in ("", said):
             print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
         said = waiting
@@ -149,10 +152,14 @@ def _began(pod: Object) -> bool:
 def _waits(pod: Object) -> str:
     """Why a pod doesn't run yet, as the scheduler or the kubelet says; empty if nobody does."""
     status = pod.get("status", {})
-    states = (one.get("state", {}).get("waiting") or {} for one in status.get("containerStatuses") or [])
-    conditions = (one for one in status.get("conditions") or [] if one.get("reason") == "Unschedulable")
-    found = [one for one in (*states, *conditions) if one.get("message")]
-    return str(found[0]["message"]) if found else ""
+    for container in status.get("containerStatuses") or []:
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("message"):
+            return str(waiting["message"])
+    for condition in status.get("conditions") or []:
+        if condition.get("reason") == "Unschedulable" and condition.get("message"):
+            return str(condition["message"])
+    return ""
 
 
 def _warned(options: Namespace, pod: Object) -> str:
@@ -163,8 +170,9 @@ def _warned(options: Namespace, pod: Object) -> str:
 
 def _told(end: str, pods: list[Object]) -> int:
     """Prints how it ended, by the last pod's words; the exit code."""
-    words = list(filter(None, map(_words, sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))))))
-    last = words[-1] if words else "no pod said how it ended"
+    youngest_last = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    messages = list(filter(None, map(_words, youngest_last)))
+    last = messages[-1] if messages else "no pod said how it ended"
     print(last, file=sys.stdout if end == "Complete" else sys.stderr)
     return 0 if end == "Complete" else FAILED
 

@@ -46,7 +46,10 @@ def prefetch_name(job: str) -> str:
 
 def wanted(spec: GRPOJobSpec) -> list[str]:
     """What the job will fetch of the hub, by name; folders are there already."""
-    named = [spec.model.name, *(reward.model.name for reward in spec.rewards if reward.model), spec.dataset.name or "/"]
+    named = [spec.model.name]
+    named += [reward.model.name for reward in spec.rewards if reward.model]
+    if spec.dataset.name:
+        named.append(spec.dataset.name)
     return [name for name in named if not name.startswith("/")]
 
 

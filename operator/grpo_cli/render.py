@@ -56,11 +56,9 @@ def _planned(options: Namespace) -> list[Attempt]:
         result = sources.planned(options, spec)
         if result.chosen is None:
             raise NotYet(f"{metadata['name']}: {result.message}")
-        named = {
-            **metadata,
-            "namespace": options.namespace or metadata.get("namespace") or "default",
-            "uid": metadata.get("uid") or UNKNOWN_UID,
-        }
+        namespace = options.namespace or metadata.get("namespace") or "default"
+        uid = metadata.get("uid") or UNKNOWN_UID
+        named = {**metadata, "namespace": namespace, "uid": uid}
         attempts.append(attempt(named, spec, result.chosen, 1, _unresolved(spec)))
     return attempts
 
@@ -69,7 +67,8 @@ def _committed(options: Namespace) -> Attempt:
     """The last attempt of a job of the cluster."""
     metadata, job = kubectl.get_job(options, options.name)
     if job.status.plan is None:
-        said = "; ".join(c.message for c in job.status.conditions if c.status == "False" and c.type == "Admitted")
+        refused = [one for one in job.status.conditions if one.type == "Admitted" and one.status == "False"]
+        said = "; ".join(condition.message for condition in refused)
         raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
     return attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)

@@ -135,7 +135,8 @@ def learned(options: Namespace, name: str, namespace: str | None) -> Learned | N
         if "the server doesn't have a resource type" in str(error):  # the operator is not installed there
             return None
         raise
-    status = next((item.get("status") or {} for item in found.get("items") or []), {})
+    items = found.get("items") or []
+    status = next((item.get("status") or {} for item in items), {})
     try:
         return Learned.model_validate(status["learned"], extra="ignore") if "learned" in status else None
     except ValidationError as error:

@@ -16,7 +16,7 @@ from grpo_api.job import GRPOJob
 from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import format_bytes
 from grpo_api.report import STEP_PHASES
-from grpo_api.status import Condition, PodStatus
+from grpo_api.status import Condition, GRPOJobStatus, PodStatus
 from grpo_planner.words import sharding
 
 from . import kubectl
@@ -53,9 +53,28 @@ def show(out: Console, name: str, job: GRPOJob) -> None:
 
 def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
     status = job.status
-    yield "model", job.spec.model.name + (f" ({status.plan.parameters})" if status.plan else "")
+    size = f" ({status.plan.parameters})" if status.plan else ""
+    yield "model", job.spec.model.name + size
     if status.plan:
         yield from _plan(status.plan)
+    yield from _measured(status)
+    if status.checkpoint:
+        kept = status.checkpoint
+        yield "checkpoint", f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}"
+    if status.export:
+        yield "exported", f"{status.export.words}, weights {status.export.weights_hash}"
+    yield "attempts", _attempts(job)
+    if status.usage and status.usage.effective:
+        yield "GPU time", status.usage.words
+    yield from _restricted(status)
+    if status.outcome:
+        yield "outcome", f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}"
+        if status.outcome.standstill:
+            yield f"rank {status.outcome.rank} stood in", "\n".join(status.outcome.standstill.frames)
+
+
+def _measured(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
+    """What the run reports of itself: progress, metrics and memory."""
     if status.progress:
         eta = f", {status.progress.eta} to go" if status.progress.eta else ""
         yield "progress", f"{status.progress.summary} steps, {status.progress.percent} %{eta}"
@@ -65,25 +84,17 @@ def _facts(job: GRPOJob) -> Iterator[tuple[str, str]]:
         if phases := status.metrics.phase_seconds:
             yield "step seconds", ", ".join(f"{phase} {phases[phase]}" for phase in STEP_PHASES if phase in phases)
     if status.memory:
-        predicted, measured = (gib(size) for size in (status.memory.predicted_bytes, status.memory.measured_bytes))
+        predicted, measured = gib(status.memory.predicted_bytes), gib(status.memory.measured_bytes)
         yield "memory", f"{predicted:.1f} GiB predicted, {measured:.1f} GiB measured"
-    if status.checkpoint:
-        kept = status.checkpoint
-        yield "checkpoint", f"step {kept.step}, {format_bytes(kept.bytes)} at {kept.where} since {kept.time}"
-    if status.export:
-        yield "exported", f"{status.export.words}, weights {status.export.weights_hash}"
-    yield "attempts", _attempts(job)
-    if status.usage and status.usage.effective:
-        yield "GPU time", status.usage.words
+
+
+def _restricted(status: GRPOJobStatus) -> Iterator[tuple[str, str]]:
+    """What further attempts keep away from: data that the run diverged on, and nodes."""
     if status.rollbacks:
         left_out = (f"{one.skipped.first} to {one.skipped.last} ({one.reason})" for one in status.rollbacks)
         yield "left out", f"generations {', '.join(left_out)}"
     if status.avoided_nodes:
         yield "kept away from", ", ".join(status.avoided_nodes)
-    if status.outcome:
-        yield "outcome", f"{status.outcome.result} at step {status.outcome.step}: {status.outcome.message}"
-        if status.outcome.standstill:
-            yield f"rank {status.outcome.rank} stood in", "\n".join(status.outcome.standstill.frames)
 
 
 def _attempts(job: GRPOJob) -> str:

@@ -68,12 +68,14 @@ def total(rows: Sequence[Row]) -> Row:
     for row in rows:
         spent = spent.plus(row.usage.gpu_seconds)
     costs = [row.usage.cost for row in rows if row.usage.cost is not None]
+    as_of = max((row.usage.as_of for row in rows), default="1970-01-01T00:00:00Z")
+    cost = round(sum(costs), 4) if costs else None
     usage = Usage(
-        as_of=max((row.usage.as_of for row in rows), default="1970-01-01T00:00:00Z"),
+        as_of=as_of,
         gpu_seconds=spent,
         held_gpu_seconds=round(spent.held, 3),
         effective=spent.effective,
-        cost=round(sum(costs), 4) if costs else None,
+        cost=cost,
         queued_seconds=sum(row.usage.queued_seconds for row in rows),
     )
     return Row(TOTAL, usage)

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_api.conversion import ConversionStatement
-from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, Envelope, Provenance
+from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, Envelope, EnvironmentRecord, Provenance
 
 from .errors import OptionError
 from .integrity import Comparison, NotGenuine, compare, documents, original, require_signature, unsigned
@@ -54,7 +54,10 @@ def _verified(folder: Path, options: Namespace) -> int:
     statement, envelope = found.statement, found.envelope
     converted = isinstance(statement, ConversionStatement)
     key: Path | None = options.key
-    signer = require_signature(envelope, key) if key and (envelope or not converted) else None
+    signer: str | None = None
+    # a conversion may be unsigned: then its original's signature is checked
+    if key and (envelope or not converted):
+        signer = require_signature(envelope, key)
     with _progress() as read:
         compared = compare(folder, statement, options.ignore, read)
     if compared.problems:
@@ -78,7 +81,11 @@ def _different(problems: list[str], verdict: str = "this is not the model that w
 
 def _plain(text: object) -> str:
     """What a stranger wrote, without the characters that move a terminal's cursor or can't be printed."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
+    return "".join(map(_printable, str(text)))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
 
 
 @contextmanager
@@ -129,9 +136,17 @@ def _facts(predicate: Provenance) -> Iterator[tuple[str, str]]:
     version = details.builder.version
     names = ("grpo-operator", "python", "torch", "transformers", "trl", "peft", "deepspeed")
     yield "versions", ", ".join(f"{name} {version[name]}" for name in names if name in version)
-    where = run.environment
-    known = (*where.gpus, where.driver and f"driver {where.driver}", where.cuda and f"CUDA {where.cuda}")
-    yield "ran on", ", ".join(filter(None, (where.platform, *known)))
+    yield "ran on", _environment(run.environment)
+
+
+def _environment(where: EnvironmentRecord) -> str:
+    """Platform, GPUs, driver and CUDA, as far as they are known."""
+    known = [where.platform, *where.gpus]
+    if where.driver:
+        known.append(f"driver {where.driver}")
+    if where.cuda:
+        known.append(f"CUDA {where.cuda}")
+    return ", ".join(filter(None, known))
 
 
 def _devices(plan: dict[str, object]) -> str:

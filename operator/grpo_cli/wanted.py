@@ -50,7 +50,7 @@ def wanted(options: Namespace) -> list[Wanted]:
         ManifestError: the file can't be read, or a job in it is wrong.
         OptionError: an option means nothing here, or its value is not allowed.
     """
-    given = {name: value for name in _FIELDS if (value := getattr(options, name)) is not None}
+    given = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
     if options.model is not None:
         return [Wanted(options.model, _of_model(options.model, given))]
     if given:

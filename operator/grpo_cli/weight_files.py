@@ -39,8 +39,10 @@ def _by_index(folder: Path, index: Mapping[str, Any], config: Mapping[str, Any])
     if all(shard.is_file() for shard in shards):
         return sum(map(_by_header, shards))
     about = index.get("metadata") or {}
+    if about.get("total_parameters"):
+        return int(about["total_parameters"])
     width = DTYPE_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 0)
-    return int(about.get("total_parameters") or (int(about.get("total_size", 0)) // width if width else 0))
+    return int(about.get("total_size", 0)) // width if width else 0
 
 
 def _by_header(file: Path) -> int:

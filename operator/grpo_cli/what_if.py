@@ -89,4 +89,7 @@ def path_of(key: str) -> str:
 
 def _names(kind: type[BaseModel]) -> set[str]:
     """Field names as users write them."""
-    return {field.alias or name for name, field in kind.model_fields.items()}
+    names: set[str] = set()
+    for name, field in kind.model_fields.items():
+        names.add(field.alias or name)
+    return names

@@ -4,6 +4,7 @@ It follows from the state of the world alone, whatever was decided: so an operat
 deletions makes up for it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo_api.status import ConditionType
@@ -11,6 +12,7 @@ from grpo_api.status import ConditionType
 from .decisions import Limits
 from .names import runs_engines
 from .observe import Observation
+from .records import GRPOJobRecord, JobRecord, PodRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +36,77 @@ def clean_up(seen: Observation, limits: Limits) -> CleanUp:
     An earlier attempt's Job that is younger than the current one's has no logs worth keeping: an operator that led
     once, and didn't know yet that it leads no more, has made it again.
     """
-    job = seen.job
-    earlier = [(child.name, job.status.attempt - child.attempt) for child in seen.earlier_jobs]
-    again = {child.name for child in seen.earlier_jobs if seen.child and child.created > seen.child.created}
-    # what Kueue has taken back or not given yet holds nothing, not even for its logs
-    bare = bool(job.queue_name) and not job.active and not job.finished
-    jobs = [name for name, before in earlier if before > 1 or runs_engines(name) or name in again or bare]
+    pods = _pods_to_end(seen, limits)
+    return CleanUp(
+        delete_jobs=tuple(_jobs_to_delete(seen)),
+        stop_attempts=_attempts_to_stop(pods),
+        stop_engines=_attempts_with_orphaned_engines(pods),
+    )
+
+
+def _jobs_to_delete(seen: Observation) -> Iterator[str]:
+    """Yield the names of Jobs that run no current attempt and keep no logs worth having."""
+    job, current = seen.job, seen.child
+    holds_nothing = _holds_nothing_for_kueue(job)
+    for earlier in seen.earlier_jobs:
+        if holds_nothing or not _keeps_last_logs(earlier, seen):
+            yield earlier.name
+    # Engines never exit by themselves: their Job is deleted as soon as the training pods have ended.
     if seen.engines and (seen.sighting.over or not job.active):
-        jobs.append(seen.engines.name)
-    if not job.active and not job.finished and seen.child and (bare or not (seen.terminations or seen.child.ended)):
-        jobs.append(seen.child.name)
-    done = job.is_true(ConditionType.SUCCEEDED) and seen.since(ConditionType.SUCCEEDED) < limits.survivors
-    pods = [*seen.earlier_pods, *(() if job.active or done else seen.pods)]
-    orphans = {pod.attempt for pod in pods if pod.engine and pod.live and not pod.controller_uid}
-    pods = [pod for pod in pods if not pod.engine]
-    ended = [pod for pod in pods if pod.phase == "Failed" or (pod.termination and pod.termination.exit_code)]
-    failing = {pod.attempt for pod in ended if pod.controller_uid}
-    stop = {pod.attempt for pod in pods if pod.live} - failing
-    return CleanUp(tuple(jobs), tuple(sorted(stop)), tuple(sorted(orphans)))
+        yield seen.engines.name
+    if current and not job.active and not job.finished:
+        has_logs = bool(seen.terminations or current.ended)
+        if holds_nothing or not has_logs:
+            yield current.name
+
+
+def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
+    """True if Kueue has revoked the job's admission or not given it: then no Job may stay, not even for its logs."""
+    return bool(job.queue_name) and not job.active and not job.finished
+
+
+def _keeps_last_logs(earlier: JobRecord, seen: Observation) -> bool:
+    """True for the gang's Job of the attempt before the current one, unless it was made again after that."""
+    if earlier.attempt < seen.job.status.attempt - 1 or runs_engines(earlier.name):
+        return False
+    made_again = seen.child is not None and earlier.created > seen.child.created
+    return not made_again
+
+
+def _pods_to_end(seen: Observation, limits: Limits) -> list[PodRecord]:
+    """Return the pods of attempts that are not to run: earlier ones, and the current one if the job is not active."""
+    pods = list(seen.earlier_pods)
+    succeeded = seen.job.is_true(ConditionType.SUCCEEDED)
+    # Peers of a rank 0 that is done get a moment to end by themselves.
+    may_end_alone = succeeded and seen.since(ConditionType.SUCCEEDED) < limits.survivors
+    if not seen.job.active and not may_end_alone:
+        pods += seen.pods
+    return pods
+
+
+def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
+    """Return the attempts whose live training pods nobody else ends."""
+    live: set[int] = set()
+    failing: set[int] = set()
+    for pod in pods:
+        if pod.engine:
+            continue
+        if pod.live:
+            live.add(pod.attempt)
+        # The Job controller ends the survivors of a Job with a failed pod.
+        if pod.controller_uid and _has_failed(pod):
+            failing.add(pod.attempt)
+    return tuple(sorted(live - failing))
+
+
+def _has_failed(pod: PodRecord) -> bool:
+    """True if the pod has failed, or its container has and the kubelet has not set the phase yet."""
+    if pod.phase == "Failed":
+        return True
+    return pod.termination is not None and bool(pod.termination.exit_code)
+
+
+def _attempts_with_orphaned_engines(pods: list[PodRecord]) -> tuple[int, ...]:
+    """Return the attempts with live engine pods that no Job controls any more."""
+    engines = (pod for pod in pods if pod.engine and pod.live)
+    return tuple(sorted({pod.attempt for pod in engines if not pod.controller_uid}))

@@ -33,8 +33,9 @@ _TYPES = frozenset(ConditionType)
 def conditions(seen: Observation, decision: Decision) -> list[Condition]:
     """What the decision states, observed now; the caller keeps the transition times of what does not change."""
     stated = [*_STATEMENTS.get(decision.action, _going_on)(seen, decision), *_dropped(seen), *_readable(seen)]
-    return [
-        Condition(
+    found: list[Condition] = []
+    for kind, true, reason, message in stated:
+        condition = Condition(
             type=kind,
             status="True" if true else "False",
             observed_generation=seen.job.generation,
@@ -42,8 +43,8 @@ def conditions(seen: Observation, decision: Decision) -> list[Condition]:
             reason=reason,
             message=cut(message, MAX_MESSAGE),
         )
-        for kind, true, reason, message in stated
-    ]
+        found.append(condition)
+    return found
 
 
 def _readable(seen: Observation) -> Iterator[Statement]:
@@ -86,8 +87,9 @@ def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
 
 def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
     number, plan = seen.job.status.attempt + 1, decision.plan
+    plan_reason = plan.reason if plan else ""
     yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
-    yield C.PLANNED, True, Reason.PLANNED, (plan.reason if plan else "") or "the plan is ready"
+    yield C.PLANNED, True, Reason.PLANNED, plan_reason or "the plan is ready"
     yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
     if decision.ended:
         why = (

@@ -22,14 +22,19 @@ def lost_engines(seen: Observation) -> str:
     if up >= seen.replicas:
         return ""
     why = "; ".join(filter(None, (engine_ends(seen), _engine_waits(seen))))
-    return f"{up} of {seen.replicas} engines run{f': {why}' if why else ''}; {_what_follows(seen)}"
+    reason = f": {why}" if why else ""
+    return f"{up} of {seen.replicas} engines run{reason}; {_what_follows(seen)}"
 
 
 def _what_follows(seen: Observation) -> str:
     """What becomes of those that don't run."""
     goes_on = "training goes on with those that are proven to have its weights"
-    spent = sorted(_spent(seen.engines.spent) - seen.engines_up) if seen.engines else []
-    if (seen.engines and seen.engines.ended) or len(spent) >= seen.replicas:
+    spent: list[int] = []
+    job_has_ended = False
+    if seen.engines:
+        spent = sorted(_spent(seen.engines.spent) - seen.engines_up)
+        job_has_ended = bool(seen.engines.ended)
+    if job_has_ended or len(spent) >= seen.replicas:
         return (
             "all have used up their retries, so none comes back in this attempt: it ends when training has waited for "
             "one as long as guard.weightSyncTimeoutSeconds allows, and the next has new engines"
@@ -40,24 +45,30 @@ def _what_follows(seen: Observation) -> str:
     return f"this attempt does without engine {numbers}, which used up all retries; {goes_on}"
 
 
-def _spent(told: str) -> set[int]:
-    """Numbers of `1,3-5`; what is none is left out."""
-    spans = (_SPAN.fullmatch(part) for part in told.split(","))
-    found = [(int(span[1]), int(span[2] or span[1])) for span in spans if span]
-    return {index for first, last in found for index in range(first, last + 1)}
+def _spent(spans: str) -> set[int]:
+    """Return the numbers of `1,3-5`; parts of another form are ignored."""
+    numbers: set[int] = set()
+    for part in spans.split(","):
+        span = _SPAN.fullmatch(part)
+        if span:
+            first, last = int(span[1]), int(span[2] or span[1])
+            numbers.update(range(first, last + 1))
+    return numbers
 
 
 def engine_ends(seen: Observation) -> str:
     """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty when none has."""
-    down = (pod for pod in shown(pod for pod in seen.engine_pods if pod.termination))
-    ends = [_end(pod) for pod in down if pod.index not in seen.engines_up]
+    ended = shown(pod for pod in seen.engine_pods if pod.termination)
+    ends = [_end(pod) for pod in ended if pod.index not in seen.engines_up]
     return "; ".join(ends[:MOST_ENDS])
 
 
 def _engine_waits(seen: Observation) -> str:
     """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty where none does."""
-    waits = ((pod.index, pod.waiting or pod.unschedulable) for pod in shown(seen.engine_pods))
-    return next((f"engine {index} waits: {why}" for index, why in waits if why), "")
+    for pod in shown(seen.engine_pods):
+        if why := pod.waiting or pod.unschedulable:
+            return f"engine {pod.index} waits: {why}"
+    return ""
 
 
 def _end(pod: PodRecord) -> str:
@@ -71,5 +82,10 @@ def _end(pod: PodRecord) -> str:
 
 def shown(pods: Iterable[PodRecord]) -> list[PodRecord]:
     """One pod for each engine, by index: the one that lives, else the last that was bound."""
-    newest = {pod.index: pod for pod in sorted(pods, key=lambda one: (one.live, one.bound_at or 0.0, one.name))}
+    newest = {pod.index: pod for pod in sorted(pods, key=_last_bound)}
     return [newest[index] for index in sorted(newest)]
+
+
+def _last_bound(pod: PodRecord) -> tuple[bool, float, str]:
+    """Sort key: pods that live come last, then those that were bound last."""
+    return pod.live, pod.bound_at or 0.0, pod.name

@@ -41,18 +41,23 @@ MIN_REASON = 128
 def telling_change(old: list[Condition], new: list[Condition]) -> Condition | None:
     """The condition whose change matters most; None when no status or reason changed."""
     before = {condition.type: (condition.status, condition.reason) for condition in old}
-    changed = {c.type: c for c in new if before.get(c.type) != (c.status, c.reason)}
-    # conditions that start out False tell nothing: only Admitted=False is news by itself
-    news = [
-        c for t in _TOLD if (c := changed.get(t)) and (t in before or c.status == "True" or t == ConditionType.ADMITTED)
-    ]
-    return next(iter(news), None)
+    changed = {one.type: one for one in new if before.get(one.type) != (one.status, one.reason)}
+    for kind in _TOLD:
+        condition = changed.get(kind)
+        if condition is None:
+            continue
+        # conditions that start out False tell nothing: only Admitted=False is news by itself
+        if kind in before or condition.status == "True" or kind == ConditionType.ADMITTED:
+            return condition
+    return None
 
 
 def event(job: GRPOJobRecord, condition: Condition, now: float, status: GRPOJobStatus | None = None) -> dict[str, Any]:
     """A core/v1 Event that tells of a condition; of the end, with where the model is and what became of the GPUs."""
-    rejected = condition.type == ConditionType.ADMITTED and condition.status == "False"
-    warns = rejected or (condition.type in _WARN_WHEN_TRUE and condition.status == "True")
+    if condition.status == "True":
+        warns = condition.type in _WARN_WHEN_TRUE
+    else:
+        warns = condition.type == ConditionType.ADMITTED and condition.status == "False"
     about = {"namespace": job.key.namespace, "name": job.name, "uid": job.uid}
     message = f"{condition.type}={condition.status}: {condition.message}"
     if status and condition.type in _ENDS and condition.status == "True":

@@ -16,11 +16,13 @@ Mirrors = Mapping[str, Mirror[Any]]
 
 def not_served(mirrors: Mirrors) -> str:
     """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
-    return "\n".join(
-        f"not served now: {name}: {mirror.not_served}"
-        for name, mirror in mirrors.items()
-        if mirror.not_served and (mirror.forbidden or not mirror.optional)
-    )
+    lines: list[str] = []
+    for name, mirror in mirrors.items():
+        # a cluster may well lack an optional kind, but a missing right to see it is a mistake
+        matters = mirror.forbidden or not mirror.optional
+        if mirror.not_served and matters:
+            lines.append(f"not served now: {name}: {mirror.not_served}")
+    return "\n".join(lines)
 
 
 def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
@@ -29,8 +31,10 @@ def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
     A watch that is not served is left out: it is being retried, and a restart would not help. `now` is the event loop's
     time, as are the mirrors' times.
     """
-    times = {name: mirror.heard_at for name, mirror in mirrors.items()}
-    names = [name for name, heard_at in times.items() if heard_at is not None and now - heard_at > limit]
+    names: list[str] = []
+    for name, mirror in mirrors.items():
+        if mirror.heard_at is not None and now - mirror.heard_at > limit:
+            names.append(name)
     return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
 
 

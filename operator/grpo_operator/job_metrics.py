@@ -100,10 +100,10 @@ class JobMetrics:
         live = await self._lines_now(shown)
         shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
         kept = await self._refreshed(shown)
+        all_lines = [*(known.lines for known in kept), *live]
         families = [_family(JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items()))]
         for metric in JOB:
-            lines = (one.get(metric.name, "") for one in (*(known.lines for known in kept), *live))
-            families.append(_family(metric, "".join(lines)))
+            families.append(_family(metric, "".join(lines.get(metric.name, "") for lines in all_lines)))
             await asyncio.sleep(0)
         return "".join(families)
 

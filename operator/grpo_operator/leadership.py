@@ -166,6 +166,7 @@ class Leadership:
             self._lost = f"the Lease was not renewed for {now - self._renewed_at:.1f} s"
         if self._lost:
             return Step(Turn.LOST, why=self._lost)
+        # a renewal that failed is not tried again at once
         due = max(self._renewed_at, self._tried_at) + self.terms.retry
         if due <= now:
             return Step(Turn.RENEW)

@@ -7,7 +7,8 @@ import json
 import logging
 from typing import Any
 
-_USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_LEFT_OUT = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
+"""Attributes of a log record that are no field of the line: those of every record, and kopf's own `settings`."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -21,7 +22,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {key: value for key, value in vars(record).items() if key not in _USUAL and key != "settings"}
+        fields |= {key: value for key, value in vars(record).items() if key not in _LEFT_OUT}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str, ensure_ascii=False)

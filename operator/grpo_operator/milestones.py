@@ -37,8 +37,11 @@ def milestones(job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> Iterator[t
 def restart_reason(job: GRPOJobRecord, new: GRPOJobStatus) -> str | None:
     """How the attempt ended after which the new status lets another begin; None where it says nothing of the kind."""
     old = job.status
-    before, after = (status.restarts + status.uncounted_restarts for status in (old, new))
-    return new.ends[-1].reason if after > before and new.ends else None
+    before = old.restarts + old.uncounted_restarts
+    after = new.restarts + new.uncounted_restarts
+    if after <= before or not new.ends:
+        return None
+    return new.ends[-1].reason
 
 
 def _has_stepped(status: GRPOJobStatus) -> bool:

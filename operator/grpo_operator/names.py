@@ -94,11 +94,13 @@ class ObjectKey(NamedTuple):
 
 def inherited(found: Mapping[str, str] | None) -> dict[str, str]:
     """Those of a GRPOJob's labels or annotations that its Jobs and pods get too."""
-    return {
-        key: value
-        for key, value in (found or {}).items()
-        if key not in NOT_INHERITED and not key.startswith(NOT_INHERITED_PREFIXES)
-    }
+    if found is None:
+        return {}
+    return {key: value for key, value in found.items() if _is_inherited(key)}
+
+
+def _is_inherited(key: str) -> bool:
+    return key not in NOT_INHERITED and not key.startswith(NOT_INHERITED_PREFIXES)
 
 
 def child_job(name: str, attempt: int) -> str:

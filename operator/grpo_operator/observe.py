@@ -7,6 +7,7 @@ Observation out.
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from grpo_api.causes import Tier
 from grpo_api.report import Outcome, Progress, Result
@@ -21,6 +22,7 @@ from .times import Observed, seconds
 from .workloads import WorkloadRecord
 
 NO_PODS: tuple[PodRecord, ...] = ()
+_STARTED_PHASES = ("Running", *ENDED_PHASES)
 _BEGUN = ("Training", "Saving", "Exporting", "Finished")
 """Stages of an attempt that waits for no engine's first sign any more."""
 
@@ -108,18 +110,26 @@ class Observation:
     def ran(self) -> bool:
         """Whether the whole gang has run, so that what is missing has ended, and engines are made again; or whether it
         trains without engines that did not come in guard.rendezvousTimeoutSeconds."""
-        begun = self.pull is not None and self.pull.progress.stage in _BEGUN
-        return self.job.is_true(ConditionType.RUNNING) or (bool(self.replicas) and begun)
+        if self.job.is_true(ConditionType.RUNNING):
+            return True
+        has_begun = self.pull is not None and self.pull.progress.stage in _BEGUN
+        return has_begun and bool(self.replicas)
 
     @cached_property
     def pods_bound(self) -> bool:
         """Whether every training pod has a node."""
-        return len(self.pods) >= self.job.nodes and all(pod.node for pod in self.pods)
+        return self._has_all_pods and all(pod.node for pod in self.pods)
+
+    @property
+    def _has_all_pods(self) -> bool:
+        return len(self.pods) >= self.job.nodes
 
     @cached_property
     def bound(self) -> bool:
         """Whether every pod of the gang has a node, before it runs its engines among them."""
-        return self.pods_bound and (self.ran or len(self.engines_bound) >= self.replicas)
+        if not self.pods_bound:
+            return False
+        return self.ran or len(self.engines_bound) >= self.replicas
 
     @cached_property
     def engines_bound(self) -> frozenset[int]:
@@ -129,18 +139,25 @@ class Observation:
     @cached_property
     def pods_started(self) -> bool:
         """Whether every training pod runs or has run."""
-        return len(self.pods) >= self.job.nodes and all(pod.phase in ("Running", *ENDED_PHASES) for pod in self.pods)
+        return self._has_all_pods and all(pod.phase in _STARTED_PHASES for pod in self.pods)
 
     @cached_property
     def started(self) -> bool:
         """Whether every pod of the gang runs or has run, before that its engines among them."""
-        return self.pods_started and (self.ran or len(self.engines_up) >= self.replicas)
+        if not self.pods_started:
+            return False
+        return self.ran or len(self.engines_up) >= self.replicas
 
     @cached_property
     def engines_up(self) -> frozenset[int]:
         """Indices of the engines that run."""
-        up = (pod for pod in self.engine_pods if pod.phase == "Running" and pod.live and not pod.termination)
-        return frozenset(pod.index for pod in up if not pod.node_lost and pod.index < self.replicas)
+        return frozenset(pod.index for pod in self.engine_pods if self._is_up(pod))
+
+    def _is_up(self, engine: PodRecord) -> bool:
+        """True if an engine's pod runs, and it is one of those that the plan has."""
+        if engine.phase != "Running" or not engine.live or engine.termination:
+            return False
+        return not engine.node_lost and engine.index < self.replicas
 
     @cached_property
     def terminations(self) -> tuple[PodTermination, ...]:
@@ -181,10 +198,16 @@ class Observation:
     @cached_property
     def succeeded(self) -> Outcome | None:
         """Rank 0's word that training is done, or that of all ranks together."""
-        done = [(pod, pod.termination) for pod in self.pods if pod.termination and pod.termination.succeeded]
-        if any(pod.index == 0 for pod, _ in done) or len(done) >= self.job.nodes:
-            return min((found.outcome for _, found in done), key=lambda outcome: outcome.rank)
-        return None
+        outcomes: list[Outcome] = []
+        rank0_is_done = False
+        for pod in self.pods:
+            end = pod.termination
+            if end and end.succeeded:
+                outcomes.append(end.outcome)
+                rank0_is_done |= pod.index == 0
+        if not rank0_is_done and len(outcomes) < self.job.nodes:
+            return None
+        return min(outcomes, key=lambda outcome: outcome.rank)
 
     @cached_property
     def cause(self) -> PodTermination | None:
@@ -208,14 +231,17 @@ class Observation:
 
     @cached_property
     def settled(self) -> bool:
-        """Whether waiting longer can't change the cause."""
-        return self.cause is not None and (self.cause.certain or len(self.terminations) >= self.job.nodes)
+        """True once no later event can change the cause of the failure."""
+        if self.cause is None:
+            return False
+        return self.cause.certain or len(self.terminations) >= self.job.nodes
 
     @property
     def elapsed(self) -> float:
         """Seconds that count for spec.activeDeadlineSeconds."""
+        before = float(self.job.status.active_seconds)
         since = seconds(self.job.status.attempt_start_time)
-        return self.job.status.active_seconds + (max(0.0, self.now - since) if since is not None else 0.0)
+        return before if since is None else before + max(0.0, self.now - since)
 
     @property
     def running_seconds(self) -> float:
@@ -225,7 +251,10 @@ class Observation:
     def since(self, kind: ConditionType) -> float:
         """Seconds since the condition last changed; 0 when it was never written, or the clock was set back since."""
         found = self.job.condition(kind)
-        return max(0.0, self.now - (seconds(found.last_transition_time) or self.now)) if found else 0.0
+        if found is None:
+            return 0.0
+        changed_at = seconds(found.last_transition_time) or self.now
+        return max(0.0, self.now - changed_at)
 
 
 def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:
@@ -263,37 +292,82 @@ def observe(
     so that for them the labels do: somebody may have orphaned them, and the next attempt waits for what they hold.
     """
     attempt = job.status.attempt
-    own_jobs = sorted((c for c in children if c.grpojob_uid == job.uid), key=lambda c: c.attempt)
-    labelled = sorted((p for p in pods if p.grpojob_uid == job.uid), key=lambda p: (p.index, p.name))
-    of_roles = [child for child in own_jobs if child.attempt == attempt]
-    current = [child for child in of_roles if not runs_engines(child.name)]
-    engines = next((c for c in of_roles if not c.deleting and runs_engines(c.name)), None)
-    expected = job.status.job_uid
-    controllers = {child.uid for child in current} | {expected}
-    pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
-    of_attempt = [pod for pod in labelled if pod.attempt == attempt]
-    child = next((c for c in current if not c.deleting and (expected is None or c.uid == expected)), None)
-    own_pods = tuple(pod for pod in of_attempt if pod.controller_uid in controllers)
-    stray = [pod for pod in of_attempt if pod.controller_uid not in controllers]
-    engine_pods = tuple(pod for pod in stray if engines and pod.controller_uid == engines.uid)
-    stray = [pod for pod in stray if pod not in engine_pods]
-    orphaned = any(pod.controller_uid for pod in stray)
+    own_jobs = [child for child in children if child.grpojob_uid == job.uid]
+    own_jobs.sort(key=lambda child: child.attempt)
+    labelled = [pod for pod in pods if pod.grpojob_uid == job.uid]
+    labelled.sort(key=lambda pod: (pod.index, pod.name))
+    current = [child for child in own_jobs if child.attempt == attempt]
+    gang_jobs = [child for child in current if not runs_engines(child.name)]
+    child = _current_child(gang_jobs, job.status.job_uid)
+    engines = _current_engines(current)
+    controllers = {job.status.job_uid, *(gang_job.uid for gang_job in gang_jobs)}
+    of_roles = _by_role(labelled, attempt, controllers, engines)
+    orphaned = any(pod.controller_uid for pod in of_roles.stray)
     if job.active:
-        sighting = sightings.of(job.key, attempt, child, own_pods, at, expected=bool(expected) or orphaned)
+        expected = bool(job.status.job_uid) or orphaned
+        sighting = sightings.of(job.key, attempt, child, of_roles.trainers, at, expected=expected)
     else:
         sighting = sightings.forget(job.key)
+    pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
+    to_end = () if job.active else of_roles.stray
     return Observation(
         job=job,
         now=now,
         at=at,
         child=child,
-        pods=own_pods,
+        pods=of_roles.trainers,
         engines=engines,
-        engine_pods=engine_pods,
+        engine_pods=of_roles.engines,
         sighting=sighting,
         orphaned=orphaned,
-        gang_left=pods_left or any(not c.ended for c in own_jobs),
+        gang_left=pods_left or any(not own_job.ended for own_job in own_jobs),
         pods_left=pods_left,
-        earlier_jobs=tuple(c for c in own_jobs if c.attempt < attempt and not c.deleting),
-        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or (pod in stray and not job.active)),
+        earlier_jobs=_earlier_jobs(own_jobs, attempt),
+        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or pod in to_end),
     )
+
+
+class _PodsByRole(NamedTuple):
+    """Pods of the current attempt: of its gang's Job, of its engines' Job, and of neither."""
+
+    trainers: tuple[PodRecord, ...]
+    engines: tuple[PodRecord, ...]
+    stray: tuple[PodRecord, ...]
+
+
+def _by_role(
+    labelled: Collection[PodRecord], attempt: int, controllers: Collection[str | None], engines: JobRecord | None
+) -> _PodsByRole:
+    """Sort the pods with the attempt's label by the Job that controls them; `controllers` are uids of gangs' Jobs."""
+    trainers: list[PodRecord] = []
+    of_engines: list[PodRecord] = []
+    stray: list[PodRecord] = []
+    for pod in labelled:
+        if pod.attempt != attempt:
+            continue
+        if pod.controller_uid in controllers:
+            trainers.append(pod)
+        elif engines and pod.controller_uid == engines.uid:
+            of_engines.append(pod)
+        else:
+            stray.append(pod)
+    return _PodsByRole(tuple(trainers), tuple(of_engines), tuple(stray))
+
+
+def _current_child(gang_jobs: Collection[JobRecord], expected: str | None) -> JobRecord | None:
+    """Return the Job of the current attempt's gang: the one that was started, once its uid is known."""
+    for child in gang_jobs:
+        is_expected = expected is None or child.uid == expected
+        if is_expected and not child.deleting:
+            return child
+    return None
+
+
+def _current_engines(current: Collection[JobRecord]) -> JobRecord | None:
+    """Return the Job of the current attempt's engines, if it is there and not being deleted."""
+    engines = (child for child in current if runs_engines(child.name))
+    return next((child for child in engines if not child.deleting), None)
+
+
+def _earlier_jobs(own_jobs: Collection[JobRecord], attempt: int) -> tuple[JobRecord, ...]:
+    return tuple(child for child in own_jobs if child.attempt < attempt and not child.deleting)

@@ -37,9 +37,9 @@ def is_ours(service: ServiceRecord) -> bool:
     """Whether a Service of a name of ours was made by this operator, whatever has been changed of it since."""
     wanted = wanted_service(*service.key)
     labels: Mapping[str, str] = wanted["metadata"]["labels"]
-    return any(service.labels.get(key) == value for key, value in labels.items()) or (
-        service.selector == wanted["spec"]["selector"]
-    )
+    if service.selector == wanted["spec"]["selector"]:
+        return True
+    return any(service.labels.get(key) == value for key, value in labels.items())
 
 
 def foreign_service(service: ServiceRecord) -> str:
@@ -64,7 +64,9 @@ def service_repair(service: ServiceRecord) -> Manifest | None:
         spec["publishNotReadyAddresses"] = True
     if service.cluster_ip != "None":
         spec |= {"type": "ClusterIP", "clusterIP": "None", "externalName": None}
-    return (patch | {"spec": spec} if spec else patch) or None
+    if spec:
+        patch["spec"] = spec
+    return patch or None
 
 
 def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:

@@ -102,10 +102,21 @@ def job_record(item: object) -> JobRecord:
         attempt=meta.part("labels").digits(LABEL_ATTEMPT),
         created=meta.time("creationTimestamp") or 0.0,
         deleting="deletionTimestamp" in meta,
-        ended=(ended.text("reason") or ended.text("type")) if ended else "",
+        ended=_ended_reason(ended) if ended else "",
         ended_at=reported(ended, "lastTransitionTime") if ended else None,
         spent=whole.part("status").text("failedIndexes", MAX_SENTENCE),
     )
+
+
+def _ended_reason(condition: Part) -> str:
+    return condition.text("reason") or condition.text("type")
+
+
+def _unschedulable(bound: Part) -> str:
+    """Return the scheduler's message in the condition PodScheduled; empty unless that is False."""
+    if bound.text("status") != "False":
+        return ""
+    return cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE)
 
 
 def _marked_not_ready(status: Part) -> bool:
@@ -142,7 +153,7 @@ def pod_record(item: object) -> PodRecord:
         ip=status.text("podIP"),
         phase=sys.intern(status.text("phase") or "Pending"),
         waiting=state.part("waiting").sentence(),
-        unschedulable=cut(bound.text("message", MAX_OBJECT), MAX_SENTENCE) if bound.text("status") == "False" else "",
+        unschedulable=_unschedulable(bound),
         bound_at=reported(bound, "lastTransitionTime") if bound.text("status") == "True" else None,
         node_lost="running" in state and _marked_not_ready(status),
         deleting="deletionTimestamp" in meta,

@@ -143,7 +143,9 @@ def _named(cause: PodTermination, seen: Observation) -> Outcome:
 
 def _suspect(cause: PodTermination) -> str:
     """The node that may be to blame: the trainer didn't say a word, and it isn't the program's memory either."""
-    return "" if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY else cause.node
+    if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY:
+        return ""
+    return cause.node
 
 
 def job_gone(seen: Observation, limits: Limits) -> Decision | None:

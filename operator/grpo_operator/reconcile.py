@@ -171,8 +171,9 @@ class Reconciler:
             source = self._caches.grpojobs.get(ObjectKey(key.namespace, job.resume_job)) if job.resume_job else None
             return replace(seen, source=source) if source else seen
         pull, silence = self._rank0.pull(key), self._rank0.silence(key)
-        current = pull if pull and pull.progress.attempt == job.status.attempt else None
-        return replace(seen, pull=current, silence=silence)
+        if pull and pull.progress.attempt != job.status.attempt:
+            pull = None
+        return replace(seen, pull=pull, silence=silence)
 
     async def _asked(self, seen: Observation) -> Observation:
         """With what events say of an attempt that doesn't get going, and pods that an ended Job must have had."""

@@ -108,7 +108,9 @@ class GRPOJobRecord:
     @property
     def queue_name(self) -> str | None:
         """Kueue's LocalQueue, when Kueue admits this job."""
-        return self.kueue.queue or (self.spec.placement.queue_name if self.spec else None)
+        if self.kueue.queue:
+            return self.kueue.queue
+        return self.spec.placement.queue_name if self.spec else None
 
     @property
     def competes(self) -> bool:
@@ -123,7 +125,9 @@ class GRPOJobRecord:
     @property
     def resume_job(self) -> str | None:
         """spec.resumeFrom.grpoJob."""
-        return self.spec.resume_from.grpo_job if self.spec and self.spec.resume_from else None
+        if self.spec is None or self.spec.resume_from is None:
+            return None
+        return self.spec.resume_from.grpo_job
 
     @property
     def active_deadline(self) -> int | None:

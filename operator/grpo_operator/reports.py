@@ -68,18 +68,22 @@ def _revisions(seen: Observation) -> dict[str, Any]:
 def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
     """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
     learned = known(seen)
-    return {} if decision.learned or learned == (seen.job.status.learned or Learned()) else {"learned": learned}
+    before = seen.job.status.learned or Learned()
+    if decision.learned or learned == before:
+        return {}
+    return {"learned": learned}
 
 
 def _checkpoint(seen: Observation) -> dict[str, Any]:
-    """The newest checkpoint that the attempt tells of. One that trains without any has gone back behind the last."""
-    told = [one.outcome.checkpoint for one in seen.terminations if one.reported]
+    """The newest checkpoint that the attempt reports. An attempt that trains without one began before the last."""
+    reported_checkpoints = [end.outcome.checkpoint for end in seen.terminations if end.reported]
     if seen.pull:
-        told.append(seen.pull.progress.checkpoint)
-    newest = max((one for one in told if one), key=lambda one: one.step, default=None)
-    if newest is None:
-        gone = seen.job.status.checkpoint and seen.pull and seen.pull.progress.stage == "Training"
-        return {"checkpoint": None} if gone else {}
+        reported_checkpoints.append(seen.pull.progress.checkpoint)
+    checkpoints = [checkpoint for checkpoint in reported_checkpoints if checkpoint]
+    if not checkpoints:
+        trains_without = seen.pull is not None and seen.pull.progress.stage == "Training"
+        return {"checkpoint": None} if trains_without and seen.job.status.checkpoint else {}
+    newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
     where = _lasting(newest.where, seen.job)
     kept = CheckpointStatus(step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where)
     return {"checkpoint": kept}
@@ -87,9 +91,12 @@ def _checkpoint(seen: Observation) -> dict[str, Any]:
 
 def _export(seen: Observation) -> dict[str, Any]:
     """The exported model, of which one rank tells."""
-    told = (one.outcome.export for one in seen.terminations if one.succeeded)
-    found = next((one for one in told if one), None)
-    return {"export": found.model_copy(update={"path": _lasting(found.path, seen.job)})} if found else {}
+    for end in seen.terminations:
+        exported = end.outcome.export
+        if end.succeeded and exported:
+            path = _lasting(exported.path, seen.job)
+            return {"export": exported.model_copy(update={"path": path})}
+    return {}
 
 
 def _lasting(path: str, job: GRPOJobRecord) -> str:
@@ -116,7 +123,8 @@ def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> di
 
 def _final_pods(seen: Observation) -> dict[str, Any]:
     """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
-    now = {pod.name: _pod(pod) for pod in seen.pods} | {pod.name: _engine(pod) for pod in seen.engine_pods}
+    now = {pod.name: _pod(pod) for pod in seen.pods}
+    now |= {pod.name: _engine(pod) for pod in seen.engine_pods}
     final = [now.get(known.name, _gone(known)) for known in seen.job.status.pods]
     return {"pods": final} if final != seen.job.status.pods else {}
 
@@ -187,16 +195,20 @@ def _ratio(predicted: int, measured: int) -> str:
 
 def _progress(progress: Progress) -> ProgressStatus:
     step, total, last = progress.step, progress.total_steps, progress.last_step_time
-    left = progress.eta_seconds
-    eta = int(left) if left is not None and left <= MAX_ETA else None
+    percent, summary = 0, str(step)
+    if total:
+        percent, summary = min(100, 100 * step // total), f"{step}/{total}"
+    eta: int | None = None
+    if progress.eta_seconds is not None and progress.eta_seconds <= MAX_ETA:
+        eta = int(progress.eta_seconds)
     return ProgressStatus(
         attempt=progress.attempt,
         step=step,
         total_steps=total,
-        percent=min(100, 100 * step // total) if total else 0,
-        summary=f"{step}/{total}" if total else str(step),
+        percent=percent,
+        summary=summary,
         eta_seconds=eta,
-        eta=duration(eta) if eta is not None else "",
+        eta="" if eta is None else duration(eta),
         last_step_time=timestamp(last) if last else None,
     )
 
@@ -204,8 +216,10 @@ def _progress(progress: Progress) -> ProgressStatus:
 def duration(seconds: int) -> str:
     """The two largest units, such as `1h12m` or `45s`."""
     parts = ((seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
-    first = next((position for position, (value, _) in enumerate(parts) if value), len(parts) - 1)
-    return "".join(f"{value}{unit}" for value, unit in parts[first : first + 2] if value) or "0s"
+    first = next((position for position, (value, _) in enumerate(parts) if value), None)
+    if first is None:
+        return "0s"
+    return "".join(f"{value}{unit}" for value, unit in parts[first : first + 2] if value)
 
 
 def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
@@ -214,12 +228,13 @@ def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStat
     step = max(outcome.step, known.step)
     total = max(known.total_steps, outcome.total_steps, step)
     done = outcome.result is Result.SUCCEEDED
+    percent = 100 * step // total if total else 100 * int(done)
     return known.model_copy(
         update={
             "attempt": outcome.attempt or known.attempt,
             "step": step,
             "total_steps": total,
-            "percent": 100 * step // total if total else 100 * int(done),
+            "percent": percent,
             "summary": f"{step}/{total}",
             "eta_seconds": 0 if done else None,
             "eta": "",
@@ -241,5 +256,7 @@ def _pod(pod: PodRecord) -> PodStatus:
     if found and found.exit_code is not None and phase not in ENDED_PHASES:
         # the kubelet sets a pod's phase a moment after its container's end, and nobody may look again
         phase = "Failed" if found.exit_code else "Succeeded"
-    reason = found.outcome.result.value if found else (pod.waiting or pod.unschedulable)
+    reason = pod.waiting or pod.unschedulable
+    if found:
+        reason = found.outcome.result.value
     return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256])

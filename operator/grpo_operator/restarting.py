@@ -60,11 +60,9 @@ def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
     spec, outcome, before = job.spec, end.outcome, job.status.rollbacks
     if spec is None or spec.guard.on_divergence == "Fail" or not end.reported or outcome.result not in DIVERGED:
         return None
-    if (
-        outcome.diverged_on is None
-        or len(before) >= MAX_ROLLBACKS
-        or outcome.diverged_on in [b.skipped for b in before]
-    ):
+    if outcome.diverged_on is None or len(before) >= MAX_ROLLBACKS:
+        return None
+    if outcome.diverged_on in [rollback.skipped for rollback in before]:
         return None
     return Rollback(attempt=job.status.attempt, reason=outcome.result, skipped=outcome.diverged_on)
 
@@ -92,7 +90,12 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
 
 def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = RELEASES) -> int:
     """How many of the last ends, without another between them, were releases for one of these reasons."""
-    return sum(1 for _ in takewhile(lambda end: end.reason in reasons, reversed(ends)))
+    count = 0
+    for end in reversed(ends):
+        if end.reason not in reasons:
+            break
+        count += 1
+    return count
 
 
 def avoided_nodes(status: GRPOJobStatus, node: str) -> tuple[str, ...]:

@@ -19,8 +19,10 @@ LOOK_AGAIN = 10.0
 
 def resolved(job: GRPOJobRecord) -> bool:
     """Whether there is nothing to find out, or it has been found out."""
-    wanted = job.resume_job
-    return wanted is None or (job.status.resume_from is not None and job.status.resume_from.grpo_job == wanted)
+    wanted, found = job.resume_job, job.status.resume_from
+    if wanted is None:
+        return True
+    return found is not None and found.grpo_job == wanted
 
 
 def source_unresolved(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
@@ -43,7 +45,8 @@ def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str
         return {}
     mine, theirs = _repositories(spec), _repositories(source.spec)
     known = source.status.revisions or {}
-    return {path: known[path] for path, named in mine.items() if path in known and theirs.get(path) == named}
+    named_alike = [path for path, named in mine.items() if theirs.get(path) == named]
+    return {path: known[path] for path in named_alike if path in known}
 
 
 def _repositories(spec: GRPOJobSpec) -> dict[str, tuple[str | None, str | None]]:
@@ -66,7 +69,9 @@ def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | 
     store, volume = source.spec.checkpoint.store, checkpoint_volume(name, source.spec.checkpoint)
     if volume is None and store is None:
         return f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so nothing of it is kept"
-    if source.status.plan is None or not (source.status.progress and source.status.progress.step):
+    progress = source.status.progress
+    has_stepped = bool(progress and progress.step)
+    if source.status.plan is None or not has_stepped:
         return f"GRPOJob {name} has not made a step yet"
     return ResumeSource(
         grpo_job=name,

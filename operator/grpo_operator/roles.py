@@ -48,7 +48,10 @@ def engine_role(spec: GRPOJobSpec, plan: ExecutionPlan) -> Role | None:
 
 def replicas(plan: ExecutionPlan | None) -> int:
     """How many engine pods the plan has."""
-    return plan.engine.replicas if plan and plan.engine and plan.engine.kind == "Servers" else 0
+    engine = plan.engine if plan else None
+    if engine is None or engine.kind != "Servers":
+        return 0
+    return engine.replicas
 
 
 def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:

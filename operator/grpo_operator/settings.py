@@ -211,7 +211,9 @@ def _is_receiver(endpoint: str) -> bool:
         known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         return False
-    return known and endpoint.isprintable() and not (url.query or url.fragment)
+    if url.query or url.fragment:
+        return False
+    return known and endpoint.isprintable()
 
 
 def _headers(text: str) -> dict[str, str]:
@@ -222,8 +224,10 @@ def _headers(text: str) -> dict[str, str]:
     """
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     found = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
-    known = all(re.fullmatch(_HEADER_NAME, name) and value.isprintable() for name, value in found.items())
-    if not known or not all(separator for _, separator, _ in pairs):
+    names_are_tokens = all(re.fullmatch(_HEADER_NAME, name) for name in found)
+    values_are_printable = all(value.isprintable() for value in found.values())
+    all_have_values = all(separator for _, separator, _ in pairs)
+    if not names_are_tokens or not values_are_printable or not all_have_values:
         raise ValueError(f"{HEADERS_ENV} is not name=value,name=value; percent-encode what is special in a value")
     return found
 

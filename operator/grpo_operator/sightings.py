@@ -68,14 +68,18 @@ class Sightings:
             known = Sighting(attempt=attempt)
         ended = {pod.uid: known.ended.get(pod.uid, at) for pod in pods if pod.termination}
         deleted = {pod.uid: known.deleted.get(pod.uid, at) for pod in pods if pod.deleting}
-        over = ended or deleted or (child.ended if child else expected or known.child_uid)
+        if child is None:
+            child_uid, child_seen_at = known.child_uid, None
+            job_is_over = expected or bool(known.child_uid)
+        else:
+            child_uid = child.uid
+            child_seen_at = known.child if child.uid == known.child_uid else at
+            job_is_over = bool(child.ended)
+        over: Observed | None = None
+        if ended or deleted or job_is_over:
+            over = known.over or at
         found = Sighting(
-            attempt=attempt,
-            child_uid=child.uid if child else known.child_uid,
-            child=(known.child if child.uid == known.child_uid else at) if child else None,
-            ended=ended,
-            deleted=deleted,
-            over=(known.over or at) if over else None,
+            attempt=attempt, child_uid=child_uid, child=child_seen_at, ended=ended, deleted=deleted, over=over
         )
         self._jobs[key] = found
         return found

@@ -95,8 +95,9 @@ def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
         return None
     if seen.ran or seen.job.creates_pods or seen.job.queue_name:
         return Decision(Action.START)
-    in_time = admitted_for(seen.job, seen.now) < limits.scheduling
-    return Decision(Action.START) if seen.pods_bound and in_time else None
+    if seen.pods_bound and admitted_for(seen.job, seen.now) < limits.scheduling:
+        return Decision(Action.START)
+    return None
 
 
 def not_started(seen: Observation, limits: Limits) -> Decision | None:
@@ -111,7 +112,9 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:
     # one that waits for the API server's leave keeps nothing from others
     if admitted_for(seen.job, seen.now) < limits.scheduling or (told and told.reason == Reason.FAILED_CREATE):
         return Decision(Action.START)
-    why = told.message if told and told.reason == Reason.NAME_TAKEN else "its Job could not be created"
+    why = "its Job could not be created"
+    if told and told.reason == Reason.NAME_TAKEN:
+        why = told.message
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {why}")
 
 

@@ -67,13 +67,14 @@ def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
 def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
     """How the current attempt ended, and what that means for those after it."""
     old, action, outcome = seen.job.status, decision.action, decision.ended
+    ends_attempt = outcome is not None or action is Action.RELEASE
     fields: dict[str, Any] = {}
     if action in (Action.SUSPEND, Action.RELEASE):
         # nodes that were looked after during a pause, or that nobody can do without, get another chance
         fields["avoided_nodes"] = []
     elif decision.avoided_nodes is not None:
         fields["avoided_nodes"] = list(decision.avoided_nodes)
-    if not old.attempt or not (outcome or action is Action.RELEASE):
+    if not old.attempt or not ends_attempt:
         return fields
     end = AttemptEnd(
         attempt=old.attempt,
@@ -126,8 +127,10 @@ def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
             "pods": [],
         }
     if action in _ENDS_ATTEMPT:
-        waits = {"passed_over": decision.passed_over or None} if action is Action.QUEUE else {}
-        return {"active_seconds": int(seen.elapsed), "attempt_start_time": None} | waits
+        fields: dict[str, Any] = {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
+        if action is Action.QUEUE:
+            fields["passed_over"] = decision.passed_over or None
+        return fields
     if seen.child is None or not seen.job.active:
         return {}
     return {"job_uid": seen.child.uid}
@@ -151,8 +154,9 @@ def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[
     before = {condition.type: condition for condition in old}
     for condition in new:
         known = before.get(condition.type)
-        same = known is not None and known.status == condition.status
-        at = known.last_transition_time if known and same else timestamp(now)
+        at = timestamp(now)
+        if known and known.status == condition.status:
+            at = known.last_transition_time
         before[condition.type] = condition.model_copy(update={"last_transition_time": at})
     return list(before.values())
 
@@ -168,10 +172,14 @@ def phase(found: list[Condition]) -> Phase:
         if true(kind):
             return word
     admitted = by_type.get(ConditionType.ADMITTED)
-    if admitted is None or admitted.status != "True":
-        return Phase.QUEUED if admitted and admitted.reason in _WAITING else Phase.PENDING
+    if admitted is None:
+        return Phase.PENDING
+    if admitted.status != "True":
+        return Phase.QUEUED if admitted.reason in _WAITING else Phase.PENDING
     running = by_type.get(ConditionType.RUNNING)
-    return Phase.RESTARTING if running and running.reason in _RESTARTING else Phase.STARTING
+    if running and running.reason in _RESTARTING:
+        return Phase.RESTARTING
+    return Phase.STARTING
 
 
 _PHASES = (

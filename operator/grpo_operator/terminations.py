@@ -16,6 +16,7 @@ from grpo_api.fitting import with_message
 from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result
 
 from .texts import cut
+from .times import Reported
 from .untyped import MAX_OBJECT, Part, reported
 
 _RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
@@ -65,7 +66,9 @@ class PodTermination:
         A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received SIGTERM reports
         Preempted. A process that died without a report was not stopped by a peer's end.
         """
-        return self.tier <= Tier.DISRUPTION or not (self.reported or self.tier is Tier.TERMINATED)
+        if self.tier <= Tier.DISRUPTION:
+            return True
+        return not self.reported and self.tier is not Tier.TERMINATED
 
     @property
     def own_failure(self) -> bool:
@@ -122,15 +125,21 @@ def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermin
 
 
 def _reasons(*parts: Part) -> tuple[str, ...]:
-    return tuple(reason for part in parts if (reason := part.text("reason")))
+    return tuple(filter(None, (part.text("reason") for part in parts)))
 
 
 def _durations(status: Part, terminated: Part) -> tuple[float | None, float | None]:
     """How long the pod was held and how long its container ran; None for what makes no duration."""
     end = reported(terminated, "finishedAt")
-    begun = (reported(status, "startTime"), reported(terminated, "startedAt"))
-    held, ran = (end - begin if end and begin and end >= begin else None for begin in begun)
+    held = _duration(reported(status, "startTime"), end)
+    ran = _duration(reported(terminated, "startedAt"), end)
     return held, ran
+
+
+def _duration(begin: Reported | None, end: Reported | None) -> float | None:
+    if not begin or not end or end < begin:
+        return None
+    return end - begin
 
 
 def _exit_code(container: Part) -> int:
@@ -140,10 +149,14 @@ def _exit_code(container: Part) -> int:
 
 def _container_termination(terminated: Part, attempt: int, disrupted: bool, why: str) -> PodTermination:
     message = terminated.text("message", MAX_OBJECT)
-    told = _reported(message, attempt)
+    outcome = _reported(message, attempt)
+    is_reported = outcome is not None
+    if outcome is None:
+        detail = "; ".join(part for part in (why, message.strip()) if part)
+        outcome = _concluded(terminated, detail)
     return PodTermination(
-        outcome=told or _concluded(terminated, "; ".join(part for part in (why, message.strip()) if part)),
-        reported=told is not None,
+        outcome=outcome,
+        reported=is_reported,
         disrupted=disrupted,
         exit_code=terminated.integer("exitCode"),
     )

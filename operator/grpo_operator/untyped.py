@@ -135,7 +135,9 @@ class Part:
         above = self._parent._path(self._name) if self._parent else self._name
         if not name or not above:
             return name or above
-        return f"{above}[{cut(name, 80)}]" if "/" in name or "." in name else f"{above}.{name}"
+        if "/" in name or "." in name:
+            return f"{above}[{cut(name, 80)}]"
+        return f"{above}.{name}"
 
     def _raise(self, name: str, wanted: str) -> str:
         raise self._wrong(name, wanted)

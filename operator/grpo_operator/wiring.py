@@ -215,7 +215,7 @@ class Operator:
         if not self._leading.is_set():
             await self._leading.wait()
             # a kind that is not there is no reason to wait
-            known = [mirror for mirror in self.mirrors.values() if not (mirror.optional and mirror.not_served)]
+            known = [mirror for mirror in self.mirrors.values() if not mirror.is_missing_kind]
             await asyncio.gather(*(mirror.list_if_served() for mirror in known))
         if secret := self.settings.token_secret:
             self._tokens.keys = await keys.load(self._cluster, secret)

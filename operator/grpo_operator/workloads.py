@@ -186,7 +186,8 @@ def reserving_workload(item: object) -> WorkloadRecord:
     """
     meta = Part(item).part("metadata")
     own = ("namespace", "name", "uid", "resourceVersion", "labels", "ownerReferences")
-    return workload_record({"metadata": {field: value for field, value in meta.items() if field in own}})
+    metadata = {field: value for field, value in meta.items() if field in own}
+    return workload_record({"metadata": metadata})
 
 
 def _conditions(status: Part) -> dict[str, Told]:
@@ -222,10 +223,12 @@ def _update(one: Part) -> PodSetUpdate:
 
 
 def _checks(status: Part) -> str:
-    waiting = [one for one in status.parts("admissionChecks") if one.text("state") != "Ready"]
-    said = (
-        f"{one.text('name', MAX_OBJECT)} is {one.text('state')}"
-        + (f": {words}" if (words := one.text("message", MAX_OBJECT)) else "")
-        for one in waiting
-    )
-    return cut("; ".join(said), MAX_SENTENCE)
+    waiting = [check for check in status.parts("admissionChecks") if check.text("state") != "Ready"]
+    return cut("; ".join(map(_check_message, waiting)), MAX_SENTENCE)
+
+
+def _check_message(check: Part) -> str:
+    """`name is Pending: message`."""
+    state = f"{check.text('name', MAX_OBJECT)} is {check.text('state')}"
+    message = check.text("message", MAX_OBJECT)
+    return f"{state}: {message}" if message else state

@@ -64,7 +64,8 @@ class Assumptions:
         job = self._jobs.get(claim.job.key)
         if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
             return False
-        return (job.wants_admission or job.active) and job.status.attempt + 1 == claim.attempt
+        may_commit = job.wants_admission or job.active
+        return may_commit and job.status.attempt + 1 == claim.attempt
 
     def deny(self, uid: str, now: float) -> bool:
         """The API server does not take the job's commit: it gives its place up for a while. False if it had none."""

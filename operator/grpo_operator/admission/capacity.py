@@ -84,8 +84,8 @@ class Capacity:
     def _reserve_missing(self, claim: Claim, role: Role) -> None:
         """Reserves nodes for the pods of a role that an admitted gang still lacks."""
         job, attempt = claim.job, str(claim.attempt)
-        own = (pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt and pod.engine == role.engines)
-        bound = [pod.node for pod in own]
+        own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt]
+        bound = [pod.node for pod in own if pod.engine == role.engines]
         # pods that are bound take their node already; ranks will each go to a node without one of them
         there = set() if role.engines else set(bound)
         missing = role.plan.nodes - (len(bound) if role.engines else len(there))
@@ -200,7 +200,9 @@ class Capacity:
     def _most(self, role: Role) -> int:
         """How many pods of the role may be on one node: ranks keep apart, and of engines that ask for more than GPUs,
         memory and cores nobody counts here how many a node has room for."""
-        return 1 if not role.engines or self._suitable_for(role).extra else role.plan.nodes
+        if not role.engines or self._suitable_for(role).extra:
+            return 1
+        return role.plan.nodes
 
     def _cover(self, job: GRPOJobRecord, role: Role, missing: int) -> list[tuple[str, Amounts]]:
         """Takes GPUs anywhere for what pods that come lack on their nodes, so that nobody takes these as free.

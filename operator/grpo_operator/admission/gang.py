@@ -12,7 +12,9 @@ MEMORY, CPU = "memory", "cpu"
 
 def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
     """The roles of a job's gang that need GPUs, in the order in which they are started; none for an unreadable spec."""
-    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node) if job.spec else ()
+    if job.spec is None:
+        return ()
+    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node)
 
 
 def widest_first(role: Role) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from grpo_api.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
-from grpo_api.running import PlacementSpec
+from grpo_api.running import PlacementSpec, Toleration
 from grpo_planner import Node
 
 from ..names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID
@@ -194,14 +194,20 @@ def _amd(node: NodeFacts) -> Iterator[Finding]:
     count = int(node.offers.get(AMD, 0))
     if not count:
         return
-    key = next((k for k in (f"{AMD}.product-name", "beta.amd.com/gpu.product-name") if node.labels.get(k)), "")
-    vram = next((node.labels[k] for k in (f"{AMD}.vram", "beta.amd.com/gpu.vram") if node.labels.get(k)), "")
+    key = _first_set_label(node.labels, f"{AMD}.product-name", "beta.amd.com/gpu.product-name")
+    vram_key = _first_set_label(node.labels, f"{AMD}.vram", "beta.amd.com/gpu.vram")
+    vram = node.labels[vram_key] if vram_key else ""
     # the labeller writes 192G for 192 GiB
     memory = int(quantity(vram.removesuffix("B").removesuffix("i").removesuffix("G") or 0) * 1024)
     selector = ((key, node.labels[key]),) if key else ()
     warning = "" if memory else f"no {AMD}.vram label; set placement.gpuMemory"
     product = node.labels.get(key, "")
     yield Cards(resource=AMD, count=count, product=product, memory_mib=memory, selector=selector), warning
+
+
+def _first_set_label(labels: Mapping[str, str], *keys: str) -> str:
+    """Return the first of the keys whose label is not empty; empty without one."""
+    return next((key for key in keys if labels.get(key)), "")
 
 
 def _whole(labels: Mapping[str, str], key: str) -> int:
@@ -215,8 +221,11 @@ def _amount(labels: Mapping[str, str], key: str) -> float:
 
 
 def _capability(labels: Mapping[str, str]) -> tuple[int, int] | None:
-    major, minor = (labels.get(f"{NVIDIA}.compute.{part}", "") for part in ("major", "minor"))
-    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() and int(major) else None
+    major = labels.get(f"{NVIDIA}.compute.major", "")
+    minor = labels.get(f"{NVIDIA}.compute.minor", "")
+    if not major.isdecimal() or not minor.isdecimal():
+        return None
+    return (int(major), int(minor)) if int(major) else None
 
 
 def left_out(node: NodeFacts, placement: PlacementSpec) -> str:
@@ -226,19 +235,25 @@ def left_out(node: NodeFacts, placement: PlacementSpec) -> str:
     for label, value in placement.node_selector.items():
         if node.labels.get(label) != value:
             return f"label {label} is not {value}"
-    return next((f"taint {key}={value}:{effect}" for key, value, effect in node.taints
-                 if not _tolerated(key, value, effect, placement)), "")  # fmt: skip
+    for key, value, effect in node.taints:
+        if not _tolerated(key, value, effect, placement):
+            return f"taint {key}={value}:{effect}"
+    return ""
 
 
 def _tolerated(key: str, value: str, effect: str, placement: PlacementSpec) -> bool:
     if key in GPU_TAINTS:
         return True
-    return any(
-        (one.effect in (None, effect))
-        and (one.key in (None, key))
-        and (one.operator == "Exists" or (one.key == key and (one.value or "") == value))
-        for one in placement.tolerations
-    )
+    return any(_tolerates(toleration, key, value, effect) for toleration in placement.tolerations)
+
+
+def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> bool:
+    """True if a toleration matches a taint, by the scheduler's rules: unset key or effect match all."""
+    if toleration.effect not in (None, effect) or toleration.key not in (None, key):
+        return False
+    if toleration.operator == "Exists":
+        return True
+    return toleration.key == key and (toleration.value or "") == value
 
 
 def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:

@@ -98,10 +98,16 @@ class Pass:
 
 def judge(asked: Question, plans: Plans) -> Pass:
     """Plays the queue through."""
-    wanting = [job for job in asked.jobs if job.wants_admission and job.uid not in asked.assumed]
-    pauses = {job.uid: pausing(job, asked.now, asked.limits) for job in wanting}
-    waiting = [job for job in wanting if not pauses[job.uid] and job.uid not in asked.resting]
-    look_again = min((pause for pause in pauses.values() if pause), default=None)
+    waiting: list[GRPOJobRecord] = []
+    look_again: float | None = None
+    for job in asked.jobs:
+        if job.uid in asked.assumed or not job.wants_admission:
+            continue
+        pause = pausing(job, asked.now, asked.limits)
+        if pause:
+            look_again = pause if look_again is None else min(look_again, pause)
+        elif job.uid not in asked.resting:
+            waiting.append(job)
     plans.expect(len(waiting))
     if not waiting:
         return Pass(verdicts={}, look_again=look_again)
@@ -185,8 +191,8 @@ class _Round:
         for job, verdict in self._places:
             rank = priority(job, priorities)
             # who starts while an older job of its priority keeps its place has gone past it
-            overtaking = 0 if verdict.admitted else sum(one == rank and by > age(job) for one, by in started)
-            passed_over[job.uid] += overtaking
+            if not verdict.admitted:
+                passed_over[job.uid] += sum(one == rank and by > age(job) for one, by in started)
         return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
 
     def _uncounted(self, claim: Claim) -> bool:
@@ -234,7 +240,9 @@ class _Round:
         if plan is None:
             return verdict_of(job, result)
         # the planner has looked for the nodes of one role alone
-        fits = self._left.fits(job, plan) if kept or replicas(plan) else result.fits_now
+        fits = result.fits_now
+        if kept or replicas(plan):
+            fits = self._left.fits(job, plan)
         if problem := plan_problem(job, plan):
             return refusal(job, problem)
         if problem := self._allowance.problem(job, plan):

@@ -49,8 +49,11 @@ def kept_plan(job: GRPOJobRecord) -> ExecutionPlan | None:
     Another number of ranks or another batch would make other steps of the same checkpoint.
     """
     status = job.status
-    made = status.progress and status.progress.step
-    return status.plan if status.resume_from or made or (status.learned and status.learned.shortfalls) else None
+    has_stepped = status.progress and status.progress.step
+    was_relieved = status.learned and status.learned.shortfalls
+    if status.resume_from or has_stepped or was_relieved:
+        return status.plan
+    return None
 
 
 def resumed(job: GRPOJobRecord, inventory: Inventory) -> PlanResult | None:

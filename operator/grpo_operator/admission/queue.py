@@ -103,7 +103,9 @@ class AdmissionQueue:
     def noticed(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
         """A job was looked at, or is gone or can't be read; wakes a pass if what concerns the queue is new."""
         job = job or self._jobs.get(key)
-        mark = self._mark(job) if job and not job.finished and job.competes else None
+        mark: _Mark | None = None
+        if job and not job.finished and job.competes:
+            mark = self._mark(job)
         if mark == self._marks.get(key):
             return
         if mark:

@@ -34,8 +34,11 @@ class Suitability:
     def __init__(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Looks at each node's GPUs; nodes without any are of no use to anybody here."""
         self.nodes = nodes
-        seen = ((node, *cards(node)) for node in nodes)
-        self._sights = [(node, tuple(found), said) for node, found, said in seen if found or said]
+        self._sights: list[tuple[NodeFacts, tuple[Cards, ...], list[str]]] = []
+        for node in nodes:
+            usable, warnings = cards(node)
+            if usable or warnings:
+                self._sights.append((node, tuple(usable), warnings))
         self._known: dict[str, Suitable] = {}
         self._reports_disk = reports_disk(node for node, _, _ in self._sights)
 

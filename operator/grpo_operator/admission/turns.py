@@ -23,8 +23,8 @@ def age(job: GRPOJobRecord) -> tuple[float, str]:
 
 def priority(job: GRPOJobRecord, priorities: Mapping[str, int]) -> int:
     """The value of the job's PriorityClass; that of the cluster's default for a job that names none."""
-    name = (job.spec.placement.priority_class_name if job.spec else None) or ""
-    return priorities.get(name, 0)
+    name = job.spec.placement.priority_class_name if job.spec else None
+    return priorities.get(name or "", 0)
 
 
 def in_turn(

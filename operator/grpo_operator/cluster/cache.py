@@ -255,7 +255,9 @@ class Listing(Generic[R]):
 
 def same(before: R | None, now: R) -> bool:
     """Whether two records of an object differ in nothing but its version: what has changed of it is read by nobody."""
-    return before is now or (before is not None and replace(before, version=now.version) == now)
+    if before is None:
+        return False
+    return before is now or replace(before, version=now.version) == now
 
 
 def version_of(item: Any) -> tuple[str, int]:
@@ -301,4 +303,5 @@ class Caches:
             return job.generation == job.observed_generation
         if not job.active or not self.jobs.of(key):
             return False
-        return all(pod.live or pod.engine for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
+        current = (pod for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
+        return all(pod.live or pod.engine for pod in current)

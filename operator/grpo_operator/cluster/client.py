@@ -201,8 +201,11 @@ class HttpCluster:
         query: Mapping[str, str] | None,
         seconds: float,
     ) -> Object:
-        headers = {} if body is None else {"Content-Type": MERGE_PATCH if verb == "PATCH" else "application/json"}
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers: dict[str, str] = {}
+        data: bytes | None = None
+        if body is not None:
+            headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else "application/json"
+            data = json.dumps(body, separators=(",", ":")).encode()
         if verb in WRITES:
             seconds = min(seconds, self._gate())
         method, timeout = "GET" if verb == "LIST" else verb, aiohttp.ClientTimeout(total=seconds)
@@ -290,7 +293,9 @@ def _page(path: str, found: Object) -> tuple[list[Object], int, str]:
     """
     try:
         meta = found["metadata"]
-        return list(found.get("items") or ()), int(meta["resourceVersion"]), meta.get("continue") or ""
+        items = list(found.get("items") or ())
+        token = meta.get("continue") or ""
+        return items, int(meta["resourceVersion"]), token
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Unavailable(f"LIST {path}: no list: {str(found)[:200]}") from error
 

@@ -156,7 +156,9 @@ async def _beginning(stream: aiohttp.StreamReader) -> bytes:
 
 def _retry_after(text: str) -> float | None:
     """Seconds of the header Retry-After, held to a bound; None for a date or anything else."""
-    return min(float(text), LONGEST_PAUSE) if text.isascii() and text.isdecimal() else None
+    if not text.isascii() or not text.isdecimal():
+        return None
+    return min(float(text), LONGEST_PAUSE)
 
 
 def _partial(text: bytes) -> tuple[int, str]:

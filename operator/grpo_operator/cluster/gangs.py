@@ -29,8 +29,10 @@ class Gangs:
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
         """The one of that namespace and name."""
+        if job := self._caches.grpojobs.get(key):
+            return job
         aside = self._caches.grpojobs.aside.get(key)
-        return self._caches.grpojobs.get(key) or (aside if aside and self._lives(aside) else None)
+        return aside if aside and self._lives(aside) else None
 
     @property
     def look_again(self) -> float | None:
@@ -41,7 +43,9 @@ class Gangs:
     def _lives(self, job: GRPOJobRecord) -> bool:
         """Whether the Job of the attempt is there and has not ended, or may still be created."""
         begun = self._begun(job)
-        return job.active and any(not child.ended for child in begun) if begun else self._starts_within(job) > 0
+        if not begun:
+            return self._starts_within(job) > 0
+        return job.active and any(not child.ended for child in begun)
 
     def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
         """The Job of the attempt, if there is one; not that of its engines, which lives on after it for a moment."""

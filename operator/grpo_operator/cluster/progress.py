@@ -115,7 +115,9 @@ class ProgressPuller:
     def silence(self, key: ObjectKey) -> Silence | None:
         """That the job's rank 0 does not answer, since when and why; None while it does."""
         state = self._states.get(key)
-        return Silence(state.heard_at, state.problem) if state and state.failures else None
+        if state is None or not state.failures:
+            return None
+        return Silence(state.heard_at, state.problem)
 
     async def run(self) -> None:
         """Pulls until cancelled."""
@@ -196,8 +198,10 @@ def pulled(last: Pull | None, progress: Progress, at: Observed) -> Pull:
 
     While it trains, only a step counts: what else happens, happens within a step.
     """
-    same = last is not None and _reached(last.progress) == _reached(progress)
-    return Pull(progress, at, last.advanced_at if last and same else at)
+    advanced_at = at
+    if last and _reached(last.progress) == _reached(progress):
+        advanced_at = last.advanced_at
+    return Pull(progress, at, advanced_at)
 
 
 def _reached(progress: Progress) -> tuple[int, str, int]:

@@ -97,7 +97,8 @@ class SharedObjects:
                 return Taken(f"PersistentVolumeClaim {name} has just been deleted", GOES_PAUSE)
             claim = claim_record(found)
             if problem := claim_problem(claim, job):
-                return Taken(problem, GOES_PAUSE if claim.deleting or claim.grpojob_uid else STAYS_PAUSE)
+                goes_by_itself = claim.deleting or claim.grpojob_uid
+                return Taken(problem, GOES_PAUSE if goes_by_itself else STAYS_PAUSE)
         return None
 
     async def service(self, namespace: str, name: str = RENDEZVOUS_SERVICE) -> Taken | None:

@@ -70,7 +70,9 @@ class Starts:
     async def _services(self, seen: Observation) -> Taken | None:
         namespace = seen.job.key.namespace
         taken = await self._shared.service(namespace)
-        return taken or (await self._shared.service(namespace, ENGINE_SERVICE) if seen.replicas else None)
+        if taken or not seen.replicas:
+            return taken
+        return await self._shared.service(namespace, ENGINE_SERVICE)
 
     async def start(self, seen: Observation) -> Decision | None:
         """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else what to do.
@@ -122,13 +124,17 @@ class Starts:
         except AlreadyExists:
             answer = await self._cluster.get(JOBS, job.key.namespace, name)
         known = self._caches.jobs.read(answer)
-        ours = known is not None and (known.grpojob_uid, known.attempt) == (job.uid, job.status.attempt)
-        return answer if known and ours and not known.deleting else None
+        if known is None or known.deleting:
+            return None
+        is_ours = (known.grpojob_uid, known.attempt) == (job.uid, job.status.attempt)
+        return answer if is_ours else None
 
 
 def _leave(seen: Observation) -> bool:
     """Whether Kueue, where it has a say, lets pods start now."""
-    return not seen.job.queue_name or (seen.workload is not None and seen.workload.starts)
+    if not seen.job.queue_name:
+        return True
+    return seen.workload is not None and seen.workload.starts
 
 
 def _waits_for_name(message: str, look_again: float) -> Decision:

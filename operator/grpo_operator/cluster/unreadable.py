@@ -17,6 +17,7 @@ from ..events import unreadable_event, unreadable_message
 from ..names import ObjectKey
 from ..reasons import Reason
 from ..times import timestamp
+from ..untyped import MAX_NAME
 from .api import EVENTS, GRPOJOBS, Cluster, Object
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ def identity(item: object) -> ObjectKey:
     """Return namespace and name of any object; `?` for a part that can't be read."""
     meta = item.get("metadata") if isinstance(item, dict) else None
     named: dict[str, Any] = meta if isinstance(meta, dict) else {}
-    return ObjectKey(*(str(named.get(field) or "?")[:253] for field in ("namespace", "name")))
+    namespace, name = named.get("namespace") or "?", named.get("name") or "?"
+    return ObjectKey(str(namespace)[:MAX_NAME], str(name)[:MAX_NAME])
 
 
 class Teller:
@@ -149,10 +151,12 @@ def _told(item: Object, problem: str, now: str) -> list[Any] | None:
     known = status.get("conditions") if isinstance(status, dict) else None
     conditions = list(known) if isinstance(known, list) else []
     message = unreadable_message(problem)
-    ours = [one for one in conditions if isinstance(one, dict) and one.get("type") == ConditionType.READABLE]
-    if any(one.get("message") == message for one in ours):
-        return None
-    others = [one for one in conditions if one not in ours]
+    others: list[Any] = []
+    for one in conditions:
+        if not isinstance(one, dict) or one.get("type") != ConditionType.READABLE:
+            others.append(one)
+        elif one.get("message") == message:
+            return None
     readable = {
         "type": ConditionType.READABLE.value,
         "status": "False",

@@ -69,8 +69,13 @@ class Mirror(Generic[R]):
         self.forbidden = False
         """Whether that is because the operator may not see it."""
 
+    @property
+    def is_missing_kind(self) -> bool:
+        """True if the cluster does not serve the selection now, and may well lack its kind."""
+        return self.optional and bool(self.not_served)
+
     async def list(self) -> int:
-        """Takes a full LIST in; returns its resourceVersion."""
+        """Take a full LIST into the cache; return its resourceVersion."""
         async with self._listing:
             ghosts = self._cache.ghosts
             with self._cache.listing(self._selection.namespace) as listing:
@@ -162,7 +167,8 @@ class Mirror(Generic[R]):
         """Says so and waits. A refusal may last: it settles the mirror, so that nobody else waits for it."""
         if isinstance(error, Denied | NotFound):
             if not self.not_served:
-                level = logging.INFO if self.optional and isinstance(error, NotFound) else logging.WARNING
+                is_usual = self.optional and isinstance(error, NotFound)
+                level = logging.INFO if is_usual else logging.WARNING
                 log.log(level, "%s are not served now; trying again: %s", self._selection, error)
             self.not_served, self.heard_at = str(error), None
             self.forbidden = isinstance(error, Forbidden)
@@ -170,7 +176,7 @@ class Mirror(Generic[R]):
             self._changed(())
         else:
             log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
-        if self.optional and self.not_served:
+        if self.is_missing_kind:
             self._wanted.clear()
             await self._until_wanted()
         else:

@@ -72,8 +72,9 @@ class Workloads:
         problem = self._problem(key.namespace) if job.queue_name else ""
         if key in self._cache.aside:
             problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
-        own = found if found and found.grpojob_uid == job.uid else None
-        return replace(seen, workload=own, kueue_problem=problem)
+        if found and found.grpojob_uid != job.uid:
+            found = None
+        return replace(seen, workload=found, kueue_problem=problem)
 
     async def step(self, seen: Observation, decision: Decision) -> Decision:
         """Takes the next step; returns the decision, with what keeps a Workload from being made.

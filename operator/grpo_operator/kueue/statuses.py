@@ -24,7 +24,8 @@ MOST_CONDITIONS = 16
 def cleared(workload: Fields, now: float) -> Fields:
     """Without its admission, after an eviction."""
     evicted = _condition(workload, EVICTED)
-    why, message = str(evicted.get("reason") or EVICTED), str(evicted.get("message") or "")
+    why = str(evicted.get("reason") or EVICTED)
+    message = str(evicted.get("message") or "")
     states = [
         (QUOTA_RESERVED, False, "Pending", message),
         (ADMITTED, False, "NoReservation", "The workload has no reservation"),
@@ -51,8 +52,9 @@ def _condition(workload: Fields, kind: str) -> Fields:
 
 
 def _conditions(workload: Fields) -> list[Fields]:
-    found = (workload.get("status") or {}).get("conditions") or []
-    return [one for one in found if isinstance(one, dict)]
+    status = workload.get("status") or {}
+    conditions = status.get("conditions") or []
+    return [condition for condition in conditions if isinstance(condition, dict)]
 
 
 def _with(workload: Fields, states: list[tuple[str, bool, str, str]], now: float) -> list[Fields]:

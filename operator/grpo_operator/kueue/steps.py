@@ -54,37 +54,52 @@ def step(seen: Observation, decision: Decision, pods: PodDefaults) -> Step | Non
     if workload.deleting:
         return None
     if seen.job.finished:
-        return None if workload.is_true(FINISHED) or seen.pods_left else Step(Write.FINISH)
+        may_finish = not workload.is_true(FINISHED) and not seen.pods_left
+        return Step(Write.FINISH) if may_finish else None
     return _of_the_living(seen, decision, workload, pods)
 
 
 def _without(seen: Observation, decision: Decision) -> Step | None:
     """No Workload: one is made for a job that waits with a plan."""
-    waits = decision.action is Action.QUEUE and decision.plan is not None and not seen.job.active
-    if not waits or not seen.job.queue_name:
+    has_plan = decision.action is Action.QUEUE and decision.plan is not None
+    if not has_plan or seen.job.active or not seen.job.queue_name:
         return None
     return Step(Write.ADOPT) if seen.job.kueue.prebuilt else Step(Write.CREATE, decision.plan)
 
 
 def _of_the_living(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> Step | None:
     """A job that goes on, or is to go on."""
-    job, idle = seen.job, not seen.job.active and not seen.gang_left
-    if not job.queue_name or (workload.is_true(FINISHED) and not job.kueue.prebuilt):
-        return Step(Write.DELETE) if idle or not job.queue_name else None
+    job = seen.job
+    is_prebuilt = bool(job.kueue.prebuilt)
+    if not job.queue_name:
+        return Step(Write.DELETE)
+    if workload.is_true(FINISHED) and not is_prebuilt:
+        return _once_idle(seen, Write.DELETE)
     if workload.is_true(EVICTED) and workload.holds:
-        return Step(Write.CLEAR) if idle else None
+        return _once_idle(seen, Write.CLEAR)
     if job.suspended:
-        return Step(Write.PAUSE) if workload.active and not job.kueue.prebuilt else None
+        pauses = workload.active and not is_prebuilt
+        return Step(Write.PAUSE) if pauses else None
     if workload.paused:
         return Step(Write.RESUME)
     if job.active:
-        ready = seen.started and workload.keeps and not workload.is_true(PODS_READY)
-        return Step(Write.READY) if ready else None
-    if job.kueue.prebuilt:
+        return Step(Write.READY) if _becomes_ready(seen, workload) else None
+    if is_prebuilt:
         return None
     if _outdated(seen, decision, workload, pods):
-        return Step(Write.DELETE) if idle else None
+        return _once_idle(seen, Write.DELETE)
     return Step(Write.AMEND) if _amends(job, workload) else None
+
+
+def _becomes_ready(seen: Observation, workload: WorkloadRecord) -> bool:
+    """True once the whole gang runs and the Workload does not say so yet."""
+    return seen.started and workload.keeps and not workload.is_true(PODS_READY)
+
+
+def _once_idle(seen: Observation, write: Write) -> Step | None:
+    """Return the write once no pod of the gang is left: until then Kueue must go on counting its quota."""
+    is_idle = not seen.job.active and not seen.gang_left
+    return Step(write) if is_idle else None
 
 
 def _outdated(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> bool:

@@ -24,7 +24,7 @@ from .spans import Span, Trace, Value
 C = ConditionType
 MAX_MESSAGE = 1024
 DELETED, SUSPENDED = "Deleted", "Suspended"
-_NO_FAILURES = (Result.SUCCEEDED, Result.PREEMPTED)
+_FAILURES = frozenset(Result) - {Result.SUCCEEDED, Result.PREEMPTED}
 
 
 @dataclass(slots=True)
@@ -109,8 +109,9 @@ class AttemptTraces:
 
     def _begun(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> _Attempt:
         """An attempt that this write begins."""
-        suspended = job.is_true(C.SUSPENDED)
-        begin = now if job.active or suspended else min(now, _waiting_since(job.created, job.status))
+        begin = now
+        if not job.active and not job.is_true(C.SUSPENDED):
+            begin = min(now, _waiting_since(job.created, job.status))
         fresh = self._fresh(job, new.attempt, begin)
         fresh.waits_since = begin
         self._attempts[job.key] = fresh
@@ -172,10 +173,14 @@ class AttemptTraces:
 
 def _waiting_since(created: float, status: GRPOJobStatus) -> float:
     """When a job began to wait for its next attempt: its creation, its last end, or when it was resumed or retried."""
-    before = [seconds(status.ends[-1].end_time) or 0.0] if status.ends else []
-    rests = (status.condition(kind) for kind in (C.SUSPENDED, C.FAILED))
-    before += [_since(rest) for rest in rests if rest and rest.status == "False" and _was_true(rest, status)]
-    return max(created, *before) if before else created
+    begin = created
+    if status.ends:
+        begin = max(begin, seconds(status.ends[-1].end_time) or 0.0)
+    for kind in (C.SUSPENDED, C.FAILED):
+        rest = status.condition(kind)
+        if rest and rest.status == "False" and _was_true(rest, status):
+            begin = max(begin, _since(rest))
+    return begin
 
 
 def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
@@ -184,16 +189,28 @@ def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
 
 
 def _how(attempt: int, new: GRPOJobStatus) -> tuple[str, bool, str]:
-    """How an attempt ended that this status ends: the word for it, whether it failed, and why."""
+    """Return how an attempt ended that this status ends: the reason, whether it failed, and the message."""
     end = next((one for one in reversed(new.ends) if one.attempt == attempt), None)
-    final = next((c for c in new.conditions if c.type in (C.SUCCEEDED, C.FAILED) and c.status == "True"), None)
-    reason = end.reason if end else final.reason if final else SUSPENDED
-    told = new.outcome if end and new.outcome and new.outcome.attempt == attempt else None
+    final = _final_condition(new)
     failed = final is not None and final.type == C.FAILED
-    if end and not failed:
-        failed = end.reason in set(Result) - set(_NO_FAILURES)
-    return reason, failed, (told.message if told else "") or (final.message if final else "")
+    message = final.message if final else ""
+    if end is None:
+        return (final.reason if final else SUSPENDED), failed, message
+    if new.outcome and new.outcome.attempt == attempt:
+        message = new.outcome.message or message
+    return end.reason, failed or end.reason in _FAILURES, message
+
+
+def _final_condition(status: GRPOJobStatus) -> Condition | None:
+    """Return the condition by which the job has succeeded or failed; None before that."""
+    for condition in status.conditions:
+        if condition.type in (C.SUCCEEDED, C.FAILED) and condition.status == "True":
+            return condition
+    return None
 
 
 def _since(condition: Condition | None) -> float:
-    return (seconds(condition.last_transition_time) or 0.0) if condition else 0.0
+    """Return the unix time of a condition's last transition; 0 if it is not known."""
+    if condition is None:
+        return 0.0
+    return seconds(condition.last_transition_time) or 0.0

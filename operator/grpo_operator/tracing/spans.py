@@ -84,10 +84,12 @@ class Trace:
         attributes: Iterable[tuple[Attribute, Value]] = (),
     ) -> Span:
         """A span, by default a child of the root."""
+        if parent is None:
+            parent = self.span_id(traces.ATTEMPT)
         return Span(
             trace=self,
             id=self.span_id(name, number),
-            parent=self.span_id(traces.ATTEMPT) if parent is None else parent,
+            parent=parent,
             name=name.name,
             begin=begin,
             end=max(begin, end),

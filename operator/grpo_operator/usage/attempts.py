@@ -13,6 +13,7 @@ from grpo_api.usage import MAX_PODS, AttemptUsage, EngineUsage, PodTime
 from ..names import runs_engines
 from ..observe import Observation
 from ..records import ENDED_PHASES, PodRecord
+from ..terminations import PodTermination
 from ..times import Reported, seconds, timestamp
 from .division import pod_seconds
 
@@ -44,23 +45,27 @@ def holds(record: AttemptUsage) -> bool:
 
 def _sorted(seen: Observation, records: Sequence[AttemptUsage]) -> list[list[PodRecord]]:
     """The bound pods of each record. Labels are hints: a pod that was not known counts only as its Job's."""
-    by_name = {pod.name: index for index, record in enumerate(records) for pod in record.all_pods}
-    latest = {record.attempt: index for index, record in enumerate(records)}
+    by_name: dict[str, int] = {}
+    latest: dict[int, int] = {}
+    for index, record in enumerate(records):
+        latest[record.attempt] = index
+        by_name.update({pod.name: index for pod in record.all_pods})
     current = (*seen.pods, *seen.engine_pods)
     own = {child.uid for child in seen.earlier_jobs} | {pod.controller_uid for pod in current}
     found: list[list[PodRecord]] = [[] for _ in records]
     for pod in (*current, *seen.earlier_pods, *seen.departed):
         known = pod.name in by_name or pod.controller_uid in own
-        index = by_name.get(pod.name, latest.get(pod.attempt))
-        if pod.node and known and index is not None and len(found[index]) < MAX_PODS:
-            found[index].append(pod)
+        place = by_name.get(pod.name, latest.get(pod.attempt))
+        if pod.node and known and place is not None and len(found[place]) < MAX_PODS:
+            found[place].append(pod)
     return found
 
 
 def _timed(seen: Observation, record: AttemptUsage, held: Held, pods: Collection[PodRecord], as_of: str) -> Held:
     """What a role of the record's attempt held, with the times of its pods; of those that have ended and are gone only
     their sum is left."""
-    before, visible = {pod.name: pod for pod in held.pods}, {pod.name for pod in pods}
+    before = {pod.name: pod for pod in held.pods}
+    visible = {pod.name for pod in pods}
     lost = [pod for name, pod in before.items() if name not in visible]
     gone = held.gone_seconds + sum(pod.seconds for pod in lost if pod.seconds is not None)
     now = [_pod_time(seen, record, pod, before.get(pod.name), as_of) for pod in pods]
@@ -72,57 +77,88 @@ def _pod_time(seen: Observation, record: AttemptUsage, pod: PodRecord, known: Po
     if known and known.seconds is not None:
         return known
     start = seconds(record.start_time) or seen.now
-    found = known or PodTime(name=pod.name, bound_time=timestamp(_within(pod.bound_at or seen.now, start, seen.now)))
+    found = known
+    if found is None:
+        bound_at = _within(pod.bound_at or seen.now, start, seen.now)
+        found = PodTime(name=pod.name, bound_time=timestamp(bound_at))
     if pod.end is None and pod.phase not in ENDED_PHASES:
         return found
-    told = pod.termination.held_seconds if pod.termination else None
-    if told is None:
+    held = pod.termination.held_seconds if pod.termination else None
+    if held is None:
         return _closed(seen, record, found, as_of if known else found.bound_time)
+    # A duration below what was counted until now is implausible, unless the kubelet's delay explains it.
     least = pod_seconds(known, as_of) if known else 0.0
-    if told < least - LATE_SECONDS:
-        told = least
-    return _lasted(found, min(told, max(least, seen.now - start)))
+    if held < least - LATE_SECONDS:
+        held = least
+    return _lasted(found, min(held, max(least, seen.now - start)))
 
 
 def _closed(seen: Observation, record: AttemptUsage, pod: PodTime, as_of: str) -> PodTime:
-    """A pod that has ended without saying when: with its Job, which ends after it, held to what was seen of it."""
-    last = _last_end(seen, record.attempt) or seen.now
-    bound, held_until = seconds(pod.bound_time) or seen.now, seconds(as_of) or 0.0
-    return _lasted(pod, max(0.0, _within(last, held_until, seen.now) - bound))
+    """Return a pod's time up to the end of its Job, since its own end is not known.
+
+    That end is clipped to the time between `as_of`, until which the pod was counted, and now.
+    """
+    bound_at = seconds(pod.bound_time) or seen.now
+    job_ended_at = _job_end(seen, record.attempt) or seen.now
+    counted_until = seconds(as_of) or 0.0
+    ended_at = _within(job_ended_at, counted_until, seen.now)
+    return _lasted(pod, max(0.0, ended_at - bound_at))
 
 
 def _lasted(pod: PodTime, spent: float) -> PodTime:
     return pod.model_copy(update={"seconds": round(spent, 3)})
 
 
-def _last_end(seen: Observation, attempt: int) -> Reported | None:
-    """When the attempt's Job ended, which its pods did before; None while it is not known."""
-    jobs = [*seen.earlier_jobs, *([seen.child] if seen.child else [])]
-    return next((one.ended_at for one in jobs if one.attempt == attempt and not runs_engines(one.name)), None)
+def _job_end(seen: Observation, attempt: int) -> Reported | None:
+    """Return when the attempt's Job ended, which its pods did before; None while that is not known."""
+    jobs = list(seen.earlier_jobs)
+    if seen.child:
+        jobs.append(seen.child)
+    for job in jobs:
+        if job.attempt == attempt and not runs_engines(job.name):
+            return job.ended_at
+    return None
 
 
 def _heard(seen: Observation, record: AttemptUsage, pods: Collection[PodRecord]) -> AttemptUsage:
-    """The record with what rank 0 says of its time: the latest of all words is that of the longest time."""
-    for pod in pods:
-        end = pod.termination
-        if pod.index == 0 and end and end.reported and end.outcome.account:
-            record = _with_account(record, end.outcome.account)
-        if pod.index == 0 and end and end.held_seconds is not None and end.ran_seconds is not None:
-            record = record.model_copy(update={"lead_seconds": round(end.held_seconds - end.ran_seconds, 3)})
-    at = pull_time(seen)
-    first = next((pod for pod in record.pods if any(pod.name == one.name and one.index == 0 for one in pods)), None)
-    current = record.attempt == seen.job.status.attempt and not record.ended
-    if at is None or first is None or not current or at < (seconds(record.start_time) or 0.0):
+    """Return the record with the times that rank 0 reported; of several reports the longest counts as the latest."""
+    ranks0 = [pod for pod in pods if pod.index == 0]
+    for rank0 in ranks0:
+        if rank0.termination:
+            record = _with_end(record, rank0.termination)
+    names = {rank0.name for rank0 in ranks0}
+    known = next((pod for pod in record.pods if pod.name in names), None)
+    return record if known is None else _with_pull(seen, record, known)
+
+
+def _with_end(record: AttemptUsage, end: PodTermination) -> AttemptUsage:
+    """Return the record with the times that the end of rank 0's pod tells."""
+    if end.reported and end.outcome.account:
+        record = _with_account(record, end.outcome.account)
+    if end.held_seconds is None or end.ran_seconds is None:
         return record
+    return record.model_copy(update={"lead_seconds": round(end.held_seconds - end.ran_seconds, 3)})
+
+
+def _with_pull(seen: Observation, record: AttemptUsage, rank0: PodTime) -> AttemptUsage:
+    """Return the record with the times of rank 0's last answer, if that is of this attempt."""
+    at = pull_time(seen)
     account = seen.pull.progress.account if seen.pull else None
-    if account is None:
+    is_current = record.attempt == seen.job.status.attempt and not record.ended
+    if at is None or account is None or not is_current:
+        return record
+    begun_at = seconds(record.start_time) or 0.0
+    if at < begun_at:
         return record
     record = _with_account(record, account)
-    if first.seconds is not None:
+    if rank0.seconds is not None:
         return record
-    lead = max(0.0, at - (seconds(first.bound_time) or at) - account.clock.total)
-    known = record.lead_seconds
-    return record.model_copy(update={"lead_seconds": round(lead if known is None else min(known, lead), 3)})
+    bound_at = seconds(rank0.bound_time) or at
+    lead = max(0.0, at - bound_at - account.clock.total)
+    # An answer comes late, never early: the shortest lead is nearest to the truth.
+    if record.lead_seconds is not None:
+        lead = min(record.lead_seconds, lead)
+    return record.model_copy(update={"lead_seconds": round(lead, 3)})
 
 
 def pull_time(seen: Observation) -> float | None:

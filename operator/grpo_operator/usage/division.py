@@ -109,7 +109,12 @@ def _after_loss(states: dict[str, float], safe: dict[str, float], lead: float) -
     What rank 0 did not live to tell, it went on with what it was last heard to do.
     """
     trained = states["generating"] + states["scoring"] + states["training"] > 0.0
-    doing = "lost" if trained else next((part for part in ("proving", "loading") if states[part]), "other")
+    if trained:
+        doing = "lost"
+    elif states["proving"]:
+        doing = "proving"
+    else:
+        doing = "loading" if states["loading"] else "other"
     silent = max(0.0, states["other"] - lead)
     states = {**states, "other": states["other"] - silent}
     states[doing] += silent
@@ -129,7 +134,9 @@ def pod_seconds(pod: PodTime, as_of: str) -> float:
     """Seconds for which a pod has held its GPUs until then."""
     if pod.seconds is not None:
         return pod.seconds
-    return max(0.0, (seconds(as_of) or 0.0) - (seconds(pod.bound_time) or 0.0))
+    counted_until = seconds(as_of) or 0.0
+    bound_at = seconds(pod.bound_time) or 0.0
+    return max(0.0, counted_until - bound_at)
 
 
 def _parts(clock: Clock) -> dict[str, float]:
