@@ -29,7 +29,8 @@ def require_finite(metric: str, value: float, step: int, metrics: Mapping[str, S
     """
     if math.isfinite(value):
         return
-    last = ", ".join(f"{key} {values[-1]:.4g}" for key in _TOLD if (values := (metrics or {}).get(key)))
+    known = {key: metrics.get(key) for key in _TOLD} if metrics else {}
+    last = ", ".join(f"{key} {values[-1]:.4g}" for key, values in known.items() if values)
     raise Diverged(
         f"{metric} is {value} at step {step}{f' ({last})' if last else ''}, and nothing was saved since. Look for "
         "rewards of extreme size, lower training.learningRate, or go on without this batch by guard.onDivergence: "

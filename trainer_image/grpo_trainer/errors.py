@@ -142,7 +142,10 @@ class Preempted(TrainingError):
 
 def of_a_disk(error: Exception) -> bool:
     """Whether an exception, raised where files are read or written, tells of the disk."""
-    return isinstance(error, OSError) or (not isinstance(error, TrainingError) and _mentions(str(error), _DISK))
+    if isinstance(error, OSError):
+        return True
+    # Our own errors name their cause by their class; their text may quote a path or a disk's message.
+    return not isinstance(error, TrainingError) and _mentions(str(error), _DISK)
 
 
 def classify(error: BaseException) -> tuple[Result, str]:

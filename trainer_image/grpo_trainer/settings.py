@@ -96,21 +96,24 @@ def _precision(plan: TrainingPlan) -> dict[str, Any]:
     it: TRL would switch that off too, without a word.
     """
     execution = plan.execution
+    has_bf16_engine = uses_deepspeed(execution) and execution.dtype == "bfloat16"
+    keeps_adapter_dropout = execution.method == "LoRA" and plan.adapter.dropout
     return {
-        "bf16": execution.autocast or (uses_deepspeed(execution) and execution.dtype == "bfloat16"),
+        "bf16": execution.autocast or has_bf16_engine,
         "optim": OPTIMIZERS[execution.optimizer],
         "gradient_checkpointing": execution.gradient_checkpointing,
         "use_cpu": execution.accelerator == "CPU",
         "ddp_find_unused_parameters": False,
-        "disable_dropout": not (execution.method == "LoRA" and plan.adapter.dropout),
+        "disable_dropout": not keeps_adapter_dropout,
     }
 
 
 def _saving(plan: TrainingPlan) -> dict[str, Any]:
     """save_total_limit stays unset: transformers would delete the old checkpoint before all ranks wrote the new one."""
     folder = attempt_folder(plan)
+    output = folder or Path(SCRATCH) / "grpo-output"
     return {
-        "output_dir": str(folder or Path(SCRATCH) / "grpo-output"),
+        "output_dir": str(output),
         "save_strategy": "no" if folder is None else "steps",
         "save_steps": plan.execution.save_every_steps,
         "save_total_limit": None,

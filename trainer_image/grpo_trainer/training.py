@@ -51,7 +51,11 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
     """Build, train and export."""
     hub = plan.export.hub if plan.export else None
     if hub:
-        led.by_main(lambda: require_target(hub, lambda _: recorder.event(), clock))
+
+        def has_arrived(_: int) -> None:
+            recorder.event()
+
+        led.by_main(lambda: require_target(hub, has_arrived, clock))
     built = build(plan, recorder, watchdog, observer, clock)
     _announce_start(plan, recorder, built)
     checkpoint = built.beginning.checkpoint
@@ -70,16 +74,19 @@ def _run(plan: TrainingPlan, recorder: Recorder, watchdog: Watchdog, observer: S
 def _announce_start(plan: TrainingPlan, recorder: Recorder, run: Run) -> None:
     """Say where this attempt begins and, in the log, what it leaves out."""
     checkpoint, adapter, skipped = run.beginning.checkpoint, run.beginning.adapter, run.trainer.skipped
-    own = told(checkpoint, shown(plan, checkpoint)) if checkpoint and _is_own(plan, checkpoint) else None
+    own = None
+    if checkpoint and _is_own(plan, checkpoint):
+        own = told(checkpoint, shown(plan, checkpoint))
     recorder.checkpoint_step = step = number(checkpoint) if checkpoint else 0
     if recorder.place.is_main:
         recorder.resumed(step, sealed_at(checkpoint) if checkpoint else 0.0, _began_at(plan, checkpoint), own)
+        left_out = [(one.first, one.last) for one in skipped]
         log_line(
             attempt=plan.job.attempt,
             resumedFromStep=step,
-            checkpoint=checkpoint and shown(plan, checkpoint),
-            adapter=adapter and str(adapter),
-            skipped=[(one.first, one.last) for one in skipped] or None,
+            checkpoint=shown(plan, checkpoint) if checkpoint else None,
+            adapter=None if adapter is None else str(adapter),
+            skipped=left_out or None,
         )
 
 
@@ -139,7 +146,9 @@ def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> Trained:
     all steps done."""
     state = run.trainer.state
     last: dict[str, Any] = next((logs for logs in reversed(state.log_history) if "loss" in logs), {})
-    metrics = {key: value for key, value in translate(last).items() if key in OUTCOME_KEYS or "/" in key}
+    translated = translate(last)
+    # A key with a slash is of one reward function, which the catalogue's keys can't name.
+    metrics = {key: translated[key] for key in translated if key in OUTCOME_KEYS or "/" in key}
     revisions, hub = recorder.progress.revisions, plan.export.hub if plan.export else None
     address = hub.repository if hub else HERE
     return Trained(plan=plan, steps=state.global_step, metrics=metrics, revisions=revisions, address=address)
@@ -153,8 +162,10 @@ def _place(plan: TrainingPlan, folder: Path, recorder: Recorder, clock: Clock) -
         BadInput: the hub refuses it for good.
         HubUnavailable: the hub took nothing for too long.
     """
-    url, hub = send_model(plan, folder, recorder.event), plan.export.hub if plan.export else None
-    kept = url or (str(folder) if run_folder(plan) else "")
+    url = send_model(plan, folder, recorder.event)
+    hub = plan.export.hub if plan.export else None
+    local_copy = str(folder) if run_folder(plan) else ""
+    kept = url or local_copy
     address = _pushed(plan, folder, hub, kept, recorder, clock=clock) if hub else ""
     if recorder.place.is_main:
         export = described(folder, url)
@@ -167,10 +178,12 @@ def _pushed(
 ) -> str:
     """Push an exported model; its address on the hub. `kept`: where else it is; empty for nowhere. A collective."""
     message = f"GRPO of {plan.model.name}, {recorder.step} steps"
+
+    def has_gone_out(_: int) -> None:
+        recorder.event()
+
     try:
-        commit = led.by_main(
-            lambda: push(folder, hub, message, lambda _: recorder.event(), only_copy=not kept, clock=clock)
-        )
+        commit = led.by_main(lambda: push(folder, hub, message, has_gone_out, only_copy=not kept, clock=clock))
     except (BadInput, HubUnavailable) as error:
         raise type(error)(f"{error}; the model is in {kept}" if kept else str(error)) from error
     return f"hf://{hub.repository}@{commit}"

@@ -19,12 +19,13 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentRecord:
-    """This process's."""
+    """The environment record of this process."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return EnvironmentRecord(
         platform=platform.platform(),
         command=sys.orig_argv,
         variables=sorted(variables),
-        gpus=[torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        gpus=gpus,
         driver=driver(),
         cuda=str(torch.version.cuda or ""),
     )

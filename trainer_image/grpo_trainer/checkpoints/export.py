@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from peft import PeftConfig, PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -69,13 +70,13 @@ def export_model(
 
 def described(folder: Path, url: str | None = None) -> Export:
     """The Export entry of the Outcome for a published export; `url` is its address on an object store."""
-    return Export(
-        to="ObjectStore" if url else "Volume",
-        path=url or str(folder),
-        format="Adapter" if (folder / ADAPTER_CONFIG).is_file() else "Model",
-        bytes=sum(list_files(folder).values()),
-        weights_hash=weights_hash(read_sums(folder)),
-    )
+    is_adapter = (folder / ADAPTER_CONFIG).is_file()
+    size = sum(list_files(folder).values())
+    hashed = weights_hash(read_sums(folder))
+    form: Literal["Adapter", "Model"] = "Adapter" if is_adapter else "Model"
+    if url:
+        return Export(to="ObjectStore", path=url, format=form, bytes=size, weights_hash=hashed)
+    return Export(to="Volume", path=str(folder), format=form, bytes=size, weights_hash=hashed)
 
 
 def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | None:
@@ -86,7 +87,9 @@ def send_model(plan: TrainingPlan, folder: Path, tell: Tell = silent) -> str | N
         Preempted: a newer attempt has the run.
     """
     run = run_store(plan, tell)
-    return led.by_main(disk_errors()(lambda: run.export(folder))) if run else None
+    if run is None:
+        return None
+    return led.by_main(disk_errors()(lambda: run.export(folder)))
 
 
 def _root(plan: TrainingPlan) -> Path | None:

@@ -57,11 +57,11 @@ def cut(sizes: Mapping[str, int], chunk: int = CHUNK_BYTES) -> list[Part]:
 
 def recorded(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
     """The parts that a manifest has hashes of, in order, each with its hash."""
-    return [
-        pair
-        for name, file in files.items()
-        for pair in zip(_cut_one(name, file.bytes, file.chunk_bytes, file.algorithm), file.hashes, strict=True)
-    ]
+    pairs: list[tuple[Part, str]] = []
+    for name, file in files.items():
+        parts = _cut_one(name, file.bytes, file.chunk_bytes, file.algorithm)
+        pairs += zip(parts, file.hashes, strict=True)
+    return pairs
 
 
 def _cut_one(name: str, size: int, chunk: int, algorithm: Algorithm) -> list[Part]:
@@ -166,13 +166,12 @@ def read_sums(folder: Path) -> dict[str, str]:
 def records(sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_BYTES) -> dict[str, FileRecord]:
     """A manifest's entries for files of these sizes and the hashes of all their parts, in order."""
     left = iter(hashes)
-    counts = {name: len(_cut_one(name, size, chunk, "xxh3_128")) for name, size in sizes.items()}
-    return {
-        name: FileRecord(
-            bytes=sizes[name], algorithm="xxh3_128", chunk_bytes=chunk, hashes=[next(left) for _ in range(count)]
-        )
-        for name, count in counts.items()
-    }
+    entries: dict[str, FileRecord] = {}
+    for name, size in sizes.items():
+        parts = _cut_one(name, size, chunk, "xxh3_128")
+        own_hashes = [next(left) for _ in parts]
+        entries[name] = FileRecord(bytes=size, algorithm="xxh3_128", chunk_bytes=chunk, hashes=own_hashes)
+    return entries
 
 
 def damage(folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1) -> list[str]:

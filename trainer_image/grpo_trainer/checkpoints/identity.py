@@ -59,7 +59,8 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
 
 def _meaning(reward: dict[str, Any]) -> dict[str, Any]:
     """A reward without what may change between attempts: how its service is reached, and how much of it may fail."""
-    http = {name: value for name, value in (reward.get("http") or {}).items() if name not in HTTPReward.REACHED_BY}
+    service = reward.get("http") or {}
+    http = {name: value for name, value in service.items() if name not in HTTPReward.REACHED_BY}
     kept = {name: value for name, value in reward.items() if name not in RewardSpec.JUDGED_BY}
     return {**kept, "http": http or None}
 
@@ -110,8 +111,6 @@ def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
 
 def _differences(saved: dict[str, str], current: dict[str, str]) -> list[str]:
     saved, current = what_is_trained(saved), what_is_trained(current)
-    return [
-        f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}"
-        for path in sorted(saved.keys() | current.keys())
-        if saved.get(path) != current.get(path)
-    ]
+    paths = sorted(saved.keys() | current.keys())
+    changed = [path for path in paths if saved.get(path) != current.get(path)]
+    return [f"{path}: checkpoint {saved.get(path, 'unset')}, now {current.get(path, 'unset')}" for path in changed]

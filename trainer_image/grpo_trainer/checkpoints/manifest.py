@@ -44,8 +44,10 @@ class FileRecord(Model):
         if not isinstance(data, dict) or "sha256" not in data:
             return data
         size = data.get("bytes")
-        whole = size if isinstance(size, int) and size > 0 else 1
-        return {"bytes": size, "algorithm": "sha256", "chunkBytes": whole, "hashes": [data["sha256"]]}
+        # A chunk has at least one byte. What is no size is refused by the field `bytes`, with its own message.
+        has_content = isinstance(size, int) and size > 0
+        chunk_bytes = size if has_content else 1
+        return {"bytes": size, "algorithm": "sha256", "chunkBytes": chunk_bytes, "hashes": [data["sha256"]]}
 
     @model_validator(mode="after")
     def _one_hash_per_chunk(self) -> Self:

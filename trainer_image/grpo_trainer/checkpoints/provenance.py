@@ -134,8 +134,8 @@ def _asked(plan: TrainingPlan) -> ExternalParameters:
     for reward in spec["rewards"]:
         if "http" in reward:
             reward["http"]["url"] = _public(reward["http"]["url"])
-    omitted = (field.alias or name for name, field in GRPOJobSpec.model_fields.items() if name not in SECTIONS)
-    return ExternalParameters(spec=spec, omitted=sorted(omitted))
+    left_out = {name: field for name, field in GRPOJobSpec.model_fields.items() if name not in SECTIONS}
+    return ExternalParameters(spec=spec, omitted=sorted(field.alias or name for name, field in left_out.items()))
 
 
 def _public(url: str) -> str:
@@ -198,22 +198,26 @@ def _image(image: str) -> Dependency:
 
 
 def _record(run: Finished) -> RunRecord:
+    attempts, reference = _attempts(run), _reference(run)
+    proofs = [
+        WeightsProof(what=proof.what, parameters=proof.parameters, fingerprint=proof.fingerprint)
+        for proof in run.proofs
+    ]
     return RunRecord(
         steps=run.progress.step,
-        attempts=_attempts(run),
-        reference=_reference(run),
-        proofs=[
-            WeightsProof(what=one.what, parameters=one.parameters, fingerprint=one.fingerprint) for one in run.proofs
-        ],
+        attempts=attempts,
+        reference=reference,
+        proofs=proofs,
         environment=environment(),
     )
 
 
 def _attempts(run: Finished) -> list[AttemptRecord]:
     """All attempts; of the earlier ones what their processes left on the volume, and what the operator saw."""
-    own, seen = run.plan.job.attempt, {one.attempt: one.reason for one in run.plan.ends or ()}
+    own = run.plan.job.attempt
+    reasons = {end.attempt: end.reason for end in run.plan.ends} if run.plan.ends else {}
     earlier = [
-        AttemptRecord(attempt=number, ends=_ends(run.plan, number), reason=seen.get(number, ""))
+        AttemptRecord(attempt=number, ends=_ends(run.plan, number), reason=reasons.get(number, ""))
         for number in range(1, own)
     ]
     return [*earlier, AttemptRecord(attempt=own, resumed_from_step=run.progress.resumed_from_step)]
@@ -222,7 +226,9 @@ def _attempts(run: Finished) -> list[AttemptRecord]:
 def _ends(plan: TrainingPlan, attempt: int) -> list[End]:
     """The ends of an attempt's processes; without their messages, which may quote anything."""
     folder = attempt_folder_of(plan, attempt)
-    counted = Counter((str(one.result), one.step) for one in kept_outcomes(folder)) if folder else Counter()
+    if folder is None:
+        return []
+    counted = Counter((str(outcome.result), outcome.step) for outcome in kept_outcomes(folder))
     return [End(result=result, step=step, ranks=ranks) for (result, step), ranks in sorted(counted.items())]
 
 

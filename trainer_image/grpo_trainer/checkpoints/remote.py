@@ -148,7 +148,13 @@ class Remote(Stored):
         Raises:
             DiskFailed: a file of any rank can't be read. StoreFailed: the store took nothing for too long.
         """
-        listed = ranks.together(disk_errors()(lambda: list_files(checkpoint) if self.local_rank == 0 else {}))
+
+        @disk_errors()
+        def list_disk() -> dict[str, int]:
+            # The ranks of a node share its disk, so its first rank lists the files for all of them.
+            return list_files(checkpoint) if self.local_rank == 0 else {}
+
+        listed = ranks.together(list_disk)
         sizes, own = _merged(ranks.gather(listed), self.node_ranks[0])
         parts = share(cut(own, PART_BYTES), self.local_rank, self.processes_per_node)
         key, store = self._key(checkpoint), self.run.store.within(SAVE_WAIT)
@@ -169,7 +175,8 @@ class Remote(Stored):
         """Make checkpoints count no more."""
         named = {(number(one.parent), number(one)) for one in checkpoints}
         head = self.run.head()
-        self.run.withdraw([one for one in head.checkpoints if (one.attempt, one.step) in named] if head else [])
+        published = head.checkpoints if head else ()
+        self.run.withdraw([one for one in published if (one.attempt, one.step) in named])
 
 
 def remote_of(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLOCK) -> Remote | None:
@@ -179,7 +186,9 @@ def remote_of(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_CLO
         BadInput: the store's settings are wrong.
     """
     run, folder = run_store(plan, tell, clock=clock), run_folder(plan)
-    return Remote(run, folder, plan.execution.processes_per_node) if run and folder else None
+    if run is None or folder is None:
+        return None
+    return Remote(run, folder, plan.execution.processes_per_node)
 
 
 def source_of(plan: TrainingPlan, tell: Tell = silent) -> Stored | None:
@@ -189,7 +198,9 @@ def source_of(plan: TrainingPlan, tell: Tell = silent) -> Stored | None:
         BadInput: the store's settings are wrong.
     """
     run = source_run(plan, tell)
-    return Stored(run, Path(plan.resume_from), plan.execution.processes_per_node) if run and plan.resume_from else None
+    if run is None or not plan.resume_from:
+        return None
+    return Stored(run, Path(plan.resume_from), plan.execution.processes_per_node)
 
 
 def shown(plan: TrainingPlan, checkpoint: Path) -> str:

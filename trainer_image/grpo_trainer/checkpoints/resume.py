@@ -54,11 +54,22 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_
     folder = run_folder(plan)
     if folder is None:
         return
+
+    @disk_errors()
+    def claim_disk() -> None:
+        claim(plan)
+
     if remote := remote_of(plan, tell, clock):
-        ranks.together(disk_errors()(lambda: claim(plan) if remote.local_rank == 0 else None))
+
+        def claim_disk_of_node() -> None:
+            # Every node has a disk of its own, which its first rank claims. The store is one for all.
+            if remote.local_rank == 0:
+                claim_disk()
+
+        ranks.together(claim_disk_of_node)
         led.by_main(remote.run.claim)
         return
-    patiently(lambda: ranks.on_main(disk_errors()(lambda: claim(plan))), clock)
+    patiently(lambda: ranks.on_main(claim_disk), clock)
     ranks.together(lambda: _require_visible(folder / OWNER))
 
 
@@ -131,8 +142,11 @@ def choose(
         usable = _usable(found, outdated)
         check = remote.bring if remote else _damage
         newest = _newest(usable, lambda one: require_same_run(one, read_manifest(one), identity), check)
-        if dropped := set(found) - set(usable):
-            ranks.on_main(lambda: remote.withdraw(dropped) if remote else withdraw(plan, dropped))
+        dropped = set(found) - set(usable)
+        if dropped and remote:
+            ranks.on_main(lambda: remote.withdraw(dropped))
+        elif dropped:
+            ranks.on_main(lambda: withdraw(plan, dropped))
         return newest
     if source is None:
         return None
@@ -177,12 +191,11 @@ def _adapters_of(folder: Path) -> list[Path]:
 
     A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, and is none.
     """
-    found = [
-        one
-        for one in (folder, folder / EXPORT_FOLDER)
-        if (one / ADAPTER_CONFIG).is_file() and (one / ADAPTER).is_file()
-    ]
-    return [one for one in found if not one.match(CHECKPOINTS)][:1]
+    for candidate in (folder, folder / EXPORT_FOLDER):
+        is_adapter = (candidate / ADAPTER_CONFIG).is_file() and (candidate / ADAPTER).is_file()
+        if is_adapter and not candidate.match(CHECKPOINTS):
+            return [candidate]
+    return []
 
 
 def _listed(find: Callable[[], list[Path]]) -> list[Path]:

@@ -143,9 +143,13 @@ def seal(
 
 def _hashed(checkpoint: Path) -> dict[str, FileRecord]:
     """The records of a checkpoint's files on a volume. A collective."""
-    # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
-    own_list = ranks.together(disk_errors()(lambda: list_files(checkpoint) if ranks.rank() == 0 else {}))
-    sizes = ranks.gather(own_list)[0]
+
+    @disk_errors()
+    def list_volume() -> dict[str, int]:
+        # rank 0's list for all, so that the shares are disjoint and complete whatever another node sees of the volume
+        return list_files(checkpoint) if ranks.rank() == 0 else {}
+
+    sizes = ranks.gather(ranks.together(list_volume))[0]
     own = share(cut(sizes), ranks.rank(), ranks.world_size())
     hashed = ranks.gather(ranks.together(disk_errors()(lambda: digests(checkpoint, own))))
     return records(sizes, [one for part in hashed for one in part])

@@ -41,10 +41,10 @@ def claim(plan: TrainingPlan) -> None:
     except OSError as error:
         if plan.job.attempt > 1 or error.errno not in REFUSALS:
             raise
+        groups = sorted({os.getegid(), *os.getgroups()})
         raise BadInput(
             f"checkpoint_directory {folder} can't be written by user {os.geteuid()} with the groups "
-            f"{sorted({os.getegid(), *os.getgroups()})}: {error.strerror}. Make the volume of spec.checkpoint "
-            f"writable for them"
+            f"{groups}: {error.strerror}. Make the volume of spec.checkpoint writable for them"
         ) from error
 
 

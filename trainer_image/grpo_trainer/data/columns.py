@@ -29,8 +29,11 @@ _MEDIA = (datasets.Image, datasets.Audio, datasets.Video)
 
 def hidden(rows: datasets.Dataset) -> datasets.Dataset:
     """The rows as TRL gets them."""
-    names = [name for name in rows.column_names if name in PICTURES or name.startswith(_HIDDEN)]
-    return rows.rename_columns({name: _HIDDEN + name for name in names})
+    new_names: dict[str, str] = {}
+    for name in rows.column_names:
+        if name in PICTURES or name.startswith(_HIDDEN):
+            new_names[name] = _HIDDEN + name
+    return rows.rename_columns(new_names)
 
 
 def restored(row: Mapping[str, Any]) -> dict[str, Any]:

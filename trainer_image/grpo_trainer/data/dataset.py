@@ -73,7 +73,10 @@ def load_prompts(
         BadInput: the dataset can't be used as declared; with the row and the column.
         Transient: the hub can't be asked now, or there is no room.
     """
-    rows, where = _read_hub(dataset, hub or Hub()) if dataset.name else _read_mounted(dataset, root)
+    if dataset.name:
+        rows, where = _read_hub(dataset, hub or Hub())
+    else:
+        rows, where = _read_mounted(dataset, root)
     rows = _rename(undecoded(rows), dataset.columns)
     _check_columns(rows, dataset)
 
@@ -107,9 +110,12 @@ def _rename(rows: datasets.Dataset, columns: dict[str, str]) -> datasets.Dataset
         _require(rows, old, f"dataset.columns[{new}]")
     if len(set(columns.values())) < len(columns):
         raise BadInput(f"dataset.columns gives one column two names: {columns}; keep one of them")
-    clash = next((new for new in columns if new in rows.column_names and new not in columns.values()), None)
-    if clash is not None:
-        raise BadInput(f"dataset.columns[{clash}]: the dataset has a column of this name already; rename that one too")
+    for new in columns:
+        # A column that gets another name itself leaves its own free.
+        if new in rows.column_names and new not in columns.values():
+            raise BadInput(
+                f"dataset.columns[{new}]: the dataset has a column of this name already; rename that one too"
+            )
     return rows.rename_columns({old: new for new, old in columns.items()})
 
 

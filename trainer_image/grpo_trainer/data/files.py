@@ -78,7 +78,8 @@ def _resolve(paths: list[str], root: Path) -> list[Path]:
         matches = sorted(root.glob(path)) if "*" in path else [root / path]
         matches = [match for match in matches if match.is_file()]
         if not matches:
-            there = ", ".join(sorted(entry.name for entry in root.iterdir())[:10]) if root.is_dir() else "nothing"
+            names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else ["nothing"]
+            there = ", ".join(names[:10])
             raise BadInput(f"dataset.files.paths[{position}]: no file {path!r} in {root}; the folder has {there}")
         found += matches
     return found
@@ -125,7 +126,8 @@ def _table(name: str, parse: Callable[[Path, str], Iterator[tuple[int, Row]]], p
     numbered = list(parse(path, name))
     if not numbered:
         raise BadInput(f"{name} has no rows; every file must have at least one")
-    lines, rows = [line for line, _ in numbered], [row for _, row in numbered]
+    lines = [line for line, _ in numbered]
+    rows = [row for _, row in numbered]
     columns = dict.fromkeys(column for row in rows for column in row)
     return FileTable(name, pa.table({column: _column(name, column, rows, lines) for column in columns}), lines)
 

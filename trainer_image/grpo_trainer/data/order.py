@@ -114,8 +114,12 @@ class Cadence:
 
     def outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
         """Whether a checkpoint of that step was trained on something that is to be left out now."""
-        last, known = self.trained_on(step, made_without).last, merged(made_without)
-        return any(
-            one.first <= last and not any(k.first <= one.first and min(one.last, last) <= k.last for k in known)
-            for one in merged(skipped)
-        )
+        last, left_out = self.trained_on(step, made_without).last, merged(made_without)
+        for span in merged(skipped):
+            if span.first > last:
+                continue
+            # Both lists are merged, so a span that was left out whole lies within one span of the other list.
+            last_reached = min(span.last, last)
+            if not any(known.first <= span.first and last_reached <= known.last for known in left_out):
+                return True
+        return False

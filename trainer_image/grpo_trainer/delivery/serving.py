@@ -68,8 +68,11 @@ def listing(found: Source) -> Listing:
         raise BadInput(f"{found.where}/{SUMS}: {error}") from error
     if missing := sorted(sums.keys() - sizes.keys()):
         raise BadInput(f"{found.where} lacks {', '.join(missing)}, which {SUMS} names")
-    hashes = {name: sums.get(name) or _sha256(found.read(name)) for name in sizes}
-    return Listing(files={name: FileEntry(bytes=sizes[name], sha256=hashes[name]) for name in sizes})
+    entries: dict[str, FileEntry] = {}
+    for name, size in sizes.items():
+        digest = sums.get(name) or _sha256(found.read(name))
+        entries[name] = FileEntry(bytes=size, sha256=digest)
+    return Listing(files=entries)
 
 
 def _sha256(chunks: Iterator[bytes]) -> str:

@@ -57,28 +57,42 @@ async def _awaited(found: Any) -> Any:
 
 def _by_model(model: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> Scores:
     pairs = zip(arguments["prompts"], arguments["completions"], strict=True)
-    texts = [
-        prompt + completion
-        if isinstance(prompt, str)
-        else apply_chat_template({"messages": prompt + completion}, tokenizer)["text"]
-        for prompt, completion in pairs
-    ]
+    texts = [_judged_text(prompt, completion, tokenizer) for prompt, completion in pairs]
     encoded = tokenizer(
         text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
     ).to(next(model.parameters()).device)
     with torch.inference_mode():
         logits = model(**encoded).logits[:, 0]
-    return [None if math.isnan(logit) else logit for logit in logits.tolist()]
+    return [_number_or_none(logit) for logit in logits.tolist()]
+
+
+def _judged_text(prompt: Any, completion: Any, tokenizer: Any) -> str:
+    """What a reward model reads of one completion: plain text, or the rendered conversation."""
+    if isinstance(prompt, str):
+        text: str = prompt + completion
+    else:
+        text = apply_chat_template({"messages": prompt + completion}, tokenizer)["text"]
+    return text
+
+
+def _number_or_none(score: float) -> float | None:
+    return None if math.isnan(score) else score
 
 
 def weighted(rewards: RewardSet, scores: Mapping[str, Scores]) -> Scores:
     """The weighted sum of the scores of each completion; None for a completion that no reward scored."""
-    named = zip(rewards.names, rewards.weights, strict=True)
-    columns = [[one if one is None else weight * one for one in scores[name]] for name, weight in named]
-    rows = ([one for one in row if one is not None] for row in zip(*columns, strict=True))
-    return [sum(row) if row else None for row in rows]
+    sums: Scores = []
+    for row in zip(*(scores[name] for name in rewards.names), strict=True):
+        products = [weight * one for weight, one in zip(rewards.weights, row, strict=True) if one is not None]
+        sums.append(sum(products) if products else None)
+    return sums
 
 
 def means(scores: Mapping[str, Scores]) -> dict[str, float]:
     """Mean of each reward over the completions that it scored, by its name. Omits rewards that scored none."""
-    return {name: fmean(known) for name, row in scores.items() if (known := [one for one in row if one is not None])}
+    found: dict[str, float] = {}
+    for name, row in scores.items():
+        known = [one for one in row if one is not None]
+        if known:
+            found[name] = fmean(known)
+    return found

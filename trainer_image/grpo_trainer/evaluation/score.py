@@ -54,7 +54,11 @@ def score(rewards: Sequence[Sequence[float | None]], by_function: Mapping[str, f
     Raises:
         ValueError: no completion has a reward.
     """
-    means = [fmean(known) for row in rewards if (known := [one for one in row if one is not None])]
+    means: list[float] = []
+    for row in rewards:
+        known = [one for one in row if one is not None]
+        if known:
+            means.append(fmean(known))
     if not means:
         raise ValueError("no completion has a reward")
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf

@@ -58,15 +58,18 @@ def chosen(environment: Mapping[str, str]) -> str:
 
 def interfaces(family: socket.AddressFamily) -> dict[str, str]:
     """The first address of each interface that has one, by name."""
-    return {
-        name: own[0].partition("%")[0]
-        for name, addresses in psutil.net_if_addrs().items()
-        if (own := [one.address for one in addresses if one.family == family])
-    }
+    found: dict[str, str] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        of_family = [one.address for one in addresses if one.family == family]
+        if of_family:
+            # A link-local IPv6 address ends with its zone, as in fe80::1%eth0, which is no part of the address.
+            found[name] = of_family[0].partition("%")[0]
+    return found
 
 
 def matches(wish: str, name: str) -> bool:
     """Whether NCCL_SOCKET_IFNAME's list takes an interface: beginnings, `=` for whole names, `^` for all others."""
     excluded, exact = wish.startswith("^"), wish.lstrip("^").startswith("=")
-    names = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
-    return excluded != any(name == one if exact else name.startswith(one) for one in names)
+    listed = [one for one in wish.lstrip("^").lstrip("=").split(",") if one]
+    is_listed = name in listed if exact else name.startswith(tuple(listed))
+    return excluded != is_listed

@@ -40,7 +40,8 @@ def by_leader(leader: int, action: Callable[[], T]) -> T:
     if not dist.is_initialized():
         return action()
     name, leaders = f"led/{next(_numbers)}", sorted(set(ranks.gather(leader)))
-    result = ranks.together(lambda: _lead(name, leaders, action if ranks.rank() == leader else None))
+    own_action = action if ranks.rank() == leader else None
+    result = ranks.together(lambda: _lead(name, leaders, own_action))
     return ranks.gather(result)[leader]  # type: ignore[return-value]  # only who waits has None
 
 

@@ -142,7 +142,8 @@ def _exchange(me: Peer, peer: Peer) -> None:
 def _judge(store: Store, nodes: int, deadline: float) -> str:
     """Rank 0's verdict from what all pods found: empty, or the first failure and how many pods found one."""
     answers = {node: _awaited(store, _key("failure", node), deadline) for node in range(nodes)}
-    problems = [problem for answer in answers.values() if answer and (problem := json.loads(answer))]
+    found = [json.loads(answer) for answer in answers.values() if answer]
+    problems = [problem for problem in found if problem]
     if problems:
         more = f" ({len(problems)} of {nodes} pods found such a failure)" if len(problems) > 1 else ""
         return f"the network between the pods fails: {problems[0]}{more}"

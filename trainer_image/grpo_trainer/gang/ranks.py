@@ -71,7 +71,12 @@ def on_main(action: Callable[[], None]) -> None:
     Raises:
         TrainingError: of the class that rank 0 raised.
     """
-    together(lambda: action() if rank() == 0 else None)
+
+    def act() -> None:
+        if rank() == 0:
+            action()
+
+    together(act)
 
 
 def named(ranks: list[int]) -> str:

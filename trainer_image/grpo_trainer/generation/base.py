@@ -160,8 +160,11 @@ class EngineGeneration(ABC):
                 f"{TRIES} times the engine's weights were no longer those that it was proven to have when it had "
                 "sampled; no completion of it was used"
             )
-        tokens, self.versions = [sample.tokens for sample in samples], [sample.version for sample in samples]
-        return prompts, tokens, [[[one] for one in sample.logprobs] for sample in samples], None
+        tokens = [sample.tokens for sample in samples]
+        # TRL expects a list of alternatives per token. The engine gives only the token that it sampled.
+        logprobs = [[[one] for one in sample.logprobs] for sample in samples]
+        self.versions = [sample.version for sample in samples]
+        return prompts, tokens, logprobs, None
 
     @abstractmethod
     def attempt_sync(self, version: int) -> Sequence[str]:

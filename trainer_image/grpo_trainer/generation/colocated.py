@@ -79,11 +79,9 @@ class ColocatedGeneration(EngineGeneration):
         assert self.proven is not None
         wanted, own = _shared(list(zip(prompts, seeds, strict=True)), self._neighbours)
         arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
-        answers = self._llm.generate(
-            [{"prompt_token_ids": prompt} for prompt, _ in wanted],
-            [SamplingParams(**arguments, seed=seed) for _, seed in wanted],
-            use_tqdm=False,
-        )
+        token_prompts = [{"prompt_token_ids": prompt} for prompt, _ in wanted]
+        parameters = [SamplingParams(**arguments, seed=seed) for _, seed in wanted]
+        answers = self._llm.generate(token_prompts, parameters, use_tqdm=False)
         return [Sample(*sampled(answer.outputs[0]), self.proven) for answer in answers[own]]
 
     def rest(self) -> None:

@@ -61,7 +61,9 @@ def learn(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], d
         with watch:
             refusal = _refusal(load, name, source)
         writes[name] = watch.writes
-        found = watch.problems or refusal or ([] if watch.writes else ["the engine has no place for it"])
+        found = watch.problems or refusal
+        if not found and not watch.writes:
+            found = ["the engine has no place for it"]
         problems += [f"{name}: {problem}" for problem in found]
     problems += _uncovered(model, owners, writes)
     return Layout(writes, problems)
@@ -122,10 +124,13 @@ class _Watch(TorchDispatchMode):
         owner = self._owners.get(_address(target)) if target.numel() else None
         if owner is None:
             return
-        zeros = operation == "aten::zero_" or (operation == "aten::fill_" and _is_zero(args[1]))
-        copied = operation == "aten::copy_" and _address(args[1]) == self._source
-        if zeros or (copied and args[1].size() == target.size()):
-            self.writes.append(Write(owner, _strided(target), None if zeros else _strided(args[1])))
+        fills_zero = operation == "aten::fill_" and _is_zero(args[1])
+        # A copy of another size is broadcast: the engine would derive the parameter from the sent tensor.
+        is_copy = operation == "aten::copy_" and _address(args[1]) == self._source
+        if fills_zero or operation == "aten::zero_":
+            self.writes.append(Write(owner, _strided(target), None))
+        elif is_copy and args[1].size() == target.size():
+            self.writes.append(Write(owner, _strided(target), _strided(args[1])))
         else:
             self.problems.append(f"{operation} derives {owner} from it")
 
@@ -141,13 +146,16 @@ def _strided(tensor: torch.Tensor) -> Strided:
 def _uncovered(model: nn.Module, owners: Mapping[int, str], writes: Mapping[str, list[Write]]) -> list[str]:
     """The live parameters with elements that no name writes; tied ones are written through one of them."""
     targets: dict[str, list[Strided]] = {}
-    for write in (write for group in writes.values() for write in group):
-        targets.setdefault(write.parameter, []).append(write.target)
-    return [
-        problem
-        for name, parameter in model.named_parameters()
-        if (problem := _hole(name, parameter, targets.get(owners.get(_address(parameter), name), [])))
-    ]
+    for group in writes.values():
+        for write in group:
+            targets.setdefault(write.parameter, []).append(write.target)
+    problems: list[str] = []
+    for name, parameter in model.named_parameters():
+        owner = owners.get(_address(parameter), name)
+        problem = _hole(name, parameter, targets.get(owner, []))
+        if problem:
+            problems.append(problem)
+    return problems
 
 
 def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | None:

@@ -66,7 +66,8 @@ def _block_sums(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Per block the sum of its elements times the coefficients of their places, shape (blocks,), int64."""
     within = _places(seed)
     whole = values.numel() // BLOCK
-    sums = [(block.to(torch.int64) * within).sum() for block in values[: whole * BLOCK].view(whole, BLOCK)]
+    blocks = values[: whole * BLOCK].view(whole, BLOCK)
+    sums = [(block.to(torch.int64) * within).sum() for block in blocks]
     rest = values[whole * BLOCK :].to(torch.int64)
     sums.append((rest * within[: rest.numel()]).sum())
     return torch.stack(sums)

@@ -56,4 +56,6 @@ def logprobs_mode(training: TrainingSpec) -> Literal["processed_logprobs", "raw_
     trainer knows nothing of: the importance ratio would be biased by the cut (TRL issue 6789). Raw ones are taken
     before all of it, and so are the trainer's at temperature 1.
     """
-    return "raw_logprobs" if training.truncation and training.temperature == 1 else "processed_logprobs"
+    if training.truncation and training.temperature == 1:
+        return "raw_logprobs"
+    return "processed_logprobs"

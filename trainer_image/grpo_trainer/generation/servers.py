@@ -65,7 +65,8 @@ class ServersGeneration(EngineGeneration):
         """
         wanted = ranks.gather(list(zip(prompts, seeds, strict=True)))
         arguments = sampling_arguments(self.setup.plan.training, self.stop_tokens)
-        self._led(lambda main: main.want([one for part in wanted for one in part], arguments))
+        of_all_ranks = [one for part in wanted for one in part]
+        self._led(lambda main: main.want(of_all_ranks, arguments))
         while not self._led(lambda main: main.complete(self.proven)):
             self._led(lambda main: main.await_another())
             self.sync_weights()

@@ -39,6 +39,7 @@ def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
     engine, on_gpu = plan.execution.engine, plan.execution.accelerator == "GPU"
     assert engine is not None
     own = plan.generation.engine_arguments
+    may_sleep = engine.sleep and on_gpu
     arguments = {
         "model": str(model),
         "dtype": engine_dtype(plan),
@@ -53,7 +54,7 @@ def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
         "max_num_seqs": engine.max_sequences,
         "max_num_batched_tokens": max(BATCHED_TOKENS, engine.max_sequences),
         "enforce_eager": not on_gpu,
-        "enable_sleep_mode": engine.sleep and on_gpu,
+        "enable_sleep_mode": may_sleep,
         "logprobs_mode": logprobs_mode(plan.training),
         "seed": 0,
         "worker_extension_cls": EXTENSION,

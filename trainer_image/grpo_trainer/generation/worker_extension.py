@@ -29,7 +29,10 @@ class WeightsWorker:
         model = self.model_runner.model
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
         self._weights_layout = layout = learn(model, model.load_weights, sizes, getattr(torch, dtype))
-        return {name: [write.source for write in group] for name, group in layout.writes.items()}, layout.problems
+        sources: dict[str, list[Strided | None]] = {}
+        for name, group in layout.writes.items():
+            sources[name] = [write.source for write in group]
+        return sources, layout.problems
 
     def weights_load(self, name: str, tensor: torch.Tensor) -> None:
         """Load one tensor into the live model, by the model's own code."""
@@ -38,7 +41,7 @@ class WeightsWorker:
     def weights_prints(self, seed: int) -> dict[str, list[int]]:
         """Hashes of what each name has written, as it lies in the live model now, in the order of `weights_learn`."""
         model = self.model_runner.model
-        return {
-            name: [multilinear_hash(live(model, write), seed) for write in group]
-            for name, group in self._weights_layout.writes.items()
-        }
+        prints: dict[str, list[int]] = {}
+        for name, group in self._weights_layout.writes.items():
+            prints[name] = [multilinear_hash(live(model, write), seed) for write in group]
+        return prints

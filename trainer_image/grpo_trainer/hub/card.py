@@ -104,9 +104,10 @@ def model_card(trained: Trained, hash_of_weights: str) -> str:
 def _front_matter(trained: Trained) -> ModelCardData:
     plan, datasets = trained.plan, _on_the_hub(trained.plan.dataset.name)
     base = _on_the_hub(plan.model.name)
+    relation = "adapter" if trained.adapter else "finetune"
     return ModelCardData(
         base_model=base,
-        base_model_relation=("adapter" if trained.adapter else "finetune") if base else None,
+        base_model_relation=relation if base else None,
         datasets=[datasets] if datasets else None,
         library_name=LOADERS[trained.adapter][0],
         pipeline_tag="text-generation",
@@ -181,6 +182,8 @@ def _json(value: Any) -> str:
 
 def _code(text: str) -> str:
     """A text of any content as code in one line (CommonMark, section 6.1): more backticks around it than inside."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split()) or "?"
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(printable.split()) or "?"
+    runs = re.findall("`+", line)
+    ticks = "`" * (1 + max(map(len, runs), default=0))
     return f"{ticks} {line} {ticks}"

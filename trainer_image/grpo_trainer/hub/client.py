@@ -53,7 +53,8 @@ class Client(httpx2.Client):
             NotNow: no answer, one that may pass, or a page where the API's JSON should be.
         """
         timeouts = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {kind: seconds or SECONDS for kind, seconds in timeouts.items()}
+        unset = {kind: SECONDS for kind, seconds in timeouts.items() if not seconds}
+        request.extensions["timeout"] = {**timeouts, **unset}
         where = f"{request.method} {request.url.copy_with(query=None)}"
         if self._sent and isinstance(request.stream, httpx2.SyncByteStream):
             request.stream = _Counted(request.stream, self._sent)
@@ -77,18 +78,29 @@ def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
         response.read()
         if "conflicting operation" in response.text:  # huggingface_hub would ask again at once, for ever
             return "HTTP 409: another repository is being created"
-    foreign = "/api/" in path and "json" not in kind and not any(part in path for part in ANY_ANSWER)
-    foreign |= "html" in kind and (request.method in ("POST", "PUT") or "/api/" in path)
-    foreign |= request.method == "HEAD" and "/resolve/" in path and "x-repo-commit" not in response.headers
-    if foreign and response.is_success:
+    if response.is_success and _is_foreign(request, response):
         return f"an answer that is not the hub's, of type {kind or 'unknown'}: a proxy's?"
     return ""
+
+
+def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
+    """True for an answer that the hub does not give to such a request, as a proxy's page."""
+    kind, path = response.headers.get("content-type", ""), request.url.path
+    is_api = "/api/" in path
+    if is_api and "json" not in kind and not any(part in path for part in ANY_ANSWER):
+        return True
+    if "html" in kind and (is_api or request.method in ("POST", "PUT")):
+        return True
+    # huggingface_hub takes the commit of a file from this header of the HEAD request.
+    is_file_check = request.method == "HEAD" and "/resolve/" in path
+    return is_file_check and "x-repo-commit" not in response.headers
 
 
 def _retry_after(response: httpx2.Response) -> float:
     """Seconds of the header Retry-After; 0 where there is none, or a date, which is another clock's."""
     given = response.headers.get("retry-after", "")
-    return float(given) if given.isascii() and given.isdecimal() and len(given) < 10 else 0.0
+    is_number = given.isascii() and given.isdecimal() and len(given) < 10
+    return float(given) if is_number else 0.0
 
 
 @contextmanager

@@ -170,7 +170,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _require_room(error: BaseException, what: str, arrivals: Arrivals) -> None:
-    full = any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in _chain(error))
+    of_system = [one.errno for one in _chain(error) if isinstance(one, OSError)]
+    full = any(number in (errno.ENOSPC, errno.EDQUOT) for number in of_system)
     if full or "No space left on device" in str(error):
         folder = next(place for place in (arrivals.folders[0], *arrivals.folders[0].parents) if place.is_dir())
         free = shutil.disk_usage(folder).free

@@ -156,7 +156,11 @@ def require_target(spec: HubExportSpec, tell: Tell, clock: Clock = SYSTEM_CLOCK)
 
     target, sending = Target.of(spec), Sending(tell, clock)
     with in_use(), measuring(sending):
-        _refused(target, lambda: patiently(lambda: _prepared(target), target.words, sending))
+
+        def prepare() -> None:
+            patiently(lambda: _prepared(target), target.words, sending)
+
+        _refused(target, prepare)
 
 
 def push(
@@ -181,7 +185,11 @@ def push(
     target, sending = Target.of(spec), Sending(tell, clock, ONLY_COPY_SECONDS if only_copy else None)
     files = Files.of(folder, sending.still_there)
     with in_use(sending.sent, ANSWER_SECONDS), measuring(sending):
-        return _refused(target, lambda: patiently(lambda: _pushed(target, files, message), target.words, sending))
+
+        def push_files() -> str:
+            return patiently(lambda: _pushed(target, files, message), target.words, sending)
+
+        return _refused(target, push_files)
 
 
 def _refused(target: Target, action: Callable[[], T]) -> T:
@@ -282,5 +290,10 @@ def _tree(target: Target, commit: str | None) -> dict[str, RepoFile]:
 
 def _outdated(files: Files, there: Mapping[str, RepoFile]) -> list[str]:
     """Files of a model that was there before, and would be taken for a part of ours."""
-    top = (name for name in there if "/" not in name and name not in files.paths)
-    return [name for name in top if any(fnmatchcase(name, one) for one in REPLACED)]
+    outdated: list[str] = []
+    for name in there:
+        if "/" in name or name in files.paths:
+            continue
+        if any(fnmatchcase(name, pattern) for pattern in REPLACED):
+            outdated.append(name)
+    return outdated

@@ -75,7 +75,9 @@ class Hub:
             BadInput: there is no such repository or revision, or no right to it.
             HubUnavailable: the hub can't be asked.
         """
-        found = self.recorded.get(repository.path) or led.by_main(lambda: _resolved(repository, self))
+        found = self.recorded.get(repository.path, "")
+        if not found:
+            found = led.by_main(lambda: _resolved(repository, self))
         if found:
             self.commits[repository.path] = found
         return found
@@ -89,8 +91,12 @@ class Hub:
             DiskFailed: there is no room.
         """
         commit = self.commit(repository)
-        found = led.by_node(lambda: choose(lambda names: fetch(repository, commit, names, self)))
-        return found, commit
+
+        def fetch_names(names: list[str]) -> Path:
+            return fetch(repository, commit, names, self)
+
+        folder = led.by_node(lambda: choose(fetch_names))
+        return folder, commit
 
 
 def _resolved(repository: Repository, hub: Hub) -> str:
@@ -118,6 +124,9 @@ def fetch(repository: Repository, commit: str, names: list[str], hub: Hub) -> Pa
         return here
 
     def download() -> Path:
+        already_there = complete(repository, commit, names)
+        if already_there:
+            return already_there
         _drop_damaged(repository, commit, names)
         folder = snapshot_download(
             repository.name,
@@ -128,14 +137,18 @@ def fetch(repository: Repository, commit: str, names: list[str], hub: Hub) -> Pa
         )
         return Path(folder)
 
-    return asked(repository, lambda: complete(repository, commit, names) or download(), hub)
+    return asked(repository, download, hub)
 
 
 def complete(repository: Repository, commit: str, names: list[str]) -> Path | None:
     """The snapshot's folder, if every file that matches the names is there in its full size; no hub is asked."""
     files = _files(repository, commit, names)
-    whole = files is not None and all(path.is_file() and path.stat().st_size == size for path, size in files.items())
-    return repository.storage / "snapshots" / commit if whole else None
+    if files is None:
+        return None
+    for path, size in files.items():
+        if not path.is_file() or path.stat().st_size != size:
+            return None
+    return repository.storage / "snapshots" / commit
 
 
 def _files(repository: Repository, commit: str, names: list[str]) -> dict[Path, int] | None:

@@ -41,6 +41,7 @@ def make_outcome(
     export: Export | None = None,
 ) -> Outcome:
     """The Outcome of a process that came as far as `reached`, with what else it knows for that result."""
+    metrics = {key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics}
     outcome = Outcome(
         result=result,
         rank=rank,
@@ -50,7 +51,7 @@ def make_outcome(
         diverged_on=diverged_on,
         shortage=shortage,
         checkpoint_step=checkpoint_step if result is Result.OUT_OF_MEMORY else None,
-        metrics={key: reached.metrics[key] for key in OUTCOME_KEYS if key in reached.metrics},
+        metrics=metrics,
         revisions=reached.revisions,
         account=reached.account,
         export=export,

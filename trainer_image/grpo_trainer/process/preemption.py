@@ -37,4 +37,6 @@ class Preemption:
         """
         left = self.grace_seconds - GRACE_MARGIN_SECONDS - waited
         saving = SAVE_STEPS * step_seconds if self.save_seconds is None else self.save_seconds
-        return "save" if self.can_save and left >= saving else "stop"
+        if self.can_save and left >= saving:
+            return "save"
+        return "stop"

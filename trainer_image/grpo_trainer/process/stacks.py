@@ -71,9 +71,12 @@ def main_frames(stacks: str) -> list[str]:
     """
     lines = stacks.splitlines()
     main = next((line.removeprefix("main ") for line in lines if line.startswith("main 0x")), "none")
-    starts = [at for at, line in enumerate(lines) if main in line and line.endswith("(most recent call first):")]
+    start = len(lines)
+    for at, line in enumerate(lines):
+        if main in line and line.endswith("(most recent call first):"):
+            start = at + 1
     frames: list[str] = []
-    for line in lines[starts[-1] + 1 :] if starts else ():
+    for line in lines[start:]:
         found = _FRAME.match(line)
         if found is None:
             break

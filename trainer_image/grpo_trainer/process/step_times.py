@@ -51,5 +51,6 @@ class StepTimes:
         """The first step and the newest of every Nth, oldest first."""
         if self._first is None:
             return []
-        found = [one for one in self._newest if one.step % every == 0 and one.step > self._first.step]
-        return [self._first, *found[-MAX_STEPS:]]
+        later = [one for one in self._newest if one.step > self._first.step]
+        every_nth = [one for one in later if one.step % every == 0]
+        return [self._first, *every_nth[-MAX_STEPS:]]

@@ -115,7 +115,8 @@ def supervise(plan: TrainingPlan, place: Placement, last_words: float = LAST_WOR
             ended = _wait(workers, Countdown(last_words))
         ends = _ends(ended, plan, oom_kills() > kills_before)
     code = announce(root_cause([end.outcome for end in ends]))
-    keep_in_time(lambda: _keep(plan, [end for end in ends if not end.kept]))
+    not_kept = [end for end in ends if not end.kept]
+    keep_in_time(lambda: _keep(plan, not_kept))
     return code
 
 
@@ -190,7 +191,8 @@ def kill(workers: list[Worker]) -> None:
 def _ends(workers: list[Worker], plan: TrainingPlan, oom_killed: bool) -> list[End]:
     """What is known of each process's end, in the order in which they ended."""
     said = {worker.rank: worker.outcome() for worker in workers}
-    silences = [one.standstill.silent_seconds for one in said.values() if one and one.standstill]
+    standstills = [one.standstill for one in said.values() if one]
+    silences = [one.silent_seconds for one in standstills if one]
     ends = []
     for worker in workers:
         outcome, stacks = said[worker.rank], read_stacks(worker.stacks_file)

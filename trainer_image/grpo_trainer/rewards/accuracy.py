@@ -80,7 +80,9 @@ class AccuracyFunction:
     def _same(self, given: str, expected: str, deadline: Deadline) -> bool | None:
         if self._spec.compare == "Numeric":
             return same_number(given, expected)
-        return same_text(given, expected) or (self._same_math(given, expected, deadline) if self._math else False)
+        if same_text(given, expected):
+            return True
+        return self._same_math(given, expected, deadline) if self._math else False
 
     def _same_math(self, given: str, expected: str, deadline: Deadline) -> bool | None:
         assert self._math is not None, "only called when comparing by math-verify"

@@ -12,14 +12,18 @@ def xml_answer(text: str) -> str | None:
     """The content of the last complete `<answer>…</answer>`, without surrounding space; None without one."""
     before, closing, _ = text.rpartition("</answer>")
     _, opening, answer = before.rpartition("<answer>")
-    return answer.strip() if closing and opening else None
+    if not closing or not opening:
+        return None
+    return answer.strip()
 
 
 def hash_answer(text: str) -> str | None:
     """The rest of the line after the last `####`, as GSM8K writes its answers; None without one."""
     _, mark, rest = text.rpartition(_HASH)
+    if not mark:
+        return None
     lines = rest.strip().splitlines()
-    return (lines[0].strip() if lines else "") if mark else None
+    return lines[0].strip() if lines else ""
 
 
 def boxed_answer(text: str) -> str | None:
@@ -84,7 +88,8 @@ def number(text: str) -> Decimal | None:
     bare = text.strip().removesuffix(".")
     sign = "-" if bare.startswith("-") else ""
     digits = bare.removeprefix("-").lstrip()
-    digits = digits[1:].lstrip() if digits[:1] and digits[0] in _CURRENCIES else digits
+    if digits and digits[0] in _CURRENCIES:
+        digits = digits[1:].lstrip()
     if not _commas_set_off_thousands(digits):
         return None
     try:
@@ -96,7 +101,9 @@ def number(text: str) -> Decimal | None:
 
 def _commas_set_off_thousands(digits: str) -> bool:
     first, *groups = digits.split(".", maxsplit=1)[0].split(",")
-    return not groups or (1 <= len(first) <= 3 and all(len(group) == 3 for group in groups))
+    if not groups:
+        return True
+    return 1 <= len(first) <= 3 and all(len(group) == 3 for group in groups)
 
 
 def same_text(answer: str, expected: str) -> bool:

@@ -49,7 +49,9 @@ class FailureLimits:
             self._sums.append(scored)
         before, generations = self._sums[0], len(self._sums) - 1
         asked = scored.completions - before.completions
-        judged = asked if last or not generations else asked / generations * JUDGED_GENERATIONS
+        # As many completions as JUDGED_GENERATIONS generations ask for; after the last step, as many as there were.
+        is_final = last or not generations
+        judged = asked if is_final else asked / generations * JUDGED_GENERATIONS
         for name, limit in self.shares.items():
             missing = scored.missing[name] - before.missing.get(name, 0.0)
             if judged and missing / judged > limit:
@@ -63,8 +65,10 @@ class FailureLimits:
         """Share of the judged generations' completions that got no reward, by reward; as of the last `judge`."""
         first, last = self._sums[0], self._sums[-1]
         asked = last.completions - first.completions
+        if not asked:
+            return {}
         missing = {name: count - first.missing.get(name, 0.0) for name, count in last.missing.items()}
-        return {name: count / asked for name, count in missing.items()} if asked else {}
+        return {name: count / asked for name, count in missing.items()}
 
     def _end(self, name: str, step: int, lost: str, share: str) -> None:
         """Raise the error, in the words of a rank that met a failure. A collective."""

@@ -87,11 +87,18 @@ class HTTPFunction:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        parts = [task.result() if task in done else None for task in tasks]
-        sizes = [len(chunk["completions"]) for chunk in chunks]
-        missing = sum(size for part, size in zip(parts, sizes, strict=True) if part is None)
-        self._count(missing, sum(size for task, size in zip(tasks, sizes, strict=True) if task in late))
-        return [score for part, size in zip(parts, sizes, strict=True) for score in part or [None] * size]
+        scores: Scores = []
+        missing = too_late = 0
+        for task, chunk in zip(tasks, chunks, strict=True):
+            size = len(chunk["completions"])
+            part = task.result() if task in done else None
+            scores += part or [None] * size
+            if part is None:
+                missing += size
+            if task in late:
+                too_late += size
+        self._count(missing, too_late)
+        return scores
 
     def _count(self, missing: int, late: int) -> None:
         """Count the completions without a score, of which those that are late could still have got one."""

@@ -103,6 +103,7 @@ def python_function(name: str, spec: PythonReward, counters: RewardCounters, fol
 def sendable(arguments: dict[str, Any]) -> dict[str, Any]:
     """TRL's arguments without its hooks, and with the plain values of its trainer_state."""
     state = arguments.get("trainer_state")
-    plain = {} if state is None else {key: value for key, value in vars(state).items() if isinstance(value, _PLAIN)}
+    fields = vars(state) if state is not None else {}
+    plain = {key: value for key, value in fields.items() if isinstance(value, _PLAIN)}
     columns = {name: value for name, value in arguments.items() if name not in ("log_metric", "log_extra")}
     return {**columns, "trainer_state": plain}

@@ -228,8 +228,11 @@ def open_store(
     Raises:
         BadInput: the client doesn't know a setting, or does not accept its value.
     """
-    given = {"endpoint": spec.endpoint, "region": spec.region or REGION} if spec.url.startswith("s3://") else {}
-    config = settings | {name: value for name, value in given.items() if value}
+    config = dict(settings)
+    if spec.url.startswith("s3://"):
+        if spec.endpoint:
+            config["endpoint"] = spec.endpoint
+        config["region"] = spec.region or REGION
     url = f"{spec.url}/{folder}" if folder else spec.url
     try:
         backend = from_url(

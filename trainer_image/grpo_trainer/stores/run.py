@@ -51,12 +51,18 @@ class StoredRun:
     def manifest(self, made: Committed) -> bytes | None:
         """A committed checkpoint's manifest; None if it is not the one that was committed."""
         found = self.store.get(f"{checkpoint_key(made.attempt, made.step)}/{MANIFEST}")
-        return found[0] if found and hashlib.sha256(found[0]).hexdigest() == made.manifest else None
+        if found is None:
+            return None
+        content, _ = found
+        is_committed = hashlib.sha256(content).hexdigest() == made.manifest
+        return content if is_committed else None
 
     def exported(self) -> str | None:
         """Folder of the finished model; None before there is one."""
         now = self.head()
-        return export_key(now.export) if now and now.export else None
+        if now is None or not now.export:
+            return None
+        return export_key(now.export)
 
 
 @dataclass(frozen=True, slots=True)

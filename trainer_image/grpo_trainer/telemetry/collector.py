@@ -60,14 +60,17 @@ def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
 def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
     """What the plan sets, beside what is measured against it; what it leaves open is not there."""
     execution, sync, memory = plan.execution, plan.reference.sync, plan.execution.memory
+    save_every = execution.save_every_steps if plan.checkpoint_directory else None
+    reference_every = sync.every_steps if sync else None
+    usable_memory = memory.usable_bytes if memory else None
     single = {
         catalogue.MAX_KL: plan.guard.max_kl,
         catalogue.MAX_ENGINE_MISMATCH: plan.guard.max_engine_mismatch,
         catalogue.HANG_TIMEOUT: plan.guard.hang_timeout_seconds,
         catalogue.MAX_COMPLETION: plan.training.max_completion_length,
-        catalogue.SAVE_EVERY: execution.save_every_steps if plan.checkpoint_directory else None,
-        catalogue.REFERENCE_EVERY: sync.every_steps if sync else None,
-        catalogue.USABLE_MEMORY: memory.usable_bytes if memory else None,
+        catalogue.SAVE_EVERY: save_every,
+        catalogue.REFERENCE_EVERY: reference_every,
+        catalogue.USABLE_MEMORY: usable_memory,
     }
     found: dict[Metric, Values] = {metric: {(): value} for metric, value in single.items() if value is not None}
     if memory:

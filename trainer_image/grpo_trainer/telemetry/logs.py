@@ -43,7 +43,10 @@ def log_line(**fields: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has no NaN and no infinity.
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 class PublishLogs(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker

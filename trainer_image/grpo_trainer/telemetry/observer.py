@@ -3,6 +3,7 @@
 The engine, which touches TRL's private names, writes here and knows nothing else of telemetry.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -46,18 +47,23 @@ class StepObserver:
         self.scored += len(completions)
         chosen = spread(len(completions), SAMPLES)
         scores = rewards[chosen].tolist() if chosen else []
-        versions = [{WEIGHTS_VERSION.key: float(one)} for one in self.weights_versions] or [{}] * len(completions)
-        self.samples = [
-            {"prompt": shown(prompts[index]), "completion": shown(completions[index])}
-            | {name: score for name, score in zip(names, row, strict=True) if score == score}  # noqa: PLR0124 - NaN
-            | versions[index]
-            for index, row in zip(chosen, scores, strict=True)
-        ]
+        samples: list[dict[str, str | float]] = []
+        for index, row in zip(chosen, scores, strict=True):
+            sample: dict[str, str | float] = {"prompt": shown(prompts[index])}
+            sample["completion"] = shown(completions[index])
+            # A reward function that gave no score has NaN here.
+            sample |= {name: score for name, score in zip(names, row, strict=True) if not math.isnan(score)}
+            if self.weights_versions:
+                sample[WEIGHTS_VERSION.key] = float(self.weights_versions[index])
+            samples.append(sample)
+        self.samples = samples
 
 
 def spread(count: int, wanted: int) -> list[int]:
     """At most `wanted` positions spread over `count`: completions of one prompt stand together."""
-    return [index * count // wanted for index in range(wanted)] if count >= wanted else list(range(count))
+    if count < wanted:
+        return list(range(count))
+    return [index * count // wanted for index in range(wanted)]
 
 
 def shown(text: Any) -> str:

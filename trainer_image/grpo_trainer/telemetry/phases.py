@@ -64,7 +64,9 @@ class PhaseClock:
     def ran_short(self) -> tuple[str, int]:
         """Remember that device memory did not suffice for what runs now: the innermost phase, which says so first."""
         peak = torch.cuda.max_memory_allocated() if _on_gpu() else 0
-        self.short = self.short or (self._current or self._last, peak)
+        if not self.short:
+            phase = self._current or self._last
+            self.short = phase, peak
         return self.short
 
     def take(self) -> dict[str, float]:

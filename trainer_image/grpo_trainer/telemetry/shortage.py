@@ -24,15 +24,12 @@ def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | Non
     if classify(error)[0] is not Result.OUT_OF_MEMORY:
         return None
     phase, peak = clock.ran_short()
-    on_device = isinstance(error, torch.OutOfMemoryError)
-    return MemoryShortage.model_validate(
-        {
-            "phase": phase,
-            "memory": "Device" if on_device else "Host",
-            "requested_bytes": requested(str(error)),
-            "allocated_bytes": peak if on_device else resident_bytes(),
-        }
-    )
+    found = {"phase": phase, "requested_bytes": requested(str(error))}
+    if isinstance(error, torch.OutOfMemoryError):
+        found |= {"memory": "Device", "allocated_bytes": peak}
+    else:
+        found |= {"memory": "Host", "allocated_bytes": resident_bytes()}
+    return MemoryShortage.model_validate(found)
 
 
 def requested(text: str) -> int:

@@ -23,13 +23,9 @@ from .phases import MEMORY, device_bytes
 
 SIZES = (*MEMORY, "reserved", "device", "host")
 """Peak of allocated bytes by phase, then most reserved bytes, and the device's and the host's use after the step."""
-FIELDS = (
-    "sigterm",
-    "step_seconds",
-    *(f"seconds/{name}" for name in STEP_PHASES),
-    *(f"memory/{name}" for name in SIZES),
-    "scored",
-)
+_SECONDS_FIELDS = [f"seconds/{name}" for name in STEP_PHASES]
+_MEMORY_FIELDS = [f"memory/{name}" for name in SIZES]
+FIELDS = ("sigterm", "step_seconds", *_SECONDS_FIELDS, *_MEMORY_FIELDS, "scored")
 """Columns of the exchanged rows; the counters of the reward functions follow."""
 OWN_WORK = [FIELDS.index(f"seconds/{name}") for name in ("generate", "reference", "forward")]
 """Phases whose duration is a rank's own; in the others it waits for the slowest."""
@@ -85,7 +81,9 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         self._recorder.finished_step(state.global_step, state.epoch, seconds)
         counted = self._counted(rows)
         self._publish(rows, worst, counted)
-        scored = Scored(rows[:, FIELDS.index("scored")].sum().item(), {name: sum(two) for name, two in counted.items()})
+        completions = rows[:, FIELDS.index("scored")].sum().item()
+        missing = {name: sum(failures_and_timeouts) for name, failures_and_timeouts in counted.items()}
+        scored = Scored(completions, missing)
         try:
             self._failure_limits.judge(state.global_step, scored, last=state.global_step >= state.max_steps)
         finally:  # what ends a run is seen, too
@@ -101,7 +99,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
     def _row(self, seconds: float) -> list[float]:
         waited = self._watchdog.seconds_since_sigterm
         phases = self._clock.take()
-        row = [-1.0 if waited is None else waited, seconds, *(phases[name] for name in STEP_PHASES)]
+        row = [-1.0 if waited is None else waited, seconds]
+        row += [phases[name] for name in STEP_PHASES]
         row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
         row.append(float(self._observer.scored))
         return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts)]

@@ -57,11 +57,11 @@ def load_adapter(model: PeftModel, folder: Path, source: Source) -> None:
 
 def _fitting(model: PeftModel, folder: Path, source: Source) -> dict[str, torch.Tensor]:
     """The adapter's tensors by PEFT's key."""
-    wanted = {
-        key: partition.shape(parameter)
-        for name, parameter in partition.parameters_by_name(model).items()
-        if (key := adapter_key(name))
-    }
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, parameter in partition.parameters_by_name(model).items():
+        key = adapter_key(name)
+        if key:
+            wanted[key] = partition.shape(parameter)
     saved, found = _config(folder), _adapter_shapes(folder, source)
     differences = _base_differences(saved, source) + _config_differences(saved, model.peft_config[TRAINED_ADAPTER])
     differences += _module_differences(found, wanted)

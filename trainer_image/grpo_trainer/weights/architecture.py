@@ -24,20 +24,24 @@ def architecture_of(model: PreTrainedModel) -> Architecture | None:
     try:
         experts = int(_own(config, "num_local_experts") or _own(config, "num_experts") or 0)
         heads = config.num_attention_heads
+        intermediate_size = _own(config, "moe_intermediate_size") or config.intermediate_size
+        key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        experts_per_token = config.num_experts_per_tok if experts else 0
         return Architecture(
             model_type=config.model_type,
             layers=config.num_hidden_layers,
             hidden_size=config.hidden_size,
-            intermediate_size=_own(config, "moe_intermediate_size") or config.intermediate_size,
+            intermediate_size=intermediate_size,
             attention_heads=heads,
-            key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            key_value_heads=key_value_heads,
+            head_dim=head_dim,
             vocab_size=config.vocab_size,
             tie_word_embeddings=bool(config.tie_word_embeddings),
             attention_bias=_has_bias(model, "o_proj"),
             mlp_bias=_has_bias(model, "down_proj"),
             experts=experts,
-            experts_per_token=config.num_experts_per_tok if experts else 0,
+            experts_per_token=experts_per_token,
             **_window(config),
         )
     except (AttributeError, TypeError, ValidationError):
@@ -61,7 +65,7 @@ def _has_bias(model: nn.Module, projection: str) -> bool:
 def _window(config: Any) -> dict[str, int]:
     """The window of local attention and how many layers have none; empty when all layers attend to everything."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    full = sum(kind == "full_attention" for kind in kinds) if kinds else 0
+    full = list(kinds).count("full_attention") if kinds else 0
     if not window or full == config.num_hidden_layers:
         return {}
     return {"sliding_window": window, "full_attention_layers": full}

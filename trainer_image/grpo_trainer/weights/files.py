@@ -82,7 +82,9 @@ def open_weights(folder: Path) -> WeightFiles:
 def _listed(folder: Path) -> list[Path]:
     """The weight files that a folder should have; a whole file comes before an index, as in from_pretrained."""
     whole, adapter = folder / WHOLE, folder / ADAPTER
-    files = [whole] if whole.exists() else [folder / name for name in shards(folder)]
+    files = [whole]
+    if not whole.exists():
+        files = [folder / name for name in shards(folder)]
     return files + ([adapter] if adapter.exists() else [])
 
 

@@ -41,7 +41,8 @@ def require_finite(model: nn.Module, optimizer: Any, step: int) -> None:
 def first_not_finite(model: nn.Module, optimizer: Any) -> str:
     """Name of this rank's first parameter or optimizer state with an element that isn't finite; empty for none."""
     held = [*_parameters(model), *(_states(model, optimizer) if optimizer is not None else ())]
-    held = [(name, tensor) for name, tensor in held if tensor.is_floating_point() and tensor.numel()]
+    floating = [(name, tensor) for name, tensor in held if tensor.is_floating_point()]
+    held = [(name, tensor) for name, tensor in floating if tensor.numel()]
     if not held:
         return ""
     device = held[0][1].device

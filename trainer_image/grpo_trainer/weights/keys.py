@@ -56,7 +56,9 @@ def _key(aliases: list[str], shape: tuple[int, ...], shapes: Shapes) -> TensorKe
 def adapter_key(name: str) -> str | None:
     """The key that PEFT's files have for a parameter of the trained adapter; None for one of the base."""
     parts = name.split(".")
-    return ".".join(part for part in parts if part != TRAINED_ADAPTER) if TRAINED_ADAPTER in parts else None
+    if TRAINED_ADAPTER not in parts:
+        return None
+    return ".".join(part for part in parts if part != TRAINED_ADAPTER)
 
 
 def base_name(name: str) -> str:

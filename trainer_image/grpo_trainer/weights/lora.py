@@ -45,8 +45,8 @@ def lora(adapter: AdapterSpec, model: PreTrainedModel) -> LoraConfig:
 def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, str]]:
     """Position and problem of each name that PEFT could not do what is meant by."""
     for position, name in enumerate(names):
-        # as PEFT finds them (tuners_utils.check_target_module_exists)
-        found = [module for path, module in model.named_modules() if path == name or path.endswith(f".{name}")]
+        # As PEFT finds them (tuners_utils.check_target_module_exists): the whole path or its last parts.
+        found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
         if not found:
             yield position, f"no module is called {name!r}"
         elif any(module is model.get_output_embeddings() for module in found):
@@ -61,5 +61,6 @@ def _problems(names: list[str], model: PreTrainedModel) -> Iterator[tuple[int, s
 def _adaptable(model: PreTrainedModel) -> list[str]:
     """Last parts of the names of the modules that can have an adapter, each once, in the model's order."""
     head = model.get_output_embeddings()
-    paths = [path for path, module in model.named_modules() if isinstance(module, _ADAPTABLE) and module is not head]
+    adaptable = [(path, module) for path, module in model.named_modules() if isinstance(module, _ADAPTABLE)]
+    paths = [path for path, module in adaptable if module is not head]
     return list(dict.fromkeys(path.rpartition(".")[2] for path in paths))

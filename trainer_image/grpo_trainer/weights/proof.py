@@ -98,15 +98,18 @@ def prove(model: nn.Module, files: WeightFiles, what: str, *, adapter_only: bool
     findings = ranks.gather(finding)
     _judge(findings, what)
     forms = Counter(key.form for key in keys.values())
+    seconds = time.perf_counter() - start
+    # Whole on every rank: the first rank's weights are all. Partitioned: the ranks' shares in order.
+    held = findings[:1] if finding.whole else findings
+    shares = [combined(item.held.values()) for item in held]
     return Proof(
         what=what,
         parameters=len(keys) - forms["absent"],
         converted=forms["converted"],
         across_ranks=forms["absent"],
         bytes=finding.bytes,
-        seconds=time.perf_counter() - start,
-        # whole on every rank: one rank's say is all; partitioned: the ranks' shares in order
-        fingerprint=combined(combined(item.held.values()) for item in findings[: 1 if finding.whole else None]),
+        seconds=seconds,
+        fingerprint=combined(shares),
     )
 
 
