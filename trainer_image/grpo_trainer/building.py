@@ -21,6 +21,7 @@ from grpo_api.report import DATASET_FINGERPRINT, Generations
 
 from .checkpoints.continuing import FollowPlan
 from .checkpoints.identity import identity
+from .checkpoints.manifest import Manifest
 from .checkpoints.resume import Beginning, begin
 from .checkpoints.seal import SealCheckpoints
 from .checkpoints.volume import read_manifest
@@ -101,11 +102,14 @@ def build(
         rewards.check(prompts.rows)
     recorder.resolved({**hub.commits, DATASET_FINGERPRINT: prompts.fingerprint})
     _tell_prompts(prompts, recorder)
-    run_identity, cadence = identity(plan, prompts.fingerprint), Cadence.of(plan, len(prompts.rows))
+    run_identity = identity(plan, prompts.fingerprint)
+    cadence = Cadence.of(plan, len(prompts.rows))
+
+    def outdated(made: Manifest) -> bool:
+        return cadence.outdated(made.step, made.skipped, plan.skipped)
+
     with recorder.part("verify"):
-        beginning = begin(
-            plan, run_identity, lambda made: cadence.outdated(made.step, made.skipped, plan.skipped), recorder.event
-        )
+        beginning = begin(plan, run_identity, outdated, recorder.event)
     skipped = _skipped(plan, beginning)
     preemption = Preemption.of(plan)
     observer.clock.entered = recorder.phase

@@ -189,7 +189,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         with self.observer.clock.phase("generate"):
             for start in range(0, len(prompt_ids), size):
                 if self.engine:
-                    self.engine.at(self._step // (self.args.steps_per_generation * self.num_iterations), first + start)
+                    generation = self._step // (self.args.steps_per_generation * self.num_iterations)
+                    self.engine.at(generation, first + start)
                 part = prompt_ids[start : start + size]
                 done, scored = super()._generate_single_turn(part, *args, **kwargs)
                 completions += done
@@ -204,7 +205,8 @@ class ReferenceGRPOTrainer(FiniteLossTrainer):
         with self.observer.clock.phase("reward"):
             rewards: torch.Tensor = super()._calculate_rewards([*map(restored, inputs)], prompts, completions, *args)
         first = self.accelerator.process_index * len(prompts)
-        self.observer.completed(prompts, completions, rewards[first : first + len(prompts)], self.reward_func_names)
+        own = rewards[first : first + len(prompts)]
+        self.observer.completed(prompts, completions, own, self.reward_func_names)
         return rewards
 
     def _get_per_token_logps_and_entropies(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:

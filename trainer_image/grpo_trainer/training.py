@@ -121,7 +121,8 @@ def _last_good(plan: TrainingPlan, run: Run) -> str:
 def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYSTEM_CLOCK) -> str:
     """Export a finished run; say how far a preempted one came."""
     state = run.trainer.state
-    if run.step_exchange.verdict == "save" and run.seal.last and number(run.seal.last) == state.global_step:
+    saved_step = number(run.seal.last) if run.seal.last else None
+    if run.step_exchange.verdict == "save" and saved_step == state.global_step:
         raise Preempted(f"SIGTERM; a checkpoint was saved at step {state.global_step}")
     if run.step_exchange.verdict == "save":
         problem = recorder.progress.checkpoint_problem

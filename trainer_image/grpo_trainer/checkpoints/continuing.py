@@ -17,6 +17,7 @@ class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, *, lr_scheduler: Any, **_: Any
     ) -> None:
         """The checkpoint is loaded, and no step is taken yet."""
+        # transformers has restored the intervals of the checkpoint, and the plan's may differ.
         state.compute_steps(args, state.max_steps)
         while not isinstance(lr_scheduler, LambdaLR):  # under ZeRO it is in accelerate's wrapper
             lr_scheduler = lr_scheduler.scheduler

@@ -21,6 +21,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def environment(variables: Mapping[str, str] = os.environ) -> EnvironmentRecord:
     """The environment record of this process."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    # Of variables the names alone: a value may be a token.
     return EnvironmentRecord(
         platform=platform.platform(),
         command=sys.orig_argv,

@@ -118,7 +118,9 @@ def _publish(plan: TrainingPlan, source: Source, complete: Describe, temporary: 
     # a pickle with paths of this attempt's pods, of no use to who loads the model
     (temporary / TRAINING_ARGS_NAME).unlink(missing_ok=True)
     complete(temporary)
+    # Durable before it has its name: a power cut leaves no export that is complete only by its name.
     sync_tree(temporary)
+    # rename(2) replaces no folder that has files, so an earlier export goes first.
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
     sync_folder(folder.parent)

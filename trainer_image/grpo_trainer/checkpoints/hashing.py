@@ -65,6 +65,7 @@ def recorded(files: Mapping[str, FileRecord]) -> list[tuple[Part, str]]:
 
 
 def _cut_one(name: str, size: int, chunk: int, algorithm: Algorithm) -> list[Part]:
+    # An empty file is one empty part, so that it has a hash too.
     begins = range(0, max(size, 1), chunk)
     return [Part(name, begin, min(begin + chunk, size), algorithm) for begin in begins]
 
@@ -92,6 +93,7 @@ def digests(folder: Path, parts: Iterable[Part]) -> list[str]:
     """
     found, durable = [], set()
     for part in parts:
+        # A file has many parts, but one fsync makes all of them durable.
         if part.name not in durable:
             _make_durable(folder / part.name)
             durable.add(part.name)
@@ -129,6 +131,7 @@ def _make_durable(path: Path) -> None:
 def _digest(folder: Path, part: Part) -> str:
     found, left = _NEW[part.algorithm](), part.end - part.begin
     buffer = memoryview(bytearray(min(READ_BYTES, left)))
+    # Unbuffered and into one buffer: nothing is copied, and what is hashed is still in the processor's cache.
     with (folder / part.name).open("rb", buffering=0) as file:
         file.seek(part.begin)
         while left:

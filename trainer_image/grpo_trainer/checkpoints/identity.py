@@ -52,6 +52,7 @@ def identity(plan: TrainingPlan, dataset_fingerprint: str) -> dict[str, str]:
     }
     parts |= {f"training.{key}": value for key, value in dump["training"].items()}
     parts |= {f"plan.{name}": getattr(plan.execution, name) for name in EXECUTION + SPLIT}
+    # Without LoRA the adapter's settings change no number of the run.
     if plan.execution.method == "LoRA":
         parts["adapter"] = dump["adapter"]
     return {path: identity_text(value) for path, value in parts.items()}
@@ -101,9 +102,11 @@ def what_is_trained(identity: dict[str, str]) -> dict[str, str]:
     """The part of an identity that must match: without the split, but with what the split may not change."""
     kept = {path: value for path, value in identity.items() if path.removeprefix("plan.") not in SPLIT}
     micro, per_step, per_generation = (identity.get(f"plan.{name}") for name in SPLIT[:3])
+    # A split may change only if each process still trains on as many completions per step and per generation.
     if micro and per_step and per_generation:
         kept["plan.completions_per_step"] = str(int(micro) * int(per_step))
         kept["plan.completions_per_generation"] = str(int(micro) * int(per_generation))
+    # Such a loss is normalised within a micro-batch, so another size of it is another loss.
     if micro and identity.get("training.lossType") in [identity_text(name) for name in PER_MICRO_BATCH]:
         kept["plan.micro_batch"] = micro
     return kept

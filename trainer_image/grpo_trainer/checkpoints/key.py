@@ -49,6 +49,7 @@ def _run(action: str, payload: bytes) -> bytes:
         raise BadInput(
             f"{FIELD}: {done.stdout.decode()}; store one by `kubectl create secret generic NAME --from-file=key.pem`"
         )
+    # Any other failure is not of the key.
     done.check_returncode()
     return done.stdout
 
@@ -58,6 +59,7 @@ def main(action: str, path: str) -> int:
     # Only this process needs `cryptography`; the one that trains imports this module, too.
     from grpo_api.signing import KeyUnusable, key_id, private_key, sign
 
+    # A core dump would hold the key, and a tracer of the same user could read it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     try:

@@ -133,6 +133,7 @@ def _asked(plan: TrainingPlan) -> ExternalParameters:
     spec = plan.model_dump(mode="json", exclude_none=True, include=set(SECTIONS))
     for reward in spec["rewards"]:
         if "http" in reward:
+            # A URL may contain a user name and a password.
             reward["http"]["url"] = _public(reward["http"]["url"])
     left_out = {name: field for name, field in GRPOJobSpec.model_fields.items() if name not in SECTIONS}
     return ExternalParameters(spec=spec, omitted=sorted(field.alias or name for name, field in left_out.items()))
@@ -228,6 +229,7 @@ def _ends(plan: TrainingPlan, attempt: int) -> list[End]:
     folder = attempt_folder_of(plan, attempt)
     if folder is None:
         return []
+    # A gang's processes mostly end alike, so equal ends are counted instead of listed.
     counted = Counter((str(outcome.result), outcome.step) for outcome in kept_outcomes(folder))
     return [End(result=result, step=step, ranks=ranks) for (result, step), ranks in sorted(counted.items())]
 

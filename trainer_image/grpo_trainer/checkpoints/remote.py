@@ -102,6 +102,7 @@ class Stored:
         Raises:
             StoreFailed: the store gave nothing for too long. DiskFailed: there is no room.
         """
+        # A pod's disk is small, and each rank reads only its own partition of the optimizer.
         files = {name: file for name, file in read_manifest(checkpoint).files.items() if needed(name, self.node_ranks)}
         expected = dict(recorded(files))
         own = share(list(expected), self.local_rank, self.processes_per_node)
@@ -111,6 +112,7 @@ class Stored:
             found = store.get(part_key(key, part, files[part.name].chunk_bytes))
             if found is None:
                 return f"{part.name} has no bytes {part.begin} to {part.end} on the store"
+            # Before it is written: loaded files are not hashed again.
             if hash_of(part, found[0]) != expected[part]:
                 return f"{part.name} differs from its recorded {part.algorithm} in bytes {part.begin} to {part.end}"
             _write(checkpoint / part.name, part.begin, found[0])
@@ -168,6 +170,7 @@ class Remote(Stored):
         Raises:
             Preempted: a newer attempt has the run. StoreFailed: the store gave no answer for too long.
         """
+        # A checkpoint that fails is tried again after a few steps, so the store is not waited for as long as elsewhere.
         run = replace(self.run, store=self.run.store.within(SAVE_WAIT))
         run.commit(manifest.step, manifest.model_dump_json().encode(), unix_time())
 
@@ -224,6 +227,7 @@ def part_key(checkpoint: str, part: Part, chunk: int) -> str:
 
 def _merged(listed: Sequence[dict[str, int]], leader: int) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes of the files of all nodes, sorted by name, and of this node's; one that several wrote is the first's."""
+    # In reverse, so that the lowest rank that wrote a file stays its owner.
     owners = {name: rank for rank in reversed(range(len(listed))) for name in listed[rank]}
     sizes = {name: listed[owners[name]][name] for name in sorted(owners)}
     return sizes, {name: size for name, size in sizes.items() if owners[name] == leader}
@@ -253,6 +257,7 @@ def _all(action: Callable[[Part], T], parts: Sequence[Part]) -> list[T]:
 def _write(path: Path, begin: int, data: bytes) -> None:
     """Write bytes into a file that other ranks of the node may be writing other bytes of."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Not truncated, and written at an offset: other ranks write their parts of the file at the same time.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         view = memoryview(data)

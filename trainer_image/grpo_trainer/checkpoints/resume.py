@@ -70,6 +70,7 @@ def claim_folder(plan: TrainingPlan, tell: Tell = silent, clock: Clock = SYSTEM_
         led.by_main(remote.run.claim)
         return
     patiently(lambda: ranks.on_main(claim_disk), clock)
+    # Every rank saves its own partition. On a folder of its own node alone no attempt could load all of them.
     ranks.together(lambda: _require_visible(folder / OWNER))
 
 
@@ -138,10 +139,12 @@ def choose(
     own, source, remote = run_folder(plan), plan.resume_from, remote_of(plan, tell)
     if remote:
         remote.bring_manifests()
+    # spec.resumeFrom is only where the run began: its own checkpoints have come further.
     if own and (found := _listed(lambda: complete(own))):
         usable = _usable(found, outdated)
         check = remote.bring if remote else _damage
         newest = _newest(usable, lambda one: require_same_run(one, read_manifest(one), identity), check)
+        # Withdrawn, so that no later attempt goes back to what this run diverged on.
         dropped = set(found) - set(usable)
         if dropped and remote:
             ranks.on_main(lambda: remote.withdraw(dropped))
@@ -183,6 +186,7 @@ def _is_outdated(checkpoint: Path, outdated: Outdated) -> bool:
     try:
         return outdated(read_manifest(checkpoint))
     except BadInput:
+        # A manifest that can't be read is damage, which `_newest` reports.
         return False
 
 

@@ -77,6 +77,7 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         self._recorder.stage("Saving")
         began = time.perf_counter()
         try:
+            # Only a failure of a disk is one rank's alone. `write` raises other errors on all ranks alike.
             ranks.together(write, DiskFailed)
             size = seal(
                 self._plan, checkpoint, step, self._identity, self._skipped,
@@ -134,6 +135,7 @@ def seal(
     )
     if remote:
         ranks.on_main(lambda: remote.commit(manifest))
+        # A pod's disk is small: what the store has is removed from it.
         remote.clear()
     else:
         ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))

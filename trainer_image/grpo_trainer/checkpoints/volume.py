@@ -39,6 +39,7 @@ def claim(plan: TrainingPlan) -> None:
     try:
         _take(plan, folder)
     except OSError as error:
+        # A later attempt's run has written here before, so a refusal may pass: the caller tries again.
         if plan.job.attempt > 1 or error.errno not in REFUSALS:
             raise
         groups = sorted({os.getegid(), *os.getgroups()})
@@ -88,6 +89,7 @@ def _folder(plan: TrainingPlan) -> Path:
 def complete(folder: Path) -> list[Path]:
     """All complete checkpoints of all attempts, newest first: by step, then by attempt."""
     found = [path.parent for path in folder.glob(f"{ATTEMPTS}/{CHECKPOINTS}/{MANIFEST}")]
+    # An attempt that resumes takes steps again, so two attempts may have saved the same step.
     return sorted(found, key=lambda path: (number(path), number(path.parent)), reverse=True)
 
 
@@ -152,6 +154,7 @@ def withdraw(plan: TrainingPlan, checkpoints: Iterable[Path]) -> None:
         Preempted: a newer attempt owns the folder.
     """
     require_owner(plan)
+    # The manifest alone makes a checkpoint count; the next rotation deletes the other files.
     for checkpoint in checkpoints:
         (checkpoint / MANIFEST).unlink(missing_ok=True)
 

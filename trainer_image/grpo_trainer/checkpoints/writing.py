@@ -63,12 +63,14 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
             with disk_errors():
                 yield
         except DiskFailed as error:
+            # Outside written_whole() no other rank waits in a collective for this one.
             if self._failures is None:
                 raise
             self._failures.append(error)
 
     def write(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Does a write of this rank alone, unless one before it has failed."""
+        # After a failure the checkpoint can't be whole, so further writes would only fill the disk.
         if not self._failures:
             with self._kept():
                 action(*args, **kwargs)
@@ -101,6 +103,7 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
                 self._writes_of(engine, "_copy_recovery_script"),
             ):
                 original(folder, tag=tag, save_latest=False, **options)
+            # DeepSpeed loads the folder that `latest` names, so the file is written after all others.
             if ranks.rank() == 0:
                 self.write(Path(folder, LATEST).write_text, tag)
 

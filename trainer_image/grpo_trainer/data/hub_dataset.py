@@ -45,8 +45,10 @@ def read_hub(dataset: DatasetSpec, hub: Hub) -> datasets.Dataset:
 
 def _folder(dataset: DatasetSpec, repository: Repository, commit: str) -> Path:
     """Where the rows of that commit are, once they are there."""
-    choice = hashlib.sha256(json.dumps([dataset.config, dataset.split]).encode()).hexdigest()[:16]
-    return Path(datasets.config.HF_DATASETS_CACHE) / "commits" / repository.storage.name / (commit or "none") / choice
+    choice = json.dumps([dataset.config, dataset.split])
+    name = hashlib.sha256(choice.encode()).hexdigest()[:16]
+    commits = Path(datasets.config.HF_DATASETS_CACHE) / "commits" / repository.storage.name
+    return commits / (commit or "none") / name
 
 
 def _converted(dataset: DatasetSpec, repository: Repository, commit: str, hub: Hub) -> Path:

@@ -72,7 +72,8 @@ class PromptOrder(Sampler[int]):
         numbers = (numbered(position, self._skipped) for position in positions)
         for epoch, wanted in groupby(numbers, lambda number: number // per_pass):
             rewind(self._sampler, epoch)
-            size, at, source = len(self) // per_pass, epoch * per_pass, iter(self._sampler)
+            size = len(self) // per_pass
+            at, source = epoch * per_pass, iter(self._sampler)
             for number in wanted:
                 yield from islice(source, (number - at) * size, (number - at + 1) * size)
                 at = number + 1
@@ -94,23 +95,23 @@ class Cadence:
         """The cadence of a plan with `prompts` prompts per epoch."""
         execution = plan.execution
         completions = execution.micro_batch * execution.world_size * execution.steps_per_generation
+        prompts_per_generation = completions // plan.training.num_generations
         return cls(
-            prompts // (completions // plan.training.num_generations),
-            execution.steps_per_generation * plan.training.num_iterations,
-            execution.gradient_accumulation,
+            per_pass=prompts // prompts_per_generation,
+            micro_batches=execution.steps_per_generation * plan.training.num_iterations,
+            accumulation=execution.gradient_accumulation,
         )
 
     def trained_on(self, step: int, skipped: Iterable[Generations]) -> Generations:
         """What a step, from 1, trains on, in a run that leaves those out."""
         in_pass = self.per_pass * self.micro_batches
         passes, update = divmod(step - 1, -(-in_pass // self.accumulation))
-        first = update * self.accumulation
-        last = min(first + self.accumulation, in_pass) - 1
+        first_micro_batch = update * self.accumulation
+        last_micro_batch = min(first_micro_batch + self.accumulation, in_pass) - 1
         left_out, begun = merged(skipped), passes * self.per_pass
-        return Generations(
-            first=numbered(begun + first // self.micro_batches, left_out),
-            last=numbered(begun + last // self.micro_batches, left_out),
-        )
+        first = begun + first_micro_batch // self.micro_batches
+        last = begun + last_micro_batch // self.micro_batches
+        return Generations(first=numbered(first, left_out), last=numbered(last, left_out))
 
     def outdated(self, step: int, made_without: Iterable[Generations], skipped: Iterable[Generations]) -> bool:
         """Whether a checkpoint of that step was trained on something that is to be left out now."""

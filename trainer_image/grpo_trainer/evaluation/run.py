@@ -37,13 +37,16 @@ def held_out(plan: TrainingPlan, folder: Path, completions: int | None = None, s
     hub = Hub(plan.revisions)
     rewards = build_rewards(plan.rewards, device=device(plan), hub=hub)
     each = completions or plan.training.num_generations
+    if seed is None:
+        seed = plan.training.seed
     try:
-        scores = _scores(plan, folder, rewards, hub, each=each, seed=plan.training.seed if seed is None else seed)
+        scores = _scores(plan, folder, rewards, hub, each=each, seed=seed)
     finally:
         rewards.close()
     sums = weighted(rewards, scores)
+    by_row = [sums[start : start + each] for start in range(0, len(sums), each)]
     try:
-        return score([sums[start : start + each] for start in range(0, len(sums), each)], means(scores))
+        return score(by_row, means(scores))
     except ValueError as error:
         raise BadInput(f"evaluation: {error}: the rewards had nothing to say about any of them") from error
 

@@ -76,6 +76,7 @@ def start(plan: TrainingPlan) -> "Sampler":
     """
     folder = model_folder(plan, Hub(plan.revisions))
     for name, value in ENVIRONMENT.items():
+        # Before vLLM is imported, whose modules and processes read these variables.
         os.environ.setdefault(name, value)
     from .sampler import Sampler
 
@@ -90,6 +91,7 @@ async def serve(plan: TrainingPlan, sampler: "Sampler") -> Exception:
     server = EngineServer(sampler, attempt_of(plan))
     host, port = split(os.environ.get(ENGINE_BIND_ENV, f":{plan.engines.port}"))
     await listen(server.application(), host or None, port)
+    # Rank 0 polls its engines also during long steps, so twice a step's patience of silence means that it is gone.
     limit = 2 * patience("Training", plan.guard, plan.execution)
     while not server.ended.done():
         await asyncio.wait([server.ended], timeout=CHECK_SECONDS)

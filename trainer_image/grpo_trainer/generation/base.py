@@ -96,6 +96,7 @@ class EngineGeneration(ABC):
         """Number of the weights that the engine was proven to have; None while it has none."""
         self.versions: list[int] = []
         """Numbers of the weights that the last completions were sampled with, one for each."""
+        # A number is never used twice in a job, so that no earlier answer can pass for a later one.
         self._last = setup.plan.job.attempt * ATTEMPT_VERSIONS
         self._generation = self._place = 0
         self.failures = 0
@@ -115,6 +116,7 @@ class EngineGeneration(ABC):
             BadInput: this model's weights in an engine can't be proven.
         """
         with self.setup.clock.phase("sync"):
+            # A skipped tensor or a flipped bit is repaired by sending the weights once more, under a new number.
             wrong: Sequence[str] = ()
             for _ in range(TRIES):
                 self.proven = None
@@ -150,6 +152,7 @@ class EngineGeneration(ABC):
             if self.proven is None:
                 self.sync_weights()
             samples = self.sample(prompts, seeds)
+            # All ranks agree, since the sync that would follow is a collective.
             if not ranks.any_rank(bool(self.changed()) or any(one.version != self.proven for one in samples)):
                 break
             self.failures += 1

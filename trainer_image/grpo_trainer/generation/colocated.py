@@ -40,6 +40,7 @@ class ColocatedGeneration(EngineGeneration):
         super().__init__(setup, model, stop_tokens)
         self._neighbours = _neighbours(setup.engine.tensor_parallel)
         self._llm = _started(setup)
+        # Learning overwrites the live weights, which are dummies until the first sync.
         self._sources = ranks.together(self._learnt)
         self._wanted: dict[str, list[int]] = {}
         self._asleep = False
@@ -88,6 +89,7 @@ class ColocatedGeneration(EngineGeneration):
         """Give the memory back, where the plan says so; the weights are lost with it."""
         if self.setup.engine.sleep and torch.cuda.is_available():
             self._llm.sleep(level=2)
+            # Level 2 forgets the weights, so nothing may be sampled before the next sync.
             self._asleep, self.proven = True, None
 
     def _wake(self) -> None:
@@ -126,6 +128,7 @@ def _started(setup: EngineSetup) -> Any:
     except ImportError as error:
         raise BadInput(f"{NO_VLLM} ({error})") from error
     with _same_numbers():
+        # The training processes are the engine's workers, so vLLM starts none of its own.
         return LLM(**vllm_arguments(setup.plan, setup.folder), distributed_executor_backend="external_launcher")
 
 

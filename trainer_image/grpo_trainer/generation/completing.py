@@ -82,12 +82,15 @@ class Completing:
         try:
             while not (self._division.done and await self._settled()):
                 live = [index for index, engine in self._engines.items() if engine.serves(version)]
-                self._drop((set(self._division.held) | set(self._division.unsettled)) - set(live))
+                # What a lost engine has answered in this generation is wanted again too: it was not proven afterwards.
+                concerned = set(self._division.held) | set(self._division.unsettled)
+                self._drop(concerned - set(live))
                 if not live:
                     return False
                 await self._advance(live, version)
             return True
         finally:
+            # After an exception nobody takes the answers of open requests.
             self._drop(set(self._division.held))
             self._seconds += asyncio.get_running_loop().time() - begun
 
@@ -95,6 +98,7 @@ class Completing:
         """Hand out what engines have room for, and wait for an answer or a moment."""
         self._hand_out(live, version)
         if self._tasks:
+            # At most for a tick, so that a lost or stalled engine is noticed while the others sample.
             done, _ = await asyncio.wait(self._tasks, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 self._take(task)
@@ -137,6 +141,7 @@ class Completing:
         engine = self._engines[index]
         try:
             answer = task.result()
+        # Another engine would refuse the request too, so it is not sampled elsewhere.
         except Rejected as error:
             raise TrainingError(f"{engine.view.name} {error}") from error
         except EngineFailed as error:
@@ -153,6 +158,7 @@ class Completing:
         now = asyncio.get_running_loop().time()
         for index in [index for index, held in self._division.held.items() if held]:
             engine = self._engines[index]
+            # A new prompt restarts the count: an engine without prompts samples nothing and is not stalled.
             if now - max(engine.moved_at, self._begun[index]) > self._stall:
                 engine.view.give_up(f"sampled no token for {self._stall:.0f} s, although it holds prompts")
                 self._drop({index})
@@ -170,6 +176,7 @@ class Completing:
 def _ended(task: "asyncio.Task[Generated]") -> None:
     """What became of an abandoned request is of no interest."""
     if not task.cancelled():
+        # An exception that nobody reads is logged by asyncio as never retrieved.
         task.exception()
 
 

@@ -43,6 +43,7 @@ class Division:
         while self._waiting and live:
             engine = min(live, key=lambda one: (len(self._held.get(one, ())), one))
             held = self._held.setdefault(engine, set())
+            # The engine with the fewest prompts is full, so all are.
             if len(held) >= self._capacity:
                 break
             prompt = self._waiting.popleft()

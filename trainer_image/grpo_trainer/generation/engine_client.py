@@ -101,6 +101,7 @@ class EngineClient:
             EngineFailed: as for all requests.
         """
         answer = _parsed(_GENERATED, await self._ask("POST", "/generate", request, None))
+        # The engine compares them too; this finds an answer of another process under its address.
         if (answer.version, answer.incarnation) != (request.version, request.incarnation):
             raise Stale(
                 f"answered with version {answer.version} of incarnation {answer.incarnation[:8]}, where version "
@@ -123,6 +124,7 @@ class EngineClient:
             EngineFailed: another status, or too long an answer.
         """
         data = body.model_dump_json().encode() if body is not None else None
+        # Sampling may take long, but a process that lives accepts a connection at once.
         timeout = aiohttp.ClientTimeout(total=seconds, connect=STATE_SECONDS)
         try:
             async with self._session.request(
@@ -133,6 +135,7 @@ class EngineClient:
             raise Unreachable(f"did not answer {path} within {seconds or STATE_SECONDS:.0f} s", late=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"can't be reached for {path}: {error or type(error).__name__}") from error
+        # The request itself is at fault, so no other engine would take it.
         if answer.status in (400, 413):
             raise Rejected(f"does not take {path}: {text[:500].decode(errors='replace')}")
         if answer.status == 409:
@@ -143,6 +146,7 @@ class EngineClient:
 
 
 async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    # Piece by piece, so that a wrong answer can't fill rank 0's memory.
     parts: list[bytes] = []
     size = 0
     async for part in content.iter_chunked(2**20):

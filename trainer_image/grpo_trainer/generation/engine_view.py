@@ -54,6 +54,7 @@ class EngineView:
     def seen(self, incarnation: str) -> None:
         """It answered, as this process."""
         if incarnation != self.incarnation:
+            # The new process has random weights until a sync.
             self._lose("has restarted")
             self.incarnation, self.strikes = incarnation, 0
         if self.version is None and self.usable:
@@ -75,6 +76,7 @@ class EngineView:
 
     def failed(self, reason: str) -> None:
         """A sync or its proof failed: once more, then no further chance."""
+        # The first failure may be one of the transfer, so the weights are sent once more.
         self.strikes += 1
         if self.strikes >= MAX_STRIKES:
             self.give_up(reason)
@@ -85,6 +87,7 @@ class EngineView:
         """Its process gets no further chance; the next one does."""
         had = self.version is not None
         self._lose(reason)
+        # `_lose` has counted a process that had weights.
         self.losses += 0 if had else 1
         self.given_up = self.incarnation
 

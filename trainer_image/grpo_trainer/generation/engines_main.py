@@ -40,6 +40,7 @@ class EnginesMain:
         self._clock = clock
         self._addresses = plan.engines
         self._shapes = {name: list(shape) for name, shape in weight_shapes(model).items()}
+        # A wait for engines must end with its own error before the watchdog calls it a hang.
         self._limit = min(
             float(plan.guard.weight_sync_timeout_seconds),
             SHARE_OF_PATIENCE * patience("Training", plan.guard, plan.execution),
@@ -68,6 +69,7 @@ class EnginesMain:
                 f"no engine came within guard.rendezvousTimeoutSeconds = {seconds:.0f}: {self._fleet.told()}. Do their "
                 f"pods run, and does a NetworkPolicy allow port {self._addresses.port} between the job's pods?"
             )
+        # Those that come later join at the next sync.
         print(f"begins without some engines: {self._fleet.told()}", flush=True)
 
     def begin(self, version: int, began: float) -> bool:
@@ -83,12 +85,14 @@ class EnginesMain:
         targets = [engine for engine in self._fleet.usable() if not engine.serves(version)]
         if not targets and any(engine.serves(version) for engine in self._fleet.engines):
             return False
+        # The Job of a lost engine replaces its pod, so one may come back within the limit.
         while not (lanes := self._learnt(targets)):
             seconds_left = max(0.0, began + self._limit - self._clock.now())
             if not self._fleet.call(self._fleet.await_usable(1, seconds_left)):
                 raise WeightSyncTimeout(self._none(f"took version {version} of the weights"))
             targets = self._fleet.usable()
         self._passes += 1
+        # The seed is new for every pass, also for another pass with the same version: no earlier answer can pass.
         self.sending = SyncPass(self._fleet, lanes, version, mix(version ^ mix(self._passes)) % SEEDS)
         self.sending.begin([self._meeting(lane) for lane in lanes], list(self._shapes))
         return True
@@ -100,6 +104,7 @@ class EnginesMain:
         self._proof += self.sending.proof_seconds
         for verdict in verdicts:
             self._follow(verdict)
+        # One proven engine is enough to go on. The others are sent the weights again at the next sync.
         if any(engine.serves(self.sending.version) for engine in self._fleet.engines):
             self._failures += sum(bool(verdict.wrong) for verdict in verdicts)
             return []
@@ -190,6 +195,7 @@ class EnginesMain:
 
     def _lane(self, engine: Engine, incarnation: str) -> Lane:
         if incarnation not in self._lanes:
+            # A process that restarted has a new incarnation. The group of its predecessor leads nowhere.
             for known in [known for known, lane in self._lanes.items() if lane.engine is engine]:
                 self._lanes.pop(known).close()
             self._lanes[incarnation] = Lane(engine, incarnation, self._clock)
@@ -220,6 +226,7 @@ class EnginesMain:
         if not verdict.problem:
             return
         print(f"{view.name}: {verdict.problem}", flush=True)
+        # A blocked process would take the whole limit again at the next sync, and all ranks would wait for it.
         if verdict.blocked:
             view.give_up(verdict.problem)
         elif verdict.gone:

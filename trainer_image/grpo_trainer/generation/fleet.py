@@ -60,6 +60,7 @@ class Fleet:
         self.engines: list[Engine] = []
         self._loop = asyncio.new_event_loop()
         self._watches: list[asyncio.Task[None]] = []
+        # A thread of its own, since the main thread blocks in collectives and training steps.
         threading.Thread(target=self._loop.run_forever, name="engines", daemon=True).start()
         self.call(self._open(addresses, attempt))
 
@@ -109,6 +110,7 @@ class Fleet:
         return found
 
     async def _open(self, addresses: EngineAddresses, attempt: str) -> None:
+        # Every prompt is a request that stays open: aiohttp's limit of 100 connections would hold prompts back.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         for index, host in enumerate(addresses.hosts):
             client = EngineClient(self._session, host, addresses.port, attempt)
@@ -131,11 +133,13 @@ async def look(engine: Engine) -> None:
     view, before, syncing = engine.view, engine.view.version, engine.syncing
     try:
         state = await engine.client.state()
+        # An answer that was on its way during a sync may be of the weights before it.
         _note(engine, state, settled=not syncing and not engine.syncing and before == view.version)
         if view.condemned:
             await engine.client.end(view.last)
     except Unreachable as error:
         engine.misses += 1
+        # A refused connection means that there is no process. A late answer may come from a busy one.
         if not error.late or engine.misses >= MISSES:
             view.gone(str(error))
     except EngineFailed as error:

@@ -55,6 +55,7 @@ def learn(model: nn.Module, load: Load, shapes: Mapping[str, tuple[int, ...]], d
     device = next(model.parameters()).device
     writes: dict[str, list[Write]] = {}
     problems = _derived(model)
+    # One name at a time, so that every write is known to come from that name. The values are not looked at.
     for name, shape in shapes.items():
         source = torch.empty(shape, dtype=dtype, device=device)
         watch = _Watch(owners, source)
@@ -94,6 +95,7 @@ def _owners(model: nn.Module) -> dict[int, str]:
     """A parameter's name by the address of its storage; a tied one has its first name."""
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters():
+        # Weights that are packed away leave an empty parameter, whose storage has no address of its own.
         if parameter.numel():
             owners.setdefault(_address(parameter), name)
     return owners
@@ -124,6 +126,7 @@ class _Watch(TorchDispatchMode):
         owner = self._owners.get(_address(target)) if target.numel() else None
         if owner is None:
             return
+        # vLLM pads the vocabulary with rows of zeros, which no sent tensor has.
         fills_zero = operation == "aten::fill_" and _is_zero(args[1])
         # A copy of another size is broadcast: the engine would derive the parameter from the sent tensor.
         is_copy = operation == "aten::copy_" and _address(args[1]) == self._source
@@ -161,6 +164,7 @@ def _uncovered(model: nn.Module, owners: Mapping[int, str], writes: Mapping[str,
 def _hole(name: str, parameter: nn.Parameter, targets: list[Strided]) -> str | None:
     if not parameter.numel():
         return f"{name}: its values are packed away, where nothing can read them"
+    # Elements of the storage are marked, since tied parameters and views share one.
     elements = parameter.untyped_storage().nbytes() // parameter.element_size()
     written = torch.zeros(elements, dtype=torch.bool, device=parameter.device)
     for offset, size, stride in targets:

@@ -31,6 +31,7 @@ def led(work: Callable[[], T], event: Callable[[], None]) -> T:
     """
     if ranks.rank() != 0:
         return cast(T, _told(_follow(event)))
+    # In a thread, so that this one can tell the other ranks every few seconds that the work goes on.
     with ThreadPoolExecutor(1, "engines") as pool:
         future = pool.submit(work)
         while not wait([future], PERIOD_SECONDS).done:

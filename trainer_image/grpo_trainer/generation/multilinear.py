@@ -51,6 +51,7 @@ def coefficients(count: int, stream: int, device: torch.device) -> torch.Tensor:
     mixed = places * _signed(_STEP) + _signed(mix(stream))
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_FIRST)
     mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_SECOND)
+    # Odd: an odd number times 2**k is never 0 modulo 2**64, so no single flipped bit goes unseen.
     return (mixed ^ _shifted(mixed, 31)) | 1
 
 
@@ -66,6 +67,7 @@ def _block_sums(values: torch.Tensor, seed: int) -> torch.Tensor:
     """Per block the sum of its elements times the coefficients of their places, shape (blocks,), int64."""
     within = _places(seed)
     whole = values.numel() // BLOCK
+    # int64 wraps at overflow, so these are sums in the ring of integers modulo 2**64.
     blocks = values[: whole * BLOCK].view(whole, BLOCK)
     sums = [(block.to(torch.int64) * within).sum() for block in blocks]
     rest = values[whole * BLOCK :].to(torch.int64)

@@ -34,6 +34,7 @@ def policy_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, 
     for name, parameter in _own(model):
         layer = layers.get(id(parameter))
         with ExitStack() as stack, torch.no_grad():
+            # One layer at a time: gathering all of them would need the whole model's size on every GPU.
             for held in (parameter, *_factors(layer)):
                 stack.enter_context(partition.gathered(held))
             merged = parameter.detach() if layer is None else _merged(parameter, layer)
@@ -76,5 +77,7 @@ def _factors(layer: LoraLayer | None) -> list[nn.Parameter]:
 
 def _merged(parameter: nn.Parameter, layer: LoraLayer) -> torch.Tensor:
     """The weight with the adapter's difference, as PEFT's own merge computes that, added in float32."""
+    # Beside the parameter: a merge in place leaves a rounding error in the base in bfloat16, and the base is the
+    # reference.
     difference: torch.Tensor = layer.get_delta_weight(TRAINED_ADAPTER)
     return parameter.detach().float() + difference.detach().float()

@@ -38,6 +38,7 @@ class ReceivingWorker(WeightsWorker):
                 buffer = torch.empty(shape, dtype=self.model_config.dtype, device=self.device)
                 group.broadcast(buffer, f"{name} of version {version}")
                 self.weights_load(name, buffer)
+        # A group that broke off is of no use, and rank 0 would wait until this side leaves it.
         except BaseException:
             self._weights_group = None
             group.leave()

@@ -38,6 +38,7 @@ def sampling_arguments(training: TrainingSpec, stop_tokens: list[int]) -> dict[s
         "repetition_penalty": training.repetition_penalty,
         "max_tokens": training.max_completion_length,
         "stop_token_ids": stop_tokens,
+        # Of the sampled token alone; a number would add the likeliest others.
         "logprobs": 0,
         "detokenize": False,
     }

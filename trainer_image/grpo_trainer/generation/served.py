@@ -43,6 +43,7 @@ class ServedWeights:
         if self.phase == "Receiving":
             raise Refused("another sync of weights is under way")
         self.phase, self._version = "Receiving", None
+        # Counted, since the version alone would not show a sync that failed.
         self._changes += 1
 
     def received(self, version: int) -> None:
@@ -77,6 +78,7 @@ class ServedWeights:
         Raises:
             Refused: this process doesn't serve it.
         """
+        # A process that restarted answers under the same address, with other weights.
         if incarnation != self.incarnation:
             raise Refused(f"this is incarnation {self.incarnation}, not {incarnation}: {self._words()}")
         if self.version != version:

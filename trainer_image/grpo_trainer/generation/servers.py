@@ -45,8 +45,10 @@ class ServersGeneration(EngineGeneration):
         """
         wrong: list[str] = []
         began = self._clock.now()
+        # Engines that came during a pass get a pass of their own, until none lacks this version.
         while self._led(lambda main: main.begin(version, began)):
             sending = self._main.sending if self._main else None
+            # On every rank: under ZeRO-3 each tensor is gathered from all of them.
             for name, tensor in self.weights():
                 if sending:
                     sending.send(name, tensor)
@@ -69,6 +71,7 @@ class ServersGeneration(EngineGeneration):
         self._led(lambda main: main.want(of_all_ranks, arguments))
         while not self._led(lambda main: main.complete(self.proven)):
             self._led(lambda main: main.await_another())
+            # An engine that comes has random weights, so it is sent the policy's under a new number.
             self.sync_weights()
         if self._main:
             self.failures += self._main.taken_failures()
@@ -88,6 +91,7 @@ class ServersGeneration(EngineGeneration):
                 first += count
         if ranks.world_size() == 1:
             return parts[0]
+        # Rank 0 alone has the completions.
         own: list[Any] = [None]
         dist.scatter_object_list(own, parts or None, src=0)
         mine: list[Sample] = own[0]

@@ -72,6 +72,7 @@ class EngineServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Lets in what comes from the own attempt, and puts what goes wrong into an answer."""
+        # Only the trainer's own requests show that it lives: probes and scrapes go on without it.
         if request.path not in ("/healthz", "/metrics"):
             if request.headers.get(ATTEMPT_HEADER) != self._attempt:
                 raise web.HTTPForbidden(text=f"this engine belongs to attempt {self._attempt}")
@@ -123,6 +124,7 @@ class EngineServer:
 
     async def _sync(self, request: web.Request) -> web.Response:
         asked = await _body(request, Sync)
+        # What was never learnt can't be proven, so none of it is received.
         unknown = [name for name in asked.names if name not in self._shapes]
         if unknown:
             raise web.HTTPBadRequest(text=f"{len(unknown)} tensors were never learnt, the first is {unknown[0]}")
@@ -130,7 +132,9 @@ class EngineServer:
         try:
             tensors = [(name, self._shapes[name]) for name in asked.names]
             await self._sampler.call("weights_receive", asked.meeting, asked.version, tensors)
+            # The prefix cache has keys and values that the earlier weights computed.
             await self._sampler.forget()
+        # Also where the trainer gave the request up: some tensors are new by then, others old.
         except BaseException:
             self._served.failed()
             raise
@@ -154,6 +158,7 @@ class EngineServer:
             completions = await self._sampler.sample(asked)
         except (ValueError, TypeError) as error:
             raise web.HTTPBadRequest(text=str(error)[:MAX_WORDS]) from error
+        # If a sync began while tokens were sampled, some of them are of other weights.
         self._served.still(admitted)
         answer = Generated(version=asked.version, incarnation=self._served.incarnation, completions=completions)
         return _json(answer)

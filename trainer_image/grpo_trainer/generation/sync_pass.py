@@ -121,6 +121,7 @@ class Lane:
         group = self._group
         if group is not None and not self.failed:
             if tensor.is_cuda:
+                # The current device belongs to a thread, and a lane's thread begins with device 0.
                 torch.cuda.set_device(tensor.device)
             self._timed(lambda: group.broadcast(tensor, what, self.left))
 
@@ -131,6 +132,7 @@ class Lane:
         except TransferFailed as error:
             self.failed = str(error)
         finally:
+            # Only transfers use up the lane's time, not the gathering of tensors between them.
             self.left -= self._clock.now() - begun
 
 
@@ -163,6 +165,7 @@ class SyncPass:
         for lane in self.lanes:
             lane.send(tensor, f"{name} of version {self.version}")
         begun = time.perf_counter()
+        # Hashed while the lanes send. The tensor is good only until the next one, so both must end before it.
         for workers, prints in self._expected:
             for sources, expected in zip(workers, prints, strict=True):
                 expected[name] = expected_prints(tensor, sources[name], self._seed)
@@ -191,6 +194,7 @@ class SyncPass:
 
     async def _proven(self, lane: Lane) -> Verdict:
         client, view = lane.engine.client, lane.engine.view
+        # At least a moment: an answer that is already there counts although the time is up.
         async with asyncio.timeout(max(lane.left, 0.1)):
             await self._received(lane)
             begun = time.perf_counter()
@@ -200,6 +204,7 @@ class SyncPass:
             if wrong:
                 return Verdict(lane.engine, f"{OTHER_WEIGHTS}: {', '.join(wrong[:3])}", wrong)
             await client.confirm(self.version)
+        # The fleet's watch may have seen another process meanwhile, which has none of these weights.
         if view.incarnation != lane.incarnation:
             return Verdict(lane.engine, "restarted during the sync")
         lane.proof = proof

@@ -121,6 +121,7 @@ def open_store(address: str, port: int) -> Store:
     Raises:
         RuntimeError: the port is taken.
     """
+    # Without a number of clients: engines come later, and some never come.
     return TCPStore(address, port, None, True, timeout=timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
 
 
@@ -170,12 +171,14 @@ def _connected(meeting: Meeting) -> Store:
     patience = timedelta(seconds=min(CONNECT_SECONDS, meeting.seconds))
     store = TCPStore(meeting.address, meeting.port, None, False, timeout=patience, wait_for_workers=False)
     store.set_timeout(timedelta(seconds=meeting.seconds))
+    # With a prefix, so that keys of an earlier group are not taken for keys of this one.
     return PrefixStore(meeting.name, store)
 
 
 def _await_workers(store: Store, meeting: Meeting, abandoned: Callable[[], bool], clock: Clock) -> None:
     deadline = clock.now() + meeting.seconds
     keys = [f"here/{rank}" for rank in range(1, meeting.workers + 1)]
+    # Polled, where store.wait() would block: the engine may answer meanwhile that it won't come.
     while not store.check(keys):
         if abandoned():
             raise TransferFailed(f"{meeting.engine} did not come to the transfer of weights")
@@ -201,6 +204,7 @@ def _gloo(store: Store, rank: int, size: int, limit: timedelta, meeting: Meeting
 
 
 def _nccl(store: Store, rank: int, size: int, limit: timedelta, _: Meeting) -> Any:
+    # NCCL's group reads the variable when it is made. The training's own groups keep what the user set.
     before = os.environ.get(BLOCKING_WAIT_ENV)
     os.environ[BLOCKING_WAIT_ENV] = "1"
     try:

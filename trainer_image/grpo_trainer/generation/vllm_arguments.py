@@ -40,6 +40,8 @@ def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
     assert engine is not None
     own = plan.generation.engine_arguments
     may_sleep = engine.sleep and on_gpu
+    # Dummy weights: the first sync brings the policy's. generation_config vllm: the model's own file would change how
+    # completions are sampled.
     arguments = {
         "model": str(model),
         "dtype": engine_dtype(plan),
@@ -53,6 +55,7 @@ def vllm_arguments(plan: TrainingPlan, model: Path) -> dict[str, Any]:
         "max_model_len": engine.max_model_length,
         "max_num_seqs": engine.max_sequences,
         "max_num_batched_tokens": max(BATCHED_TOKENS, engine.max_sequences),
+        # CPUs have no CUDA graphs.
         "enforce_eager": not on_gpu,
         "enable_sleep_mode": may_sleep,
         "logprobs_mode": logprobs_mode(plan.training),

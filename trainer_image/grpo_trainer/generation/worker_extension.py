@@ -28,6 +28,7 @@ class WeightsWorker:
         """
         model = self.model_runner.model
         sizes = {name: tuple(shape) for name, shape in shapes.items()}
+        # The model's own loader fuses and splits the tensors. What it writes is what a proof has to cover.
         self._weights_layout = layout = learn(model, model.load_weights, sizes, getattr(torch, dtype))
         sources: dict[str, list[Strided | None]] = {}
         for name, group in layout.writes.items():

@@ -99,9 +99,8 @@ class RunStore(StoredRun):
             StoreFailed: the checkpoint may count or not, as if the process had been killed here.
         """
         self.store.put(f"{checkpoint_key(self.attempt, step)}/{MANIFEST}", manifest)
-        made = Committed(
-            attempt=self.attempt, step=step, manifest=hashlib.sha256(manifest).hexdigest(), time=max(0.0, time)
-        )
+        digest = hashlib.sha256(manifest).hexdigest()
+        made = Committed(attempt=self.attempt, step=step, manifest=digest, time=max(0.0, time))
         try:
             stands = self._change(lambda now: heads.with_checkpoint(now, made, self.keep))
         except Preempted:
@@ -161,7 +160,11 @@ class RunStore(StoredRun):
 
     def _is_left(self, key: str, kept: set[str]) -> bool:
         of = _ATTEMPT.match(key)
-        return of is not None and int(of[1]) <= self.attempt and "/".join(key.split("/")[:2]) not in kept
+        # A newer attempt's files are its own: it may be writing them now.
+        if of is None or int(of[1]) > self.attempt:
+            return False
+        folder = "/".join(key.split("/")[:2])
+        return folder not in kept
 
     def _change(self, changed: heads.Change) -> Head:
         return heads.change(self.store, self.uid, self.attempt, changed)

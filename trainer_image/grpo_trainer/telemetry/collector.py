@@ -40,7 +40,8 @@ class ProgressCollector:
             yield _family(metric, values)
         yield _family(catalogue.MEMORY, {(name,): float(size) for name, size in _by_phase(progress)})
         for metric in catalogue.LABELLED:
-            yield _family(metric, {(name,): value for name, value in with_prefix(progress.metrics, metric.key).items()})
+            by_name = with_prefix(progress.metrics, metric.key)
+            yield _family(metric, {(name,): value for name, value in by_name.items()})
         yield _family(catalogue.BUILD_INFO, {tuple(self._versions): 1.0})
 
 

@@ -101,9 +101,12 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         phases = self._clock.take()
         row = [-1.0 if waited is None else waited, seconds]
         row += [phases[name] for name in STEP_PHASES]
-        row += map(float, [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()])
+        sizes = [*self._clock.peaks.values(), self._clock.reserved, device_bytes(), resident_bytes()]
+        row += map(float, sizes)
         row.append(float(self._observer.scored))
-        return row + [float(n) for c in self._counters.values() for n in (c.failures, c.timeouts)]
+        for counter in self._counters.values():
+            row += (float(counter.failures), float(counter.timeouts))
+        return row
 
     def _publish(self, rows: torch.Tensor, worst: dict[str, float], counted: dict[str, list[float]]) -> None:
         values = {f"{PHASE_SECONDS.key}/{name}": worst[f"seconds/{name}"] for name in STEP_PHASES}
@@ -112,7 +115,8 @@ class StepExchange(TrainerCallback):  # type: ignore[misc]  # transformers is no
         for name, (failures, timeouts) in counted.items():
             values |= {f"{REWARD_FAILURES.key}/{name}": failures, f"{REWARD_TIMEOUTS.key}/{name}": timeouts}
         self._recorder.logged(values)
-        self._recorder.memory({name: int(worst[f"memory/{name}"]) for name in SIZES if worst[f"memory/{name}"]})
+        sizes = {name: int(worst[f"memory/{name}"]) for name in SIZES}
+        self._recorder.memory({name: size for name, size in sizes.items() if size})
 
     def _counted(self, rows: torch.Tensor) -> dict[str, list[float]]:
         """Failures and time-outs of all ranks since the start, by reward."""

@@ -89,8 +89,10 @@ def _adapter_shapes(folder: Path, source: Source) -> dict[str, tuple[int, ...]]:
     with open_weights(folder) as files, open_weights(source.folder) as base:
         shapes, copies = files.shapes, set()
         for key in [key for key in shapes if base_name(key) in base.paths]:
-            size, dtype = torch.Size(shapes[key]).numel(), getattr(torch, source.dtype)
-            mine, theirs = files.read(key, 0, size).to(dtype), base.read(base_name(key), 0, size).to(dtype)
+            size = torch.Size(shapes[key]).numel()
+            dtype = getattr(torch, source.dtype)
+            mine = files.read(key, 0, size).to(dtype)
+            theirs = base.read(base_name(key), 0, size).to(dtype)
             if mine.shape == theirs.shape and same_bits(mine, theirs):
                 copies.add(key)
     return {key: shape for key, shape in shapes.items() if key not in copies}
@@ -110,9 +112,12 @@ def _base_differences(saved: PeftConfig, source: Source) -> list[str]:
 def _config_differences(saved: PeftConfig, current: LoraConfig) -> list[str]:
     if saved.peft_type != current.peft_type:
         return [_difference("peft_type", saved.peft_type.value, current.peft_type.value)]
-    names = [field.name for field in fields(current) if field.name not in _FREE]
-    pairs = {name: (getattr(saved, name), getattr(current, name)) for name in names}
-    return [_difference(_SPEC.get(name, name), *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+    problems: list[str] = []
+    for name in [field.name for field in fields(current) if field.name not in _FREE]:
+        theirs, ours = getattr(saved, name), getattr(current, name)
+        if theirs != ours:
+            problems.append(_difference(_SPEC.get(name, name), theirs, ours))
+    return problems
 
 
 def _module_differences(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> list[str]:
@@ -127,10 +132,12 @@ def _kinds(keys: dict[str, tuple[int, ...]]) -> list[str]:
 
 def _tensor_differences(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> list[str]:
     """The first tensor that differs, and how many do."""
-    wrong = [key for key in sorted(found.keys() | wanted.keys()) if found.get(key) != wanted.get(key)]
+    keys = sorted(found.keys() | wanted.keys())
+    wrong = [key for key in keys if found.get(key) != wanted.get(key)]
     if not wrong:
         return []
-    first = _difference(wrong[0], found.get(wrong[0], "absent"), wanted.get(wrong[0], "absent"))
+    key = wrong[0]
+    first = _difference(key, found.get(key, "absent"), wanted.get(key, "absent"))
     return [f"{len(wrong)} tensors of {ADAPTER}, the first is {first}"]
 
 

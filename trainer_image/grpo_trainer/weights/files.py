@@ -98,7 +98,8 @@ def shards(folder: Path) -> list[str]:
     if not index.exists():
         return []
     try:
-        return sorted(set(map(os.fspath, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())))
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted(set(map(os.fspath, weight_map.values())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{index} is no index of weights ({error!r}); copy the model again") from error
 

@@ -145,8 +145,10 @@ def without_dropout(model: M) -> M:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]:
-            setattr(module, name, 0.0)
+        numbers = [name for name, value in vars(module).items() if isinstance(value, float)]
+        for name in numbers:
+            if "drop" in name:
+                setattr(module, name, 0.0)
     return model
 
 

@@ -98,4 +98,5 @@ def _partition(parameter: Any) -> Share:
     # parameter smaller than the world leaves some with nothing but padding: start is then the end.
     padded = parameter.ds_tensor.detach().view(-1)
     start = min(parameter.ds_zero_partition_rank * padded.numel(), parameter.ds_numel)
-    return Share(padded[: max(0, min(padded.numel(), parameter.ds_numel - start))], start, shape(parameter))
+    elements = max(0, min(padded.numel(), parameter.ds_numel - start))
+    return Share(padded[:elements], start, shape(parameter))
