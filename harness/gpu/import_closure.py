@@ -146,7 +146,7 @@ def _source_file(module: str) -> Path:
 
 
 def _find(module: str) -> Path | None:
-    """Return the file of a module, None if it is none of ours."""
+    """Return the file of a module, or None if it is not in our source folders."""
     for folder in SOURCE_FOLDERS:
         path = folder / module.replace(".", "/")
         for file in (path / "__init__.py", path.with_suffix(".py")):

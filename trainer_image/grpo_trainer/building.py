@@ -65,7 +65,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What the trainer is made of."""
+    """The parts that the trainer is built from."""
 
     loaded: LoadedModel
     config: GRPOConfig
@@ -133,7 +133,7 @@ def _skipped(plan: TrainingPlan, beginning: Beginning) -> Sequence[Generations]:
 
 
 def device(plan: TrainingPlan) -> torch.device:
-    """Where this process computes."""
+    """The device of this process."""
     return torch.device("cpu" if plan.execution.accelerator == "CPU" else f"cuda:{torch.cuda.current_device()}")
 
 

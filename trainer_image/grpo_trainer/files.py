@@ -83,7 +83,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def patiently(action: Callable[[], T], clock: Clock = SYSTEM_CLOCK) -> T:
-    """Does an action again, after growing PAUSES, as long as a disk fails it.
+    """Run an action again, after growing PAUSES, as long as a disk fails it.
 
     A collective must be failed on all ranks alike (ranks.together), for then all of them try again together.
 

@@ -34,7 +34,7 @@ def attempt_folder(plan: TrainingPlan) -> Path | None:
 
 
 def attempt_folder_of(plan: TrainingPlan, attempt: int) -> Path | None:
-    """The same of any attempt of the job."""
+    """The folder of any attempt of the job; None without a checkpoint directory."""
     folder = run_folder(plan)
     return folder and folder / f"{ATTEMPT_PREFIX}{attempt}"
 

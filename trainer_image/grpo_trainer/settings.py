@@ -66,8 +66,11 @@ def config_arguments(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _engine(plan: TrainingPlan) -> dict[str, Any]:
-    """TRL is told that there is an engine; everything else of it is generation/'s. TRL's correction weights tokens by
-    the ratio of the trainer's to the engine's probability, where these are of the same distribution."""
+    """TRL's arguments for a run with an engine; everything else about the engine is in generation/.
+
+    TRL's correction weights tokens by the ratio of the trainer's to the engine's probability, if both are of the same
+    distribution.
+    """
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",

@@ -143,8 +143,8 @@ def _finish(plan: TrainingPlan, run: Run, recorder: Recorder, clock: Clock = SYS
 
 
 def _trained(plan: TrainingPlan, run: Run, recorder: Recorder) -> Trained:
-    """What is told of the model beside it. The numbers of the last step come from the checkpoint where an attempt finds
-    all steps done."""
+    """The facts about the model for its card. If an attempt finds all steps done, the last step's numbers come from the
+    checkpoint."""
     state = run.trainer.state
     last: dict[str, Any] = next((logs for logs in reversed(state.log_history) if "loss" in logs), {})
     translated = translate(last)

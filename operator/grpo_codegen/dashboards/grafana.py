@@ -146,7 +146,7 @@ _AMOUNTS = ("bytes", "ops", "percentunit", "reqps", "s", "short")
 
 
 def _mappings(panel: Panel) -> list[JSON]:
-    """What is no number is said so, in words of no colour, or red if it is NaN."""
+    """Texts in place of values that are no numbers: without a colour if there is no value, red for NaN."""
     looks = {"null": {"text": panel.empty, "color": "text"}, "nan": {"text": "NaN", "color": "red"}}
     specials = [{"type": "special", "options": {"match": match, "result": look}} for match, look in looks.items()]
     painted = {value: {"color": color} for value, color in panel.colors.items()} if panel.label else {}

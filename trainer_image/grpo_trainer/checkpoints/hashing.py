@@ -180,7 +180,7 @@ def records(sizes: Mapping[str, int], hashes: Sequence[str], chunk: int = CHUNK_
 def damage(folder: Path, files: Mapping[str, FileRecord], rank: int = 0, world_size: int = 1) -> list[str]:
     """What is wrong with this rank's share of a checkpoint's files, as sentences; empty when all is as recorded."""
     expected = dict(recorded(files))
-    problems: dict[str, None] = {}  # a missing file is said once, however many parts it has
+    problems: dict[str, None] = {}  # a missing file is named once, however many parts it has
     for part in share(list(expected), rank, world_size):
         problem = _problem(folder, part, files[part.name].bytes, expected[part])
         if problem:

@@ -129,7 +129,7 @@ def moment(seconds: float) -> str:
 
 
 def _asked(plan: TrainingPlan) -> ExternalParameters:
-    """The spec's sections, and which of them the pods were not told."""
+    """The spec's sections, and the names of those that the pods don't get."""
     spec = plan.model_dump(mode="json", exclude_none=True, include=set(SECTIONS))
     for reward in spec["rewards"]:
         if "http" in reward:

@@ -134,13 +134,13 @@ class Stored:
         return checkpoint_key(number(checkpoint.parent), number(checkpoint))
 
     def url(self, checkpoint: Path) -> str:
-        """Where a checkpoint is, for messages."""
+        """URL of a checkpoint, for messages."""
         return f"{self.run.store.url}/{self._key(checkpoint)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Remote(Stored):
-    """The same for the attempt that makes them."""
+    """The run's checkpoints on an object store, for the attempt that makes them."""
 
     run: RunStore
 
@@ -207,7 +207,7 @@ def source_of(plan: TrainingPlan, tell: Tell = silent) -> Stored | None:
 
 
 def shown(plan: TrainingPlan, checkpoint: Path) -> str:
-    """Where a checkpoint is, for messages: its URL if it is on a store, else its path."""
+    """The place of a checkpoint for messages: its URL if it is on a store, else its path."""
     for stored in (remote_of(plan), source_of(plan)):
         if stored and checkpoint.is_relative_to(stored.folder):
             return stored.url(checkpoint)

@@ -28,7 +28,7 @@ from .volume import checkpoints_of, claim, complete, read_manifest, withdraw
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What an attempt begins with; neither for a fresh start."""
+    """The checkpoint or the adapter that an attempt begins with; a fresh start has neither."""
 
     checkpoint: Path | None = None
     """The checkpoint to continue."""
@@ -191,9 +191,9 @@ def _is_outdated(checkpoint: Path, outdated: Outdated) -> bool:
 
 
 def _adapters_of(folder: Path) -> list[Path]:
-    """The folder itself or its export, whichever is an adapter: one or none.
+    """The folder itself or its export, whichever is an exported adapter; empty if neither is.
 
-    A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, and is none.
+    A checkpoint of a LoRA run has the same files. Without a manifest it may be half written, so it is left out.
     """
     for candidate in (folder, folder / EXPORT_FOLDER):
         is_adapter = (candidate / ADAPTER_CONFIG).is_file() and (candidate / ADAPTER).is_file()

@@ -40,7 +40,7 @@ def load(folder: Path, device: torch.device, micro_batches: int) -> Rollouts:
 
 
 def recut(rollouts: Rollouts, micro_batches: int) -> Rollouts:
-    """The same generation in another number of micro-batches, as after a plan that ran out of memory."""
+    """Cut a generation into another number of micro-batches, as after a plan that ran out of memory."""
     if len(rollouts) == micro_batches:
         return rollouts
     cut: dict[str, Sequence[torch.Tensor]] = {}

@@ -184,7 +184,7 @@ def rotate(plan: TrainingPlan) -> None:
 
 
 def _incomplete(plan: TrainingPlan) -> list[Path]:
-    """An incomplete folder of a newer attempt is none of them: that attempt is writing it just now."""
+    """The incomplete checkpoints of this and earlier attempts. A newer attempt may be writing its own now."""
     attempts = [path for path in _folder(plan).glob(ATTEMPTS) if number(path) <= plan.job.attempt]
     found = [checkpoint for attempt in attempts for checkpoint in attempt.glob(CHECKPOINTS)]
     return [checkpoint for checkpoint in found if not (checkpoint / MANIFEST).exists()]

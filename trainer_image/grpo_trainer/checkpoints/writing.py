@@ -69,7 +69,7 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
             self._failures.append(error)
 
     def write(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Does a write of this rank alone, unless one before it has failed."""
+        """Do a write of this rank alone, unless an earlier one has failed."""
         # After a failure the checkpoint can't be whole, so further writes would only fill the disk.
         if not self._failures:
             with self._kept():

@@ -53,7 +53,7 @@ class Prompts:
 
     @property
     def left_out(self) -> str:
-        """What is not trained on although it was declared, as the end of a sentence; empty if that is nothing."""
+        """The rows that were left out, as the end of a sentence; empty if all are trained on."""
         if not self.dropped:
             return ""
         return f"; {self.dropped} of {len(self.rows) + self.dropped} prompts were dropped as too long"
@@ -148,7 +148,7 @@ def _without_duplicates(
 
 
 def _fits(tokens: int, dataset: DatasetSpec, training: TrainingSpec, place: str) -> bool:
-    """Whether a prompt of so many tokens is short enough."""
+    """Whether a prompt is short enough to be trained on."""
     fits = tokens <= training.max_prompt_length
     if not fits and dataset.on_long_prompt == "Fail":
         problem = f"{tokens} tokens, more than training.maxPromptLength {training.max_prompt_length}"

@@ -32,7 +32,7 @@ def rewind(sampler: Any, epoch: int) -> None:
 
 
 def merged(skipped: Iterable[Generations]) -> tuple[Generations, ...]:
-    """The same generations in order, none of them twice."""
+    """The same generations as disjoint spans in order."""
     found: list[Generations] = []
     for one in sorted(skipped, key=lambda one: one.first):
         if found and one.first <= found[-1].last + 1:
@@ -103,7 +103,7 @@ class Cadence:
         )
 
     def trained_on(self, step: int, skipped: Iterable[Generations]) -> Generations:
-        """What a step, from 1, trains on, in a run that leaves those out."""
+        """The generations that a step, from 1, trains on, in a run that leaves `skipped` out."""
         in_pass = self.per_pass * self.micro_batches
         passes, update = divmod(step - 1, -(-in_pass // self.accumulation))
         first_micro_batch = update * self.accumulation

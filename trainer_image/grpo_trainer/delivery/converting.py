@@ -84,7 +84,7 @@ def _unchanged(export: Path) -> dict[str, str]:
 
 
 def _copy(export: Path, names: Iterable[str], folder: Path, *, weights: bool) -> None:
-    """Copy the model's files, with its weights or without, and what was said of them."""
+    """Copy the model's files, with its weights or without, and put its own statements into ORIGINAL."""
     (folder / ORIGINAL).mkdir(parents=True)
     for name in names:
         if weights or not name.endswith((WEIGHTS, _INDEX)):

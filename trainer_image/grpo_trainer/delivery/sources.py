@@ -104,10 +104,10 @@ class OnStore:
 
 
 def exported(plan: TrainingPlan, clock: Clock = SYSTEM_CLOCK) -> Source:
-    """What the plan's run has exported.
+    """The exported model of the plan's run.
 
     Raises:
-        BadInput: nothing.
+        BadInput: there is no exported model.
     """
     root, run = run_folder(plan), run_store(plan, clock=clock)
     if run:

@@ -22,7 +22,7 @@ from .score import Score, score
 
 
 def held_out(plan: TrainingPlan, folder: Path, completions: int | None = None, seed: int | None = None) -> Score:
-    """What the model in the folder earns on the plan's dataset, sampled as the plan's training samples.
+    """Score the model in the folder on the plan's dataset, sampled as in the plan's training.
 
     Args:
         plan: whose dataset, rewards and sampling.
@@ -68,7 +68,7 @@ def _scores(
 def _rows(
     plan: TrainingPlan, tokenizer: PreTrainedTokenizerBase, rewards: RewardSet, hub: Hub, each: int
 ) -> tuple[list[Prompt], Columns]:
-    """Prompts and columns of the dataset, each row so many times in a row."""
+    """Prompts and columns of the dataset, with each row repeated for each of its completions."""
     root = Path(os.environ.get(DATA_MOUNT_ENV, DATA_MOUNT))
     few = plan.training.model_copy(update={"prompts_per_step": 1, "generation_batch_size": None})  # no step to fill
     rows = load_prompts(plan.dataset, few, tokenizer, root=root, hub=hub).rows

@@ -32,7 +32,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model earns on held-out rows."""
+    """The score of a model on held-out rows."""
 
     reward: Estimate
     rows: int

@@ -22,12 +22,12 @@ _numbers = itertools.count()
 
 
 def by_main(action: Callable[[], T]) -> T:
-    """What `action` returns on rank 0, for all ranks. A collective; see by_leader."""
+    """Run `action` on rank 0 and return its result on all ranks. A collective; see by_leader."""
     return by_leader(0, action)
 
 
 def by_node(action: Callable[[], T]) -> T:
-    """What `action` returns on the first rank of each node, for the ranks of that node. A collective; see by_leader."""
+    """Run `action` on each node's first rank; return its result on all ranks of the node. A collective."""
     return by_leader(ranks.rank() - int(os.environ.get(LOCAL_RANK_ENV, "0")), action)
 
 

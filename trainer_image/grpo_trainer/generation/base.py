@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What an engine is made for."""
+    """Everything that an engine is built from."""
 
     plan: TrainingPlan
     folder: Path
@@ -105,7 +105,7 @@ class EngineGeneration(ABC):
         """What the last sync took, and its proof."""
 
     def at(self, generation: int, place: int) -> None:
-        """Says which completions are wanted next: of this generation of the run, from this place of all ranks' on."""
+        """Set which completions are sampled next: those of this generation, from this place among all ranks' on."""
         self._generation, self._place = generation, place
 
     def sync_weights(self) -> None:

@@ -66,7 +66,7 @@ class ColocatedGeneration(EngineGeneration):
         return sorted({name for names in ranks.gather(wrong) for name in names})
 
     def changed(self) -> Sequence[str]:
-        """Compared with the hashes of the last sync, by the same seed."""
+        """Names of the weights whose hashes differ from those of the last sync."""
         return differing(self._wanted, self._call("weights_prints", self.proven))
 
     def load(self, name: str, tensor: torch.Tensor) -> None:

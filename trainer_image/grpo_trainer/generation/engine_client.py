@@ -39,7 +39,7 @@ class EngineFailed(Exception):
 
 
 class Unreachable(EngineFailed):
-    """No answer, or one that breaks off: its process is gone or its network."""
+    """The engine gave no answer, or one that broke off: its process or its network is gone."""
 
     def __init__(self, message: str, *, late: bool = False) -> None:
         """`late`: it may still come; otherwise there is nobody who could answer."""
@@ -49,19 +49,19 @@ class Unreachable(EngineFailed):
 
 
 class Stale(EngineFailed):
-    """It lives, but doesn't have the weights that it was proven to have."""
+    """The engine lives, but does not have the weights that it was proven to have."""
 
 
 class Differs(EngineFailed):
-    """Its weights are not those that it was sent."""
+    """The engine has other weights than it was sent."""
 
 
 class Rejected(EngineFailed):
-    """It takes no such request, and no other engine would."""
+    """The engine refuses the request, and any other engine would refuse it too."""
 
 
 class EngineClient:
-    """One engine's HTTP."""
+    """Sends requests to one engine over HTTP."""
 
     def __init__(self, session: aiohttp.ClientSession, host: str, port: int, attempt: str) -> None:
         address = f"[{host}]" if ":" in host else host
@@ -70,27 +70,27 @@ class EngineClient:
         self._headers = {ATTEMPT_HEADER: attempt}
 
     async def state(self) -> EngineState:
-        """What it says of itself."""
+        """The state that the engine reports."""
         return _parsed(_STATE, await self._ask("GET", "/state", None, STATE_SECONDS))
 
     async def learn(self, request: Learn, seconds: float) -> list[Learnt]:
-        """By worker: for each tensor the parts of it that the worker writes somewhere; and why there is no proof."""
+        """For each worker: the parts of each tensor that it writes, and why its weights cannot be proven, if so."""
         return _parsed(_LEARNT, await self._ask("POST", "/learn", request, seconds))
 
     async def sync(self, request: Sync, seconds: float | None) -> None:
-        """Have it receive; returns once all is received."""
+        """Have the engine receive the weights; return once it has all of them."""
         await self._ask("POST", "/sync", request, seconds)
 
     async def prints(self, version: int, seed: int, seconds: float | None) -> Prints:
-        """By worker: for each tensor the hashes of its slices."""
+        """For each worker: the hashes of the parts of each tensor."""
         return _parsed(_PRINTS, await self._ask("POST", "/prove", Prove(version=version, seed=seed), seconds))
 
     async def confirm(self, version: int) -> None:
-        """Have it serve what was proven."""
+        """Have the engine serve the version that was proven."""
         await self._ask("POST", "/confirm", Confirm(version=version), STATE_SECONDS)
 
     async def end(self, reason: str) -> None:
-        """Have its process make room for another."""
+        """Have the engine's process end, so that its pod starts another."""
         await self._ask("POST", "/end", End(reason=reason[:MAX_WORDS]), STATE_SECONDS)
 
     async def generate(self, request: Generate) -> Generated:

@@ -13,7 +13,7 @@ MAX_STRIKES = 2
 
 @dataclass(slots=True)
 class EngineView:
-    """One engine pod over all its processes."""
+    """Rank 0's view of one engine pod, over all processes that the pod starts."""
 
     index: int
     """Of its pod, from 0."""
@@ -34,12 +34,12 @@ class EngineView:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the engine for messages."""
         return f"engine {self.index} at {self.host}"
 
     @property
     def usable(self) -> bool:
-        """Whether it may be brought weights."""
+        """Whether the engine may be sent weights."""
         return self.incarnation is not None and self.incarnation != self.given_up
 
     @property
@@ -48,11 +48,11 @@ class EngineView:
         return self.incarnation is not None and self.incarnation == self.given_up
 
     def serves(self, version: int | None) -> bool:
-        """Whether it may be asked for completions of this version."""
+        """Whether the engine may sample completions of this version."""
         return self.usable and version is not None and self.version == version
 
     def seen(self, incarnation: str) -> None:
-        """It answered, as this process."""
+        """Note that the engine answered as this process."""
         if incarnation != self.incarnation:
             # The new process has random weights until a sync.
             self._lose("has restarted")
@@ -61,21 +61,21 @@ class EngineView:
             self.last = "is up and waits for weights"
 
     def gone(self, reason: str) -> None:
-        """It doesn't answer, or not as it should."""
+        """Note that the engine does not answer, or answers wrongly."""
         self._lose(reason)
         self.incarnation = None
 
     def stale(self, reason: str) -> None:
-        """It lives, but has other weights than it was proven to have: it may be brought them again."""
+        """Note that the engine lives but lost its proven weights; it may be sent weights again."""
         self._lose(reason)
 
     def proven(self, version: int) -> None:
-        """It has these weights."""
+        """Note that the engine was proven to have this version."""
         self.version, self.strikes = version, 0
         self.last = f"serves version {version}"
 
     def failed(self, reason: str) -> None:
-        """A sync or its proof failed: once more, then no further chance."""
+        """Note a failed sync or proof. After MAX_STRIKES in a row the process is given up."""
         # The first failure may be one of the transfer, so the weights are sent once more.
         self.strikes += 1
         if self.strikes >= MAX_STRIKES:
@@ -84,7 +84,7 @@ class EngineView:
             self._lose(reason)
 
     def give_up(self, reason: str) -> None:
-        """Its process gets no further chance; the next one does."""
+        """Give up the present process. The next process of the pod is used again."""
         had = self.version is not None
         self._lose(reason)
         # `_lose` has counted a process that had weights.
@@ -99,5 +99,5 @@ class EngineView:
 
 
 def told(engines: Iterable[EngineView]) -> str:
-    """All engines with what is known of them, for messages."""
+    """The names and states of all engines, for messages."""
     return "; ".join(f"{engine.name} {engine.last}" for engine in engines)

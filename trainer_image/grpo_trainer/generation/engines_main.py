@@ -31,7 +31,7 @@ SHARE_OF_PATIENCE = 0.5
 
 
 class EnginesMain:
-    """Rank 0's part: it alone knows the engines."""
+    """Rank 0's part of the work with engines: no other rank talks to them."""
 
     def __init__(self, setup: EngineSetup, model: nn.Module, clock: Clock = SYSTEM_CLOCK) -> None:
         plan = setup.plan
@@ -56,7 +56,7 @@ class EnginesMain:
         self._failures = 0
 
     def await_engines(self) -> None:
-        """Until all are there, or some once the time is up.
+        """Wait until all engines are usable, or for the time limit if some are by then.
 
         Raises:
             RendezvousTimeout: none is.
@@ -139,7 +139,7 @@ class EnginesMain:
             raise
 
     def complete(self, version: int | None) -> bool:
-        """Go on with it; False where no engine is left that has the weights."""
+        """Continue the generation; return False if no engine is left that has the weights."""
         assert self._completing is not None
         assert version is not None
         return self._fleet.call(self._completing.go_on(version))
@@ -150,7 +150,7 @@ class EnginesMain:
         return self._completing.samples
 
     def await_another(self) -> None:
-        """Until an engine can be brought the weights.
+        """Wait until an engine can be sent the weights.
 
         Raises:
             EngineLost: none comes.
@@ -159,14 +159,14 @@ class EnginesMain:
             raise EngineLost(self._none("was left to sample from"))
 
     def close(self) -> None:
-        """Let go of the engines."""
+        """Close the connections to the engines."""
         for lane in self._lanes.values():
             lane.close()
         self._fleet.close()
         del self._store
 
     def metrics(self, version: int | None) -> dict[str, float]:
-        """Of all engines."""
+        """Metrics of all engines, by key."""
         rates = self._completing.metrics() if self._completing else {}
         return {**self._fleet.metrics(version), **rates}
 
@@ -178,7 +178,7 @@ class EnginesMain:
         )
 
     def _learnt(self, targets: Sequence[Engine]) -> list[Lane]:
-        """The lanes of those that know, or have been told, what they will be sent; a new process gets a new one."""
+        """The lanes of the engines that have learnt the layout of the weights; a new process learns it now."""
         lanes: list[Lane] = []
         for engine in targets:
             incarnation = engine.view.incarnation  # the engines' thread may find it gone at any moment

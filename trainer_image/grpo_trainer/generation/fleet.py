@@ -30,7 +30,7 @@ MISSES = 3
 
 @dataclass(slots=True)
 class Engine:
-    """One engine pod: what is known of it, and how to reach it."""
+    """One engine pod: its view, its client and its last state."""
 
     view: EngineView
     client: EngineClient
@@ -43,11 +43,11 @@ class Engine:
     misses: int = 0
 
     def serves(self, version: int) -> bool:
-        """Whether it may be asked for completions of this version."""
+        """Whether the engine may sample completions of this version."""
         return self.view.serves(version)
 
     def failed(self, error: EngineFailed, when: str = "") -> None:
-        """A sync or a proof ended so: a process that is there has failed, one that isn't may come back as another."""
+        """Note how a sync or a proof failed: a live process gets a strike, a dead one may come back as another."""
         lost = self.view.gone if error.gone else self.view.failed
         lost(f"{error}{when}")
 
@@ -56,7 +56,7 @@ class Fleet:
     """All engines of the attempt."""
 
     def __init__(self, addresses: EngineAddresses, attempt: str) -> None:
-        """Begins to look at them; `attempt` as the header names it."""
+        """Start to poll the engines; `attempt` is the value of the attempt header."""
         self.engines: list[Engine] = []
         self._loop = asyncio.new_event_loop()
         self._watches: list[asyncio.Task[None]] = []
@@ -65,24 +65,24 @@ class Fleet:
         self.call(self._open(addresses, attempt))
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run it in the engines' thread."""
+        """Run a coroutine in the engines' thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same, and wait for its result; never in that thread."""
+        """Run a coroutine in the engines' thread and return its result. Not to be called from that thread."""
         return self.start(work).result()
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop polling and close the connections."""
         self.call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def told(self) -> str:
-        """All engines with what is known of them, for messages."""
+        """The names and states of all engines, for messages."""
         return told(engine.view for engine in self.engines)
 
     def usable(self) -> list[Engine]:
-        """Those that may be brought weights."""
+        """The engines that may be sent weights."""
         return [engine for engine in self.engines if engine.view.usable]
 
     async def await_usable(self, wanted: int, seconds: float) -> bool:
@@ -96,7 +96,7 @@ class Fleet:
         return True
 
     def metrics(self, version: int | None) -> Mapping[str, float]:
-        """What is published of every engine; `version` is the newest."""
+        """The metrics of every engine; `version` is the newest."""
         found: dict[str, float] = {}
         for engine in self.engines:
             view, state, index = engine.view, engine.state, engine.view.index

@@ -22,7 +22,7 @@ Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One copy of a part of a tensor that was sent into a live parameter."""
+    """A copy of a part of a sent tensor into a live parameter."""
 
     parameter: str
     """The live parameter."""
@@ -34,7 +34,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where every name goes, and why that is no base for a proof, if it isn't."""
+    """The live elements that each name fills, and the problems that rule out a proof."""
 
     writes: Mapping[str, list[Write]] = field(default_factory=dict)
     """By the name that was sent."""

@@ -20,7 +20,7 @@ PERIOD_SECONDS = 2.0
 
 
 def led(work: Callable[[], T], event: Callable[[], None]) -> T:
-    """What `work` returns on rank 0, on all ranks; it is small. A collective.
+    """Run `work` on rank 0 and return its result, which is small, on all ranks. A collective.
 
     Args:
         work: called on rank 0, in a thread.

@@ -14,7 +14,7 @@ class Refused(Exception):
 
 
 class ServedWeights:
-    """Where one engine process's weights stand."""
+    """State machine of the weights of one engine process."""
 
     def __init__(self, incarnation: str | None = None) -> None:
         """`incarnation` is random unless given."""
@@ -35,7 +35,7 @@ class ServedWeights:
         return EngineState(incarnation=self.incarnation, phase=self.phase, version=self.version)
 
     def begin(self) -> None:
-        """A sync begins: from now on the weights are of no version.
+        """Begin a sync: the weights have no version until it ends.
 
         Raises:
             Refused: another is under way.
@@ -47,15 +47,15 @@ class ServedWeights:
         self._changes += 1
 
     def received(self, version: int) -> None:
-        """All tensors came."""
+        """Note that all tensors of the version have arrived."""
         self.phase, self._version = "Unproven", version
 
     def failed(self) -> None:
-        """The sync broke off: what lies in the engine is a mixture."""
+        """Note that the sync failed: the weights are a mixture of versions."""
         self.phase, self._version = "Waiting", None
 
     def require_received(self, version: int) -> None:
-        """Only what was received can be hashed and confirmed.
+        """Require that this version was received: only then can it be hashed and confirmed.
 
         Raises:
             Refused: another version was, or none.
@@ -64,7 +64,7 @@ class ServedWeights:
             raise Refused(f"version {version} was not received: {self._words()}")
 
     def confirm(self, version: int) -> None:
-        """The trainer has compared the hashes.
+        """Serve the version, since the trainer has compared its hashes.
 
         Raises:
             Refused: it compared those of another version.
@@ -73,7 +73,7 @@ class ServedWeights:
         self.phase = "Serving"
 
     def admit(self, version: int, incarnation: str) -> int:
-        """A request to sample under a version; returns what `still` is asked with afterwards.
+        """Admit a request to sample under a version; return the token for `still`.
 
         Raises:
             Refused: this process doesn't serve it.
@@ -86,7 +86,7 @@ class ServedWeights:
         return self._changes
 
     def still(self, admitted: int) -> None:
-        """The completions that were admitted then may be handed out.
+        """Require that no sync has begun since the request was admitted.
 
         Raises:
             Refused: a sync began meanwhile.

@@ -86,7 +86,7 @@ class EngineServer:
             raise web.HTTPBadRequest(text=str(error)[:MAX_WORDS]) from error
         except web.HTTPException:
             raise
-        except Exception as error:  # vLLM's of any kind: whoever asked is told, and the engine goes on if it can
+        except Exception as error:  # of any kind, from vLLM: the client gets it, and the engine goes on
             traceback.print_exc()
             raise web.HTTPInternalServerError(text=f"{type(error).__name__}: {error}"[:MAX_WORDS]) from error
 

@@ -30,7 +30,7 @@ Sources = Mapping[str, Sequence[Strided | None]]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What an engine was proven by, and can be asked for again."""
+    """The hashes that proved an engine, for a comparison later on."""
 
     version: int
     seed: int
@@ -50,7 +50,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one engine in a pass."""
+    """The result of a pass for one engine."""
 
     engine: Engine
     problem: str = ""
@@ -64,7 +64,7 @@ class Verdict:
 
 
 class Lane:
-    """The way to one engine; its thread does one thing after the other."""
+    """The connection to one engine; its thread does one thing at a time."""
 
     def __init__(self, engine: Engine, incarnation: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.engine = engine
@@ -84,7 +84,7 @@ class Lane:
         """What the engine was last proven by."""
 
     def begin(self, meeting: Meeting, request: "Future[None]") -> None:
-        """A pass begins: its engine has been asked to come; meet it if that hasn't been done."""
+        """Begin a pass: meet the engine, which has been asked to come, unless the group still exists."""
         self.failed, self.left, self.request = "", meeting.seconds, request
         self.pending = self._thread.submit(self._meet, meeting)
 
@@ -93,19 +93,19 @@ class Lane:
         self.pending = self._thread.submit(self._send, tensor, what)
 
     def name(self) -> str:
-        """A name for its weight group: the same until it has to be a new one."""
+        """Name of the weight group: unchanged until a new group has to be formed."""
         if self._group is None:
             self._groups += 1
         return f"{self.incarnation}/{self._groups}"
 
     def leave(self) -> None:
-        """The group is of no use any more."""
+        """Leave the weight group, which can no longer be used."""
         if self._group is not None:
             self._group.leave()
         self._group = None
 
     def close(self) -> None:
-        """No pass will come any more."""
+        """Leave the group and end the thread."""
         self.leave()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -39,7 +39,7 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where and how one engine's workers meet rank 0."""
+    """The place and the terms under which an engine's workers meet rank 0."""
 
     address: str
     """Rank 0's name or address."""
@@ -58,7 +58,7 @@ class Meeting:
 
 
 class WeightGroup:
-    """One side of a group that has come about."""
+    """One side of a weight group whose ranks have all joined."""
 
     def __init__(self, meeting: Meeting, rank: int, group: Any, clock: Clock = SYSTEM_CLOCK) -> None:
         self.meeting = meeting
@@ -167,7 +167,7 @@ def _named(meeting: Meeting) -> Iterator[None]:
 
 
 def _connected(meeting: Meeting) -> Store:
-    """A connection of its own: on a shared one, whoever waits keeps all others waiting."""
+    """A separate connection to the store: on a shared one a thread that waits blocks all others."""
     patience = timedelta(seconds=min(CONNECT_SECONDS, meeting.seconds))
     store = TCPStore(meeting.address, meeting.port, None, False, timeout=patience, wait_for_workers=False)
     store.set_timeout(timedelta(seconds=meeting.seconds))

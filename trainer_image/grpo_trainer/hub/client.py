@@ -70,7 +70,7 @@ class Client(httpx2.Client):
 
 
 def _problem(request: httpx2.Request, response: httpx2.Response) -> str:
-    """Why an answer is none; empty if it is one."""
+    """The reason why a response is not the hub's answer; empty if it is."""
     if response.status_code >= 500 or response.status_code in PASSING:
         return f"HTTP {response.status_code} {response.reason_phrase}"
     kind, path = response.headers.get("content-type", ""), request.url.path
@@ -97,7 +97,7 @@ def _is_foreign(request: httpx2.Request, response: httpx2.Response) -> bool:
 
 
 def _retry_after(response: httpx2.Response) -> float:
-    """Seconds of the header Retry-After; 0 where there is none, or a date, which is another clock's."""
+    """Seconds of the header Retry-After; 0 if it is missing or a date, which is of another clock."""
     given = response.headers.get("retry-after", "")
     is_number = given.isascii() and given.isdecimal() and len(given) < 10
     return float(given) if is_number else 0.0

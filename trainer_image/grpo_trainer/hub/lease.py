@@ -66,7 +66,7 @@ class Lease:
                     write_atomically(self.path, self._content())
 
     def release(self) -> None:
-        """Let go of it, if it is still ours."""
+        """Give up the lease, if this process still holds it."""
         with self._lock:
             if self._ours:
                 self.path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class Lease:
 
 
 def _text(path: Path) -> str:
-    """What a lease says; empty where there is none, or it is being changed."""
+    """The text of a lease file; empty if it does not exist or is being changed."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -109,7 +109,7 @@ def measuring(arrivals: A, beat: Callable[[], None] = lambda: None) -> Iterator[
 
 
 def patiently(action: Callable[[], T], what: str, arrivals: Arrivals) -> T:
-    """What `action` returns, which is tried again after all that may pass.
+    """Return the result of `action`, which is tried again after errors that may pass.
 
     Raises:
         HubUnavailable: nothing more has arrived for the longest wait, or the hub asks to wait for longer than is left.

@@ -79,7 +79,7 @@ class Target:
 
     @property
     def words(self) -> str:
-        """For messages."""
+        """The repository, for messages."""
         return f"spec.export.hub.repository: {self.spec.repository}"
 
     def api(self) -> HfApi:
@@ -258,11 +258,11 @@ def _pushed(target: Target, files: Files, message: str) -> str:
 
 @contextmanager
 def _next_time_better() -> Iterator[None]:
-    """Surrounds what is uploaded.
+    """Surrounds an upload and marks the errors that may pass.
 
     Raises:
-        NotNow: what the next try, which looks at the repository anew, may not end with: a branch that has moved, a link
-            for a file that has run out, an answer that is none.
+        NotNow: the branch has moved, a file's upload link has expired, or the answer is not the hub's. The next try
+            reads the repository again.
     """
     try:
         yield

@@ -45,12 +45,12 @@ class Repository:
 
     @property
     def words(self) -> str:
-        """For messages."""
+        """The repository, for messages."""
         return f"spec.{self.path}.name: {self.name} (revision {self.revision or 'default'})"
 
     @property
     def storage(self) -> Path:
-        """Its folder in the cache."""
+        """The repository's folder in the cache."""
         return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self.name, repo_type=self.kind)
 
 

@@ -120,7 +120,7 @@ def end_now(plan: TrainingPlan, outcome: Outcome, stacks: str) -> None:
 
 
 def kept_outcomes(attempt: Path) -> list[Outcome]:
-    """What the processes of an attempt wrote of their ends into its folder; what can't be read is left out."""
+    """The Outcomes that processes of an attempt wrote into its folder. Unreadable ones are left out."""
     found = []
     for path in sorted(attempt.glob(_OUTCOME.format("*"))):
         with suppress(OSError, ValueError):

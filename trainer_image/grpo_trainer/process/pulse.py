@@ -38,7 +38,7 @@ class Pulse:
         self._told = self._others = 0
 
     def start(self) -> None:
-        """Look and share every PERIOD_SECONDS."""
+        """Start to look and share every PERIOD_SECONDS."""
         threading.Thread(target=self._beat_on, name="pulse", daemon=True).start()
 
     def _beat_on(self) -> None:

@@ -117,7 +117,7 @@ class Recorder:
             return Samples(step=self._progress.step, samples=self._samples)
 
     def clock(self) -> Clock:
-        """What this process has spent its time on until now."""
+        """The seconds of each part of the run of this process, until now."""
         with self._lock:
             return self._clock.read()
 
@@ -134,7 +134,7 @@ class Recorder:
 
     @property
     def current_stage(self) -> str:
-        """One of grpo_api.report.Stage."""
+        """The present stage, one of grpo_api.report.Stage."""
         with self._lock:
             return self._progress.stage
 

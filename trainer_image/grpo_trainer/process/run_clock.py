@@ -29,22 +29,22 @@ class RunClock:
     """Adds up the seconds of each part of a run. Not thread-safe: callers that share it hold a lock."""
 
     def __init__(self, now: Callable[[], float] = SYSTEM_CLOCK.now) -> None:
-        """Begins with loading; `now` is a clock that never goes back, in seconds."""
+        """Start with the part `loading`; `now` is a monotonic clock in seconds."""
         self._now = now
         self._seconds: dict[RunPart, float] = dict.fromkeys(get_args(RunPart), 0.0)
         self._part: RunPart = "loading"
         self._since = now()
 
     def stage(self, name: Stage) -> None:
-        """The run enters a stage."""
+        """Note that the run enters a stage."""
         self._switch(_OF_STAGE[name])
 
     def phase(self, name: str | None) -> None:
-        """A step enters a phase, or none."""
+        """Note that a step enters a phase, or none."""
         self._switch(_OF_PHASE.get(name, "training"))
 
     def read(self) -> Clock:
-        """Seconds until now, to the millisecond."""
+        """The seconds of each part until now, rounded to milliseconds."""
         self._switch(self._part)
         return Clock(**{part: round(seconds, 3) for part, seconds in self._seconds.items()})
 

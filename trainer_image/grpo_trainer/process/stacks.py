@@ -50,7 +50,7 @@ class Stacks:
 
 
 def read_stacks(path: Path) -> str:
-    """What another process has written; empty where there is nothing."""
+    """The stacks that another process has written; empty if it wrote none."""
     return path.read_text(encoding="utf-8", errors="replace")[-MAX_TEXT:] if path.is_file() else ""
 
 

@@ -24,7 +24,7 @@ class StepTimes:
         self._newest: deque[StepTime] = deque(maxlen=KEPT)
 
     def begin(self, clock: Clock) -> None:
-        """Training begins."""
+        """Note that training begins."""
         self._began = clock
 
     @property

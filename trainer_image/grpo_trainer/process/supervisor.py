@@ -170,7 +170,7 @@ def patience_after(outcome: Outcome | None) -> float:
     """
     if outcome is None or tier(outcome.result) < Tier.HANG:
         return 0.0
-    # all ranks reach the same limit within seconds; and what was told to stop is no fault, so there is no hurry
+    # All ranks reach the same limit within seconds, and a process that ends after SIGTERM has not failed: no hurry.
     return PATIENCE_SECONDS if outcome.result in (Result.HANG, Result.PREEMPTED) else SYMPTOM_SECONDS
 
 

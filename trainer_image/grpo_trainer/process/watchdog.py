@@ -132,8 +132,11 @@ class Watchdog:
         )
 
     def _with_place(self, outcome: Outcome, stacks: str) -> Outcome:
-        """The outcome with where the process stood. Silence is told as of the moment at which the limit was reached, so
-        that ranks can be compared whose watchdogs looked a second apart."""
+        """The outcome with the place where the process stood still.
+
+        Its silence counts up to the moment when the limit was reached, so that ranks can be compared although their
+        watchdogs looked at different times.
+        """
         _, idle, limit = self._waits()
         if idle < self._quiet:
             return outcome

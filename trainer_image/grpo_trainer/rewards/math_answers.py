@@ -22,7 +22,7 @@ def _same(given: str, expected: str) -> bool:
 
 
 def _parsed(answer: str) -> Any:
-    """The expression of an answer; the dollar signs tell math-verify that all of it is one."""
+    """The expression of an answer; with dollar signs math-verify takes the whole text as one."""
     return parse(f"${answer.strip().strip('$')}$", parsing_timeout=None)
 
 

@@ -77,7 +77,7 @@ class PythonFunction:
 
 
 class AsyncPythonFunction(PythonFunction):
-    """The same for an `async def`: TRL awaits it together with the other async rewards."""
+    """A user's `async def` as a reward: TRL awaits it together with the other async rewards."""
 
     async def __call__(self, **arguments: Any) -> Scores:  # type: ignore[override]  # TRL asks which of the two it is
         """As PythonFunction; the wait for the process is off the event loop."""

@@ -69,7 +69,7 @@ class Store:
         self._answered_at = 0.0
 
     def within(self, longest_wait: float) -> "Store":
-        """The same store, waited for only so long."""
+        """The same store with another limit for its waits, in seconds."""
         return Store(self.url, self._backend, self._tell, longest_wait, self._clock)
 
     def get(self, key: str) -> tuple[bytes, Version] | None:

@@ -40,7 +40,7 @@ class Committed(Model):
 
 
 class Head(Model):
-    """What is true of a run on an object store."""
+    """The state of a run on an object store: its newest attempt and what counts."""
 
     uid: str
     """uid of the GRPOJob."""
@@ -118,7 +118,7 @@ def _require_newest(store: "Store", head: Head, uid: str, attempt: int) -> None:
 
 
 def _move(store: "Store", changed: Change, first: Head | None) -> Head:
-    """Write until a write of ours stands. `first`: what is written where there is none."""
+    """Write the changed head until a write of ours succeeds. `first`: the head to write if there is none."""
     written: set[str] = set()
     for _ in range(TRIES):
         found = store.get(HEAD)

@@ -45,7 +45,7 @@ class StoredRun:
     store: "Store"
 
     def head(self) -> Head | None:
-        """What is true of the run."""
+        """The head of the run; None before the first claim."""
         return heads.read(self.store)
 
     def manifest(self, made: Committed) -> bytes | None:
@@ -67,7 +67,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class RunStore(StoredRun):
-    """The same for one of its attempts."""
+    """The run on an object store, for the attempt that writes to it."""
 
     uid: str
     """uid of the GRPOJob."""

@@ -59,7 +59,7 @@ def _single(progress: Progress) -> Iterator[tuple[Metric, Value]]:
 
 
 def limits_of(plan: TrainingPlan) -> dict[Metric, Values]:
-    """What the plan sets, beside what is measured against it; what it leaves open is not there."""
+    """The limits that the plan sets, by metric. Unset limits are left out."""
     execution, sync, memory = plan.execution, plan.reference.sync, plan.execution.memory
     save_every = execution.save_every_steps if plan.checkpoint_directory else None
     reference_every = sync.every_steps if sync else None

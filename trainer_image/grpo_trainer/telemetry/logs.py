@@ -37,7 +37,7 @@ def _reward_key(name: str) -> str | None:
 
 
 def log_line(**fields: Any) -> None:
-    """One JSON object on one line of the log; numbers that JSON has no word for become text."""
+    """Print one JSON object on one line of the log; NaN and infinity become text."""
     values = {key: _plain(value) for key, value in fields.items() if value is not None}
     print(json.dumps(values, ensure_ascii=False), flush=True)
 

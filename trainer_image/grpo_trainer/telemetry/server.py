@@ -50,7 +50,7 @@ def serve(plan: TrainingPlan, recorder: Recorder) -> None:
     except OSError as error:
         print(f"telemetry is off: {address} can't be bound: {error}", flush=True)
         return
-    # who is told of no token, on a laptop for one, shows no training data to anybody
+    # Without a token, as on a laptop, no training data is served.
     closed = {"/samples", "/progress"} if wanted else {"/samples"}
     server = _on(bound, _handler(pages, closed, wanted))
     threading.Thread(target=server.serve_forever, name="telemetry", daemon=True).start()

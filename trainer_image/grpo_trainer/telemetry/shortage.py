@@ -20,7 +20,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def shortage_of(error: BaseException, clock: PhaseClock) -> MemoryShortage | None:
-    """What there was no memory for; None for another kind of end."""
+    """The memory shortage that ended the run; None for another kind of end."""
     if classify(error)[0] is not Result.OUT_OF_MEMORY:
         return None
     phase, peak = clock.ran_short()

@@ -41,5 +41,5 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def combined(fingerprints: Iterable[str]) -> str:
-    """One fingerprint over many, in order."""
+    """One fingerprint of many, in order."""
     return xxhash.xxh3_128("\n".join(fingerprints).encode()).hexdigest()

@@ -24,7 +24,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TensorKey:
-    """Where a parameter's values are in a checkpoint."""
+    """The place of a parameter's values in a checkpoint."""
 
     form: Literal["direct", "converted", "absent"]
     """direct: the tensor `name`; converted: in tensors of another form; absent: in no file (a fresh adapter)."""

@@ -36,7 +36,7 @@ CHUNK = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was proven, and what it cost."""
+    """The result of a proof and its cost."""
 
     what: str
     """Which model."""
@@ -215,7 +215,7 @@ def _judge(findings: list[_Finding], what: str) -> None:
 
 
 def _between_ranks(findings: list[_Finding]) -> str:
-    """The first parameter that not all ranks hold alike, in words; empty if there is none."""
+    """A sentence about the first parameter that differs between ranks; empty if all are equal."""
     for name, value in findings[0].whole.items():
         others = [number for number, finding in enumerate(findings) if finding.whole.get(name) != value]
         if others:
