@@ -19,7 +19,8 @@ class FollowPlan(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         """The checkpoint is loaded, and no step is taken yet."""
         # transformers has restored the intervals of the checkpoint, and the plan's may differ.
         state.compute_steps(args, state.max_steps)
-        while not isinstance(lr_scheduler, LambdaLR):  # under ZeRO it is in accelerate's wrapper
+        # Under ZeRO the scheduler is inside accelerate's wrapper.
+        while not isinstance(lr_scheduler, LambdaLR):
             lr_scheduler = lr_scheduler.scheduler
         follow(lr_scheduler)
 

@@ -103,7 +103,8 @@ def _root(plan: TrainingPlan) -> Path | None:
 
 def _export(plan: TrainingPlan, source: Source, save: Callable[[str], None], complete: Describe, folder: Path) -> None:
     temporary = folder.with_name(f".{EXPORT_FOLDER}-{attempt_name(plan)}")
-    ranks.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))  # of a try that failed
+    # A try that failed may have left files that this one does not write.
+    ranks.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
     ranks.together(lambda: save(str(temporary)), DiskFailed)
     ranks.on_main(disk_errors()(lambda: _publish(plan, source, complete, temporary, folder)))
 

@@ -81,7 +81,8 @@ class Stored:
                 folder = checkpoint_folder(self.folder / attempt_named(made.attempt), made.step)
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / MANIFEST).write_bytes(manifest)
-                os.utime(folder / MANIFEST, (made.time, made.time))  # who reads it takes its age for the checkpoint's
+                # sealed_at() takes the manifest's time for the checkpoint's.
+                os.utime(folder / MANIFEST, (made.time, made.time))
         ranks.gather(None)
 
     def _manifests(self) -> list[tuple[Committed, bytes]]:

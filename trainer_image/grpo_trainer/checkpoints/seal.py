@@ -61,7 +61,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
     def on_step_end(self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Save again after a checkpoint that failed."""
         due = state.global_step >= self._try_again_at
-        if due and not control.should_training_stop:  # what stops has decided already whether there is time to save
+        # A run that stops has already decided whether there is time to save.
+        if due and not control.should_training_stop:
             control.should_save = True
 
     def save(self, step: int, write: Callable[[], None]) -> None:
@@ -94,7 +95,8 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         seconds = max(ranks.gather(time.perf_counter() - began))
         self._failures, self._try_again_at, self.last = 0, math.inf, checkpoint
         if self._source:
-            self._source.clear()  # what the run began with
+            # The run has its own checkpoint now, so the copy of the one that it began with only takes room.
+            self._source.clear()
         self._preemption.save_seconds = seconds
         where = self._remote.url(checkpoint) if self._remote else str(checkpoint)
         self._recorder.saved(Checkpoint(step=step, time=unix_time(), bytes=size, where=where), seconds)
@@ -106,9 +108,11 @@ class SealCheckpoints(TrainerCallback):  # type: ignore[misc]  # transformers is
         if self._remote:
             self._remote.clear()
         elif ranks.rank() == 0:
-            with suppress(OSError):  # what can't be deleted now is cleared away by the next rotation
+            # The next rotation deletes what can't be deleted now.
+            with suppress(OSError):
                 remove(checkpoint)
-        ranks.gather(None)  # what is deleted must not be of the next try
+        # No rank may begin the next try while rank 0 still deletes files of this one.
+        ranks.gather(None)
         self._recorder.not_saved(f"the checkpoint of step {step} could not be written: {why}")
 
 
@@ -139,7 +143,8 @@ def seal(
         remote.clear()
     else:
         ranks.on_main(disk_errors()(lambda: commit(plan, checkpoint, manifest)))
-        ranks.on_main(lambda: _rotate(plan))  # only now: until its manifest stands, the new one replaces no old one
+        # Only now: until its manifest is written, the new checkpoint replaces no old one.
+        ranks.on_main(lambda: _rotate(plan))
     return sum(file.bytes for file in files.values())
 
 

@@ -143,7 +143,8 @@ def commit(plan: TrainingPlan, checkpoint: Path, manifest: Manifest) -> None:
         OSError: the disk is full; the checkpoint stays incomplete.
     """
     require_owner(plan)
-    sync_folders(checkpoint)  # a manifest that outlives a power cut must not name files that have no name
+    # A manifest that survives a power cut must not list files whose names were lost.
+    sync_folders(checkpoint)
     write_atomically(checkpoint / MANIFEST, manifest.model_dump_json())
 
 
@@ -179,7 +180,8 @@ def rotate(plan: TrainingPlan) -> None:
     folder = _folder(plan)
     committed = sorted(complete(folder), key=lambda path: (number(path.parent), number(path)), reverse=True)
     for checkpoint in (*committed[plan.checkpoint.keep :], *_incomplete(plan)):
-        require_owner(plan)  # before each: deleting takes its time, and what is deleted can't be given back
+        # Before each deletion: it takes time, in which a newer attempt may claim the folder.
+        require_owner(plan)
         remove(checkpoint)
 
 

@@ -41,7 +41,8 @@ class WritingTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no type info
         """
         failures = self._failures = []
         try:
-            with self._kept():  # what is not overridden below comes after the last collective
+            # A write that is not overridden below comes after the last collective, so its failure strands no rank.
+            with self._kept():
                 yield
         finally:
             self._failures = None

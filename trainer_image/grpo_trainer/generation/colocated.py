@@ -94,7 +94,8 @@ class ColocatedGeneration(EngineGeneration):
 
     def _wake(self) -> None:
         if self._asleep:
-            torch.cuda.empty_cache()  # what the trainer has freed and keeps is wanted now
+            # The engine needs the memory that torch's allocator keeps after the trainer has freed it.
+            torch.cuda.empty_cache()
             self._llm.wake_up()
             self._asleep = False
 

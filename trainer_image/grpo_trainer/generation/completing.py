@@ -135,8 +135,9 @@ class Completing:
 
     def _take(self, task: "asyncio.Task[Generated]") -> None:
         """One request has come to its end."""
+        # The request of an engine that was lost a moment ago has been dropped already.
         if task not in self._tasks:
-            return  # of an engine that was lost a moment ago
+            return
         index, number = self._tasks.pop(task)
         engine = self._engines[index]
         try:

@@ -181,7 +181,8 @@ class EnginesMain:
         """The lanes of the engines that have learnt the layout of the weights; a new process learns it now."""
         lanes: list[Lane] = []
         for engine in targets:
-            incarnation = engine.view.incarnation  # the engines' thread may find it gone at any moment
+            # Read once: the engines' thread may note at any moment that the process is gone.
+            incarnation = engine.view.incarnation
             if incarnation is None:
                 continue
             lane = self._lane(engine, incarnation)

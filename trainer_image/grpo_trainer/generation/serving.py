@@ -119,7 +119,8 @@ class EngineServer:
         """By worker: for each tensor the slices of it that the worker holds, and why there is no proof, if so."""
         asked = await _body(request, Learn)
         self._shapes = asked.shapes
-        self._served.failed()  # what was there is overwritten
+        # Learning overwrites the weights that were there.
+        self._served.failed()
         return web.json_response(await self._sampler.call("weights_learn", asked.shapes, asked.dtype))
 
     async def _sync(self, request: web.Request) -> web.Response:
