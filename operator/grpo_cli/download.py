@@ -66,7 +66,9 @@ def missing(folder: Path, listing: Listing) -> dict[str, FileEntry]:
     except OSError as error:
         raise OptionError(f"--to {folder}: {error}") from error
     if strangers:
-        shown = ", ".join(strangers[:_SHOWN]) + (f" and {len(strangers) - _SHOWN} more" if strangers[_SHOWN:] else "")
+        shown = ", ".join(strangers[:_SHOWN])
+        if strangers[_SHOWN:]:
+            shown += f" and {len(strangers) - _SHOWN} more"
         raise OptionError(f"--to {folder}: has files that are not of this export: {shown}; name a new folder")
     return {name: entry for name, entry in listing.files.items() if name not in there}
 
@@ -96,7 +98,10 @@ def require_room(folder: Path, wanted: dict[str, FileEntry]) -> None:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise OptionError(f"--to {folder}: {error.strerror}") from error
-    needed = sum(max(0, entry.bytes - parts.get(_part_name(entry), 0)) for entry in wanted.values())
+    needed = 0
+    for entry in wanted.values():
+        arrived = parts.get(_part_name(entry), 0)
+        needed += max(0, entry.bytes - arrived)
     if needed > free:
         raise OptionError(f"--to {folder}: {format_bytes(needed)} are to come, its disk has {format_bytes(free)} free")
 

@@ -63,8 +63,8 @@ def original(folder: Path, conversion: ConversionStatement) -> tuple[Statement, 
     found = documents(folder / ORIGINAL)
     if isinstance(found.statement, ConversionStatement):
         raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is a conversion's, not an export's")
-    known = found.statement.sums
-    others = sorted(name for name, digest in conversion.predicate.consumed.items() if known.get(name) != digest)
+    known, consumed = found.statement.sums, conversion.predicate.consumed
+    others = sorted(name for name, digest in consumed.items() if known.get(name) != digest)
     if others:
         raise NotGenuine(f"{ORIGINAL}/{STATEMENT_FILE} is about other files than were converted: {', '.join(others)}")
     return found.statement, found.envelope
@@ -181,9 +181,7 @@ def compare(folder: Path, statement: Described, ignored: Iterable[str] = (), rea
     problems = [f"{name} is missing" for name in expected.keys() - found.keys()]
     problems += [f"{name} was added: the provenance doesn't name it" for name in added]
     problems += [f"{name} is a link or no file" for name in odd]
-    problems += [
-        f"{name} was changed: its sha256 is {actual}, not {expected[name]}"
-        for name, actual in hashes.items()
-        if actual != expected[name]
-    ]
-    return Comparison(len(expected), sum(path.stat().st_size for path in whole.values()), sorted(problems))
+    changed = [name for name, actual in hashes.items() if actual != expected[name]]
+    problems += [f"{name} was changed: its sha256 is {hashes[name]}, not {expected[name]}" for name in changed]
+    size = sum(path.stat().st_size for path in whole.values())
+    return Comparison(len(expected), size, sorted(problems))

@@ -108,7 +108,8 @@ def stream(options: Namespace, *arguments: str) -> Iterator[bytes]:
                 raise
         if process.returncode:
             errors.seek(0)
-            raise KubectlError(errors.read().decode(errors="replace").strip() or f"{line[0]}: {process.returncode}")
+            message = errors.read().decode(errors="replace").strip()
+            raise KubectlError(message or f"{line[0]}: {process.returncode}")
 
 
 def _output(process: "subprocess.Popen[bytes]") -> io.BufferedReader:
@@ -158,5 +159,6 @@ def get_job(options: Namespace, name: str) -> tuple[dict[str, Any], GRPOJob]:
         # fields that only a newer operator knows are left out; only a value that it alone knows is an error
         return found["metadata"], GRPOJob.model_validate(found, extra="ignore")
     except ValidationError as error:
-        wrong = "; ".join(f"{dotted(problem['loc'])}: {problem['msg']}" for problem in error.errors())
+        problems = [f"{dotted(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        wrong = "; ".join(problems)
         raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error

@@ -43,18 +43,20 @@ def svg(plan: ExecutionPlan) -> str:
         f'<text x="16" y="26" font-size="16">{escape(title(plan))}</text>',
     ]
     for row, (name, size) in enumerate(bars.items()):
-        y, colour = TOP + row * STEP, PEAK if name == memory.peak_phase else OTHER
-        lines.append(f'<text x="{LEFT - 8}" y="{y + 17}" text-anchor="end">{name}</text>')
-        lines.append(f'<rect x="{LEFT}" y="{y}" width="{size * scale:.1f}" height="{BAR}" fill="{colour}"/>')
-        lines.append(f'<text x="{LEFT + size * scale + 6:.1f}" y="{y + 17}">{size:.1f} GiB</text>')
+        colour = PEAK if name == memory.peak_phase else OTHER
+        width = size * scale
+        y = TOP + row * STEP
+        text_y = y + 17
+        lines.append(f'<text x="{LEFT - 8}" y="{text_y}" text-anchor="end">{name}</text>')
+        lines.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
+        lines.append(f'<text x="{LEFT + width + 6:.1f}" y="{text_y}">{size:.1f} GiB</text>')
     for value, label, dash in ((usable, "usable", ""), (device, "needed with margin", "4 3")):
         x = LEFT + value * scale
         height = bottom + (18 if dash else 36)
-        lines.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 14}" stroke="{LIMIT}" '
-            f'stroke-dasharray="{dash}"/><text x="{x:.1f}" y="{height}" text-anchor="middle" fill="{LIMIT}">'
-            f"{label} {value:.1f} GiB</text>"
-        )
+        place = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 8}" y2="{height - 14}"'
+        line = f'<line {place} stroke="{LIMIT}" stroke-dasharray="{dash}"/>'
+        text = f'<text x="{x:.1f}" y="{height}" text-anchor="middle" fill="{LIMIT}">{label} {value:.1f} GiB</text>'
+        lines.append(line + text)
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -61,16 +61,17 @@ def show(out: Console, name: str, result: PlanResult, everything: bool = False) 
 
 def show_learned(out: Console, learned: Learned | None) -> None:
     """Prints what the job has learned of its memory by running out of it, on which the plan counts."""
-    for key, found in (learned.memory if learned else {}).items():
-        told = (
-            f"{key}: {gib(found.predicted_bytes):.1f} GiB predicted, {gib(found.needed_bytes):.1f} GiB needed or more"
-        )
-        out.print(f"[magenta]learned[/magenta]  {escape(told)}")
-    for one in learned.shortfalls if learned else []:
-        told = (
-            f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {gib(one.needed_bytes):.1f} GiB or more"
-        )
-        out.print(f"[magenta]learned[/magenta]  {escape(told)}")
+    if learned is None:
+        return
+    lines: list[str] = []
+    for key, found in learned.memory.items():
+        predicted, needed = gib(found.predicted_bytes), gib(found.needed_bytes)
+        lines.append(f"{key}: {predicted:.1f} GiB predicted, {needed:.1f} GiB needed or more")
+    for one in learned.shortfalls:
+        needed = gib(one.needed_bytes)
+        lines.append(f"attempt {one.attempt} ran out at {one.where}: {one.tried}, needed {needed:.1f} GiB or more")
+    for line in lines:
+        out.print(f"[magenta]learned[/magenta]  {escape(line)}")
 
 
 def settings(plan: ExecutionPlan) -> list[str]:
@@ -141,13 +142,12 @@ def _phases(out: Console, plan: ExecutionPlan) -> None:
         out.print(f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; no GPUs")
         return
     peaks = plan.memory.phases.model_dump().items()
-    phases = "  ".join(f"{name} {gib(count):.1f}" for name, count in peaks if count)
-    out.print(f"GiB allocated on one GPU: {phases}")
-    out.print(
-        f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}; "
-        f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB; {_disk(plan)}; "
-        f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
-    )
+    phases = [f"{name} {gib(count):.1f}" for name, count in peaks if count]
+    out.print(f"GiB allocated on one GPU: {'  '.join(phases)}")
+    shape = f"shape: {plan.architecture.lower()}, from {SHAPE_SOURCES[plan.shape_source]}"
+    host_memory = f"host memory per pod {gib(plan.host_memory_bytes):.1f} GiB"
+    checkpoint = f"checkpoint {gib(plan.memory.checkpoint_bytes):.1f} GiB"
+    out.print(f"{shape}; {host_memory}; {_disk(plan)}; {checkpoint}")
 
 
 def _disk(plan: ExecutionPlan) -> str:
@@ -210,9 +210,11 @@ def difference(out: Console, change: str, before: PlanResult, after: PlanResult,
 
 def _differences(out: Console, rows: list[tuple[str, str, str, str]]) -> None:
     wide = table("", "now", "then", "difference", right=["now", "then", "difference"])
-    for row in rows:
-        wide.add_row(*row)
-    show_table(out, wide, ((Text(name), Text(f"{was}, then {now}: {by}")) for name, was, now, by in rows))
+    stacked: list[tuple[Text, ...]] = []
+    for name, was, now, by in rows:
+        wide.add_row(name, was, now, by)
+        stacked.append((Text(name), Text(f"{was}, then {now}: {by}")))
+    show_table(out, wide, stacked)
 
 
 def _compared(before: ExecutionPlan, after: ExecutionPlan) -> Iterator[tuple[str, str, str, str]]:
@@ -224,7 +226,9 @@ def _compared(before: ExecutionPlan, after: ExecutionPlan) -> Iterator[tuple[str
     rows = [(name, was, now) for (name, was), now in phases if was or now]
     rows.append(("needed per GPU", old.device_bytes, new.device_bytes))
     for name, was, now in rows:
-        yield name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{gib(now - was):+.2f} GiB"
+        by = gib(now - was)
+        yield name, f"{gib(was):.2f} GiB", f"{gib(now):.2f} GiB", f"{by:+.2f} GiB"
     was_seconds = before.estimated_step_seconds or 0
     now_seconds = after.estimated_step_seconds or 0
-    yield "step", f"{was_seconds:.1f} s", f"{now_seconds:.1f} s", f"{now_seconds - was_seconds:+.1f} s"
+    by_seconds = now_seconds - was_seconds
+    yield "step", f"{was_seconds:.1f} s", f"{now_seconds:.1f} s", f"{by_seconds:+.1f} s"

@@ -156,5 +156,10 @@ def _number(pod: PodStatus) -> str:
 
 
 def _stacked_pod(pod: PodStatus) -> tuple[Text, ...]:
-    where = f"index {_number(pod)}" + (f" on {pod.node}" if pod.node else "")
-    return Text(pod.name, "bold"), Text(f"{where}: {pod.phase}" + (f", {pod.reason}" if pod.reason else ""))
+    text = f"index {_number(pod)}"
+    if pod.node:
+        text += f" on {pod.node}"
+    text += f": {pod.phase}"
+    if pod.reason:
+        text += f", {pod.reason}"
+    return Text(pod.name, "bold"), Text(text)

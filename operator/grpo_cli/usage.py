@@ -48,7 +48,8 @@ def run(options: Namespace) -> int:
         raise OptionError(f"--all-namespaces shows all jobs: leave {options.name} out, or name its namespace with -n")
     rows = list(_rows(_found(options), with_namespace=options.all_namespaces))
     if options.output == "json":
-        print(json.dumps({"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}, indent=2))
+        document = {"items": [_as_json(row) for row in rows], "total": _as_json(total(rows))}
+        print(json.dumps(document, indent=2))
         return 0
     if not rows:
         raise NotYet("no GRPOJob here has a status.usage: none has GPUs, or the operator has not looked at it yet")
@@ -106,7 +107,8 @@ def _usage(name: str, told: object) -> Usage:
     try:
         return Usage.model_validate(told, extra="ignore")
     except ValidationError as error:
-        wrong = "; ".join(f"status.usage.{dotted(one['loc'])}: {one['msg']}" for one in error.errors())
+        problems = [f"status.usage.{dotted(one['loc'])}: {one['msg']}" for one in error.errors()]
+        wrong = "; ".join(problems)
         raise KubectlError(f"{name} was written by another version of the operator: {wrong}") from error
 
 
@@ -121,7 +123,8 @@ def _cells(row: Row) -> list[str]:
 def _stacked(row: Row) -> tuple[Text, ...]:
     """The same below each other."""
     name, *cells = _cells(row)
-    return Text(name, "bold"), Text(", ".join(f"{head} {cell}" for head, cell in zip(NUMBERS, cells, strict=True)))
+    numbers = [f"{head} {cell}" for head, cell in zip(NUMBERS, cells, strict=True)]
+    return Text(name, "bold"), Text(", ".join(numbers))
 
 
 def _as_json(row: Row) -> dict[str, Any]:

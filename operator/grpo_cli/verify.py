@@ -156,7 +156,8 @@ def _devices(plan: dict[str, object]) -> str:
 
 
 def _dependency(one: Dependency) -> str:
-    known = [one.uri, *(f"{kind}:{digest}" for kind, digest in one.digest.items() if digest not in one.uri)]
+    known = [one.uri]
+    known += [f"{kind}:{digest}" for kind, digest in one.digest.items() if digest not in one.uri]
     known += [f"{name} {value}" for name, value in one.annotations.items()]
     return ", ".join(filter(None, known)) or "unknown"
 

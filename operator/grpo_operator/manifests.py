@@ -103,9 +103,13 @@ def attempt_of(
 def training_plan(attempt: Attempt) -> TrainingPlan:
     """Return the plan that an attempt's pods receive: the sections of the spec and the planner's choice."""
     key, spec = attempt.key, attempt.spec
+    identity = JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number)
+    rendezvous = Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number))
+    resume_store = attempt.source.store if attempt.source else None
+    ends = [EarlierEnd(attempt=end.attempt, reason=end.reason) for end in attempt.ends]
     return TrainingPlan(
-        job=JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number),
-        rendezvous=Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number)),
+        job=identity,
+        rendezvous=rendezvous,
         engines=_engines(attempt),
         model=spec.model,
         dataset=spec.dataset,
@@ -119,10 +123,10 @@ def training_plan(attempt: Attempt) -> TrainingPlan:
         export=spec.export,
         checkpoint_directory=_checkpoint_directory(attempt),
         resume_from=_resume_folder(attempt),
-        resume_store=attempt.source.store if attempt.source else None,
+        resume_store=resume_store,
         revisions=dict(attempt.revisions),
         skipped=list(attempt.skipped),
-        ends=[EarlierEnd(attempt=one.attempt, reason=one.reason) for one in attempt.ends] or None,
+        ends=ends or None,
         grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
         execution=attempt.plan,
     )

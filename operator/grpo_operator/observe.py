@@ -216,13 +216,15 @@ class Observation:
         The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections,
         and the Job controller deletes the survivors. So the lowest tier is blamed, then what was seen first.
         """
-        ended = self.sighting.ended
-        failed = [
-            (end.tier, ended.get(uid, self.at), end.outcome.rank, uid)
-            for uid, end in self._ends.items()
-            if not end.succeeded
-        ]
-        return self._ends[min(failed)[-1]] if failed else None
+        failed: list[tuple[Tier, Observed, int, str]] = []
+        for uid, end in self._ends.items():
+            if not end.succeeded:
+                first_seen = self.sighting.ended.get(uid, self.at)
+                failed.append((end.tier, first_seen, end.outcome.rank, uid))
+        if not failed:
+            return None
+        _, _, _, blamed = min(failed)
+        return self._ends[blamed]
 
     @property
     def over_for(self) -> float:

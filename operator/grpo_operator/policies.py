@@ -36,7 +36,8 @@ def finished(seen: Observation, limits: Limits) -> Decision | None:
         return None
     due = []
     if (ttl := seen.job.time_to_live) is not None:
-        left = ttl - (seen.now - (seconds(seen.job.status.completion_time) or seen.now))
+        completed_at = seconds(seen.job.status.completion_time) or seen.now
+        left = ttl - (seen.now - completed_at)
         if left <= 0:
             return Decision(Action.DELETE)
         due.append(left)

@@ -170,11 +170,11 @@ def _digits(value: float) -> str:
 def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:
     """The prediction beside what rank 0 reported; None before anything was measured on a GPU."""
     predicted: dict[str, int] = prediction.phases.model_dump()
-    phases = {
-        name: PhaseMemory(predicted_bytes=size, measured_bytes=measured[name], ratio=_ratio(size, measured[name]))
-        for name, size in predicted.items()
-        if measured.get(name)
-    }
+    phases: dict[str, PhaseMemory] = {}
+    for name, size in predicted.items():
+        used = measured.get(name)
+        if used:
+            phases[name] = PhaseMemory(predicted_bytes=size, measured_bytes=used, ratio=_ratio(size, used))
     if not phases:
         return None
     peak = max(phase.measured_bytes for phase in phases.values())
@@ -215,7 +215,10 @@ def _progress(progress: Progress) -> ProgressStatus:
 
 def duration(seconds: int) -> str:
     """The two largest units, such as `1h12m` or `45s`."""
-    parts = ((seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s"))
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (rest, "s"))
     first = next((position for position, (value, _) in enumerate(parts) if value), None)
     if first is None:
         return "0s"

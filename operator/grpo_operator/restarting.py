@@ -85,7 +85,8 @@ def pausing(job: GRPOJobRecord, now: float, limits: Limits) -> float:
     if not releases or not job.released:
         return 0.0
     pause = min(limits.longest_release_pause, limits.release_pause * 2.0 ** (releases - 1))
-    return max(0.0, (seconds(job.status.ends[-1].end_time) or now) + pause - now)
+    released_at = seconds(job.status.ends[-1].end_time) or now
+    return max(0.0, released_at + pause - now)
 
 
 def releases_in_a_row(ends: Sequence[AttemptEnd], reasons: frozenset[Reason] = RELEASES) -> int:

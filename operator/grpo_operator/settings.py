@@ -77,7 +77,7 @@ class Settings:
     election: Election | None = None
     """None: there is no other operator, and this one leads at once."""
     fenced: bool = False
-    """Whether the chart's policy is there, which must be told who leads before anything else is written."""
+    """True if the chart's policy is installed: the leader is then recorded before anything else is written."""
     limits: Limits = field(default_factory=Limits)
 
 

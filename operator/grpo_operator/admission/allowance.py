@@ -64,6 +64,7 @@ class Allowance:
 
     def _missing(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> Problem | None:
         wanted, known = spec.placement.priority_class_name, self._snapshot.priorities
+        # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
         if wanted and known and wanted not in known:
             return Reason.PRIORITY_CLASS_NOT_FOUND, (
                 f"spec.placement.priorityClassName: no PriorityClass {wanted} exists; the pods wait until somebody "
@@ -82,7 +83,8 @@ class Allowance:
         for quota in self._quotas(job, spec):
             given = self._given.get((quota.namespace, quota.name), {})
             for name, hard in sorted(quota.hard.items()):
-                wanted, used = needs(spec, plan, name), quota.used.get(name, 0.0) + given.get(name, 0.0)
+                wanted = needs(spec, plan, name)
+                used = quota.used.get(name, 0.0) + given.get(name, 0.0)
                 if wanted and used + wanted > hard:
                     return Reason.WAITING_FOR_QUOTA, (
                         f"ResourceQuota {quota.name} of namespace {quota.namespace} allows {_shown(hard)} {name}; "

@@ -74,6 +74,7 @@ class Capacity:
             self._reserve_missing(claim, role)
 
     def _take(self, node: str, use: Amounts, sign: float = 1.0) -> None:
+        # A pod may be bound to a node that the snapshot does not have (yet, or any more).
         taken = self._taken.get(node)
         if taken is not None:
             for name, value in use.items():
@@ -87,14 +88,17 @@ class Capacity:
         own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt == attempt]
         bound = [pod.node for pod in own if pod.engine == role.engines]
         # pods that are bound take their node already; ranks will each go to a node without one of them
-        there = set() if role.engines else set(bound)
-        missing = role.plan.nodes - (len(bound) if role.engines else len(there))
+        if role.engines:
+            there, missing = set[str](), role.plan.nodes - len(bound)
+        else:
+            there = set(bound)
+            missing = role.plan.nodes - len(there)
         if missing <= 0:
             return
         with self._without_own(job, but=attempt):
             placed = self._place(job, role, missing, there, firm=True)
-        self._reserved += [
-            PodFacts(
+        for node, use in placed:
+            reserved = PodFacts(
                 namespace=job.key.namespace,
                 name="",
                 node=node,
@@ -104,8 +108,7 @@ class Capacity:
                 attempt=attempt,
                 engine=role.engines,
             )
-            for node, use in placed
-        ]
+            self._reserved.append(reserved)
 
     def bound(self, job: GRPOJobRecord) -> bool:
         """Whether any pod of the job has a node."""
@@ -138,6 +141,7 @@ class Capacity:
         return self._inventory(self._suitability.of(spec, avoided))
 
     def _inventory(self, suitable: Suitable) -> Inventory:
+        # Kept until something is taken: jobs that ask the same of nodes are judged one after the other.
         if suitable not in self._inventories:
             warnings, visible = list(suitable.warnings), self._snapshot.visible
             if self._snapshot.problem:
@@ -181,21 +185,26 @@ class Capacity:
         """
         use, width, most = pod_amounts(role.spec, role.plan), role.plan.gpus_per_node, self._most(role)
         wide = [node for node in self._wide(job, role) if node.name not in avoid]
-        now = {node.name: min(most, rooms(node, role, use)) for node in wide}
-        wide.sort(key=lambda node: (not now[node.name], -node.gpus_free, node.name))
+        room_now = {node.name: min(most, rooms(node, role, use)) for node in wide}
+        wide.sort(key=lambda node: (not room_now[node.name], -node.gpus_free, node.name))
         taken: list[tuple[str, Amounts]] = []
-        found = 0
+        gpus_found = 0
         for node in wide:
-            count = min(pods - len(taken), now[node.name])
+            count = min(pods - len(taken), room_now[node.name])
             taken += [(node.name, use)] * count
-            found += count * width
+            gpus_found += count * width
+        # The rest waits for GPUs that others hold now; what is free beside them on these nodes is found as well.
         for node in wide:
-            count = max(0, min(pods - len(taken), min(most, node.gpus_total // width) - now[node.name]))
+            room_later = min(most, node.gpus_total // width) - room_now[node.name]
+            count = max(0, min(pods - len(taken), room_later))
             taken += [(node.name, use)] * count
-            found += min(count * width, max(0, node.gpus_free - now[node.name] * width))
+            free_beside = max(0, node.gpus_free - room_now[node.name] * width)
+            gpus_found += min(count * width, free_beside)
         for name, amounts in taken:
             self._take(name, amounts)
-        return taken + self._cover(job, role, pods * width - found) if firm else taken
+        if firm:
+            taken = taken + self._cover(job, role, pods * width - gpus_found)
+        return taken
 
     def _most(self, role: Role) -> int:
         """How many pods of the role may be on one node: ranks keep apart, and of engines that ask for more than GPUs,
@@ -238,6 +247,7 @@ class Capacity:
             return False
         if not self._snapshot.visible:
             return True
+        # The roles are placed one after the other, since each takes nodes that the next may have wanted.
         wanted = gpu_roles(job, plan)
         with self._without_own(job), self._undone() as taken:
             for role, after in zip_longest(wanted, wanted[1:]):
@@ -276,14 +286,17 @@ class Capacity:
     def _short(self, job: GRPOJobRecord, role: Role) -> str:
         plan = role.plan
         free = sum(node.gpus_free for node in self._matching(job, role))
-        held = self._held(job, role)
-        holders = [f"{count} held by {holder}" for holder, count in list(held.items())[:MOST_HOLDERS]]
-        if len(held) > MOST_HOLDERS:
-            holders.append(f"{sum(list(held.values())[MOST_HOLDERS:])} by {len(held) - MOST_HOLDERS} others")
-        what = ("for", "engine") if role.engines else ("on", "node")
-        where = f"{what[0]} {plan.nodes} {what[1]}" + ("" if plan.nodes == 1 else "s")
+        held = list(self._held(job, role).items())
+        parts = [f"{free} free"]
+        parts += [f"{count} held by {holder}" for holder, count in held[:MOST_HOLDERS]]
+        others = held[MOST_HOLDERS:]
+        if others:
+            total = sum(count for _, count in others)
+            parts.append(f"{total} by {len(others)} others")
+        preposition, noun = ("for", "engine") if role.engines else ("on", "node")
+        plural = "" if plan.nodes == 1 else "s"
         product = plan.gpu_product or plan.gpu_resource
-        return f"needs {plan.gpus} × {product} {where}; {', '.join([f'{free} free', *holders])}"
+        return f"needs {plan.gpus} × {product} {preposition} {plan.nodes} {noun}{plural}; {', '.join(parts)}"
 
     def _held(self, job: GRPOJobRecord, role: Role) -> dict[str, int]:
         """GPUs on the role's nodes by holder, the job itself left out."""

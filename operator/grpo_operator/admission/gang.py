@@ -29,6 +29,8 @@ def matches(node: Node, plan: ExecutionPlan) -> bool:
 
 def rooms(node: Node, role: Role, use: Amounts) -> int:
     """How many pods of the role could be bound to the node now, by its GPUs, memory and cores."""
-    free = ((node.gpus_free, float(role.plan.gpus_per_node)), (node.host_memory_free, use.get(MEMORY, 0.0)),
-            (node.cpu_free, use.get(CPU, 0.0)))  # fmt: skip
-    return max(0, min(int(there // wanted) for there, wanted in free if wanted))
+    by_gpus = (node.gpus_free, float(role.plan.gpus_per_node))
+    by_memory = (node.host_memory_free, use.get(MEMORY, 0.0))
+    by_cpu = (node.cpu_free, use.get(CPU, 0.0))
+    counts = [int(free // wanted) for free, wanted in (by_gpus, by_memory, by_cpu) if wanted]
+    return max(0, min(counts))

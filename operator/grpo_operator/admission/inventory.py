@@ -89,6 +89,7 @@ def pod_facts(item: object) -> PodFacts | None:
     """
     whole = Part(item)
     meta, node = whole.part("metadata"), whole.part("spec").text("nodeName")
+    # A pod that is being deleted holds its GPUs until it has ended.
     if not node or whole.part("status").text("phase") in ENDED_PHASES:
         return None
     labels = meta.part("labels")
@@ -139,6 +140,7 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
     if not count:
         return
     product, counted = labels.get(f"{NVIDIA}.product", ""), _whole(labels, f"{NVIDIA}.count")
+    # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
     if _shared(labels, product):
         yield None, f"its {product or 'GPUs'} are shared or time-sliced, so their memory can't be counted on"
     elif counted and count > counted:
@@ -261,8 +263,14 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
     total = kind.count
     free = max(0, total - int(taken.get(kind.resource, 0)))
     if kind.sliced:
+        # NCCL can't join two MIG instances of one node, so a pod gets one, and a gang one pod per node.
         total, free = min(1, total), min(1, free)
     memory, cpu = node.offers.get("memory", 0.0), node.offers.get("cpu", 0.0)
+    memory_free = max(0.0, memory - taken.get("memory", 0.0))
+    cpu_free = max(0.0, cpu - taken.get("cpu", 0.0))
+    # NCCL can't join MIG instances of one node, so the label's bandwidth between GPUs is not theirs.
+    gpu_gbps = 0.0 if kind.sliced else _amount(node.labels, GPU_GBPS_LABEL)
+    price = _amount(node.labels, GPU_PRICE_LABEL) or node.prices.get(kind.product, 0.0)
     return Node(
         name=node.name,
         gpu_product=kind.product,
@@ -271,14 +279,14 @@ def planner_node(node: NodeFacts, kind: Cards, taken: Amounts) -> Node:
         gpus_total=total,
         gpu_resource=kind.resource,
         compute_capability=kind.capability,
-        host_memory_free=int(max(0.0, memory - taken.get("memory", 0.0))),
+        host_memory_free=int(memory_free),
         host_memory_total=int(memory),
-        cpu_free=max(0.0, cpu - taken.get("cpu", 0.0)),
+        cpu_free=cpu_free,
         cpu_total=cpu,
         node_selector=kind.selector,
         node_gbps=_amount(node.labels, NODE_GBPS_LABEL),
-        gpu_gbps=0.0 if kind.sliced else _amount(node.labels, GPU_GBPS_LABEL),
-        gpu_hour_price=_amount(node.labels, GPU_PRICE_LABEL) or node.prices.get(kind.product, 0.0),
+        gpu_gbps=gpu_gbps,
+        gpu_hour_price=price,
     )
 
 

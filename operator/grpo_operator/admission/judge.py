@@ -101,6 +101,7 @@ def judge(asked: Question, plans: Plans) -> Pass:
     waiting: list[GRPOJobRecord] = []
     look_again: float | None = None
     for job in asked.jobs:
+        # an assumed job has its place already, although its status still says that it waits
         if job.uid in asked.assumed or not job.wants_admission:
             continue
         pause = pausing(job, asked.now, asked.limits)
@@ -133,6 +134,7 @@ def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
         if result.chosen is None:
             return verdict_of(job, result)
         plan = result.chosen
+    # A node that two attempts ended on is avoided only while there are enough nodes without it.
     avoids = job.creates_pods or capacity.possible(job, plan)
     job = job if avoids else job.avoiding(())
     admitted = job.creates_pods or capacity.fits(job, plan)
@@ -172,6 +174,7 @@ class _Round:
         """The verdicts on all."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         found: dict[str, Verdict] = {}
+        # A queue of new specs is judged over several passes, so that those ahead start before the last is planned.
         enough = self._plans.made + MOST_NEW_SPECS
         priorities = self._asked.snapshot.priorities
         for job in in_turn(waiting, priorities, self._held, dict(passed_over)):

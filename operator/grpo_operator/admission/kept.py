@@ -106,6 +106,7 @@ def anew(
     before, learned = job.status.plan, job.status.learned
     if learned is None or not learned.memory or before is None:
         return plan(spec, learned)
+    # What is trained never changes silently: less memory must not turn a full training into a LoRA adapter.
     if before.method == "Full":
         spec = spec.model_copy(update={"adapter": spec.adapter.model_copy(update={"use": "Never"})})
     result, short = plan(spec, learned), shortfall(job)

@@ -53,6 +53,7 @@ class Notices:
                 self._news.pop(uid, None)
                 urgent.append(keys[uid])
             elif told != verdict:
+                # Only the place in the queue has changed: it waits for its turn, and keeps the turn that it has.
                 self._news.setdefault(uid, keys[uid])
         if self._news:
             self._newsworthy.set()

@@ -36,6 +36,7 @@ class Plans:
     def plan(self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None) -> PlanResult:
         """What plan_job answers, without candidates."""
         key = spec.model_dump_json() + (learned.model_dump_json() if learned else "")
+        # Popped and put back: the order of the dictionary is then that of the last use.
         planner = self._planners.pop(key, None)
         if planner is None:
             planner = Planner(spec, brief=True, learned=learned)

@@ -152,6 +152,7 @@ class AdmissionQueue:
         except ClusterError as error:
             log.info("nobody is admitted for now: %s", error)
             return NOT_KNOWN_PAUSE
+        # Work that changes places while the pass is in its thread raises the epoch, and its verdicts are thrown away.
         epoch = self._epoch
         # planning a whole queue may take a while; watches and probes must not wait for it
         found = await asyncio.to_thread(judge, asked, self._plans)
@@ -183,6 +184,7 @@ class AdmissionQueue:
             if verdict.admitted and verdict.plan:
                 self._assumptions.add(verdict.placed(jobs[uid]), verdict.plan)
         self._passed_over |= {uid: verdict.passed_over for uid, verdict in verdicts.items()}
+        # Jobs that this pass did not come to, or whose place is taken already, keep the verdict that they have.
         others = found.unjudged | self._assumptions.claims().keys()
         self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
 

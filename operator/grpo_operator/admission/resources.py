@@ -51,6 +51,8 @@ def pod_requests(spec: Part, kind: str = "requests") -> Amounts:
     Raises:
         Unreadable: a field has a type that it can't have.
     """
+    # Init containers run one after the other, each beside the sidecars that were started before it. So the peak is the
+    # largest of these sums, or that of all containers and sidecars together.
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.parts("initContainers"):

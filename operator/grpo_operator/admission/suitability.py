@@ -50,6 +50,7 @@ class Suitability:
         extra = extra_amounts(spec, reports_disk=self._reports_disk and disk)
         affinity = spec.pod_template.spec.affinity
         placement = spec.placement.model_dump_json(include={"node_selector", "tolerations"})
+        # All that the answer depends on: jobs that ask the same of nodes share one, and its identity keys other caches.
         key = f"{placement}{affinity.model_dump_json() if affinity else ''}{sorted(extra.items())}{sorted(avoided)}"
         if key not in self._known:
             self._known[key] = self._suitable(spec, extra, avoided)

@@ -41,6 +41,7 @@ def in_turn(
         held: GPUs by namespace. The caller adds what a job gets before it asks for the next job.
         passed_over: by uid, how many younger jobs have started first.
     """
+    # groupby needs equal priorities side by side; within one, the sort by age stays.
     ranked = sorted(waiting, key=lambda job: (-priority(job, priorities), *age(job)))
     for _, group in groupby(ranked, key=lambda job: priority(job, priorities)):
         jobs = list(group)
@@ -55,6 +56,8 @@ def _sharing(jobs: list[GRPOJobRecord], held: Mapping[str, int]) -> Iterator[GRP
     lines: dict[str, list[GRPOJobRecord]] = {}
     for job in reversed(jobs):
         lines.setdefault(job.key.namespace, []).append(job)
+    # A heap of the oldest job of each namespace. Only the namespace whose job was just yielded can hold more GPUs now,
+    # so the other entries stay valid while the caller adds to `held`.
     heads = [(held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()]
     heapq.heapify(heads)
     while heads:

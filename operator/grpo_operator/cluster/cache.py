@@ -104,6 +104,7 @@ class Cache(Generic[R]):
         For an object that can't be read, return None and drop its old record, so that nobody acts on old data. An
         object that has been deleted does not come back: the answer to our write can arrive after the deletion.
         """
+        # Answers to our writes and events come on two connections, in any order.
         uid, version = version_of(item)
         if self._left.get(uid, -1) > version:
             return None
@@ -162,6 +163,7 @@ class Cache(Generic[R]):
         """The object was deleted, or can't be read as of that version."""
         if uid:
             self._left[uid] = max(version, self._left.pop(uid, 0))
+        # Bounded: a cluster deletes objects for ever. The oldest goes first, since insertion renews the order.
         if len(self._left) > REMEMBERED:
             del self._left[next(iter(self._left))]
         for listing in self._listings:
@@ -184,6 +186,7 @@ class Cache(Generic[R]):
             return
         siblings = self._children[owner]
         del siblings[record.key]
+        # An empty entry for every owner that ever was would be a leak.
         if not siblings:
             del self._children[owner]
 
@@ -217,6 +220,7 @@ class Listing(Generic[R]):
         known = cache.get(key)
         same = known is not None and known.uid == uid
         left = self._left.get((key, uid), -1)
+        # The LIST has the very version that could not be read while the LIST was on its way.
         if left == version:
             self._unread.add(key)
         if (same and known and known.version >= version) or left >= version:
@@ -246,6 +250,7 @@ class Listing(Generic[R]):
         for key in [key for key in cache._aside if self._namespace in (None, key.namespace)]:
             if key not in self._unread:
                 del cache._aside[key]
+        # What is newer than the LIST came by an event or by our own write, after the LIST was taken.
         for key, known in list(cache._items.items()):
             if key not in self._seen and known.version <= version and self._namespace in (None, key.namespace):
                 cache._remove(known)

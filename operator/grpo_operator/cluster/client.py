@@ -88,6 +88,7 @@ class HttpCluster:
 
     async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Object], int]]:
         """See Cluster."""
+        # In pages: one LIST of ten thousand objects of 12 KB is 120 MB, which is decoded and held at once.
         token = ""
         while True:
             query = selection.query(limit=PAGE) | ({"continue": token} if token else {})
@@ -104,6 +105,8 @@ class HttpCluster:
             watch="true", resourceVersion=version, allowWatchBookmarks="true", timeoutSeconds=max(1, int(seconds))
         )
         path = selection.resource.path(selection.namespace)
+        # The server ends a watch after `timeoutSeconds`. A connection that died silently would never end: a bookmark
+        # comes every minute, so a longer silence is an error.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=SILENCE_SECONDS)
         try:
             async with self._open.get(path, params=query, timeout=timeout) as answer:
@@ -138,6 +141,7 @@ class HttpCluster:
 
     async def delete(self, resource: Resource, namespace: str, name: str, seen: Seen) -> None:
         """See Cluster."""
+        # Between the look and this request the object may have changed, or its name may have gone to another one.
         preconditions = {"uid": seen.uid, "resourceVersion": str(seen.version)}
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
         with contextlib.suppress(NotFound):
@@ -180,8 +184,9 @@ class HttpCluster:
         query: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Object:
-        """One request with its tries. Every request of ours may be sent twice: creates fail on their name, patches on
-        their resourceVersion, and both are then looked into."""
+        """Send a request, again after each Unavailable, at most `tries` times; return the answer's JSON object."""
+        # Every request may be sent twice, so a try whose answer got lost does no harm: a second create fails on its
+        # name, a second patch on its resourceVersion, and the caller looks at what is there.
         for attempt in range(1, self._tries + 1):
             try:
                 return await self._once(verb, resource, path, body=body, query=query, seconds=seconds or self._seconds)
@@ -207,6 +212,7 @@ class HttpCluster:
             headers["Content-Type"] = MERGE_PATCH if verb == "PATCH" else "application/json"
             data = json.dumps(body, separators=(",", ":")).encode()
         if verb in WRITES:
+            # A write must have arrived before another operator may lead; the gate raises if this one leads no more.
             seconds = min(seconds, self._gate())
         method, timeout = "GET" if verb == "LIST" else verb, aiohttp.ClientTimeout(total=seconds)
         try:
@@ -220,6 +226,7 @@ class HttpCluster:
         self._count(verb, resource.plural, answer.status)
         if answer.status >= 400:
             raise self._error(verb, path, answer.status, text, answer.headers.get("Retry-After", ""))
+        # A proxy may answer 200 with a page of its own. That is no answer of the API server, so it is tried again.
         try:
             return dict(from_json(text))
         except (ValueError, TypeError) as error:

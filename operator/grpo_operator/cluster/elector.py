@@ -103,6 +103,7 @@ class Elector:
 
     async def _write(self) -> None:
         """Takes or renews the Lease; where somebody was faster, looks what is there now."""
+        # Taken before the request: others count from when they see the renewal, which is later.
         sent_at = self._clock()
         if not self.leads():
             self._free_since = max(self._leadership.changed_at, self._began)

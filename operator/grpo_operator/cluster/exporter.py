@@ -117,6 +117,7 @@ class SpanExporter:
         Raises:
             NotNow: it can't take them now.
         """
+        # Spans stay in the queue until the answer is there, so that a lost connection loses none.
         batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
         status, text = await self._post(json.dumps(export_request(batch)).encode())
         for _ in batch:
@@ -125,6 +126,7 @@ class SpanExporter:
             refused, why = _partial(text)
         else:
             refused, why = len(batch), f"HTTP {status}: {text[:200]!r}"
+        # The collector's number may be anything; more than were sent can't have been refused.
         refused = min(refused, len(batch))
         self._count("sent", len(batch) - refused)
         self._count("refused", refused)

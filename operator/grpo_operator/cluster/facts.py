@@ -179,19 +179,27 @@ class ClusterFacts:
         return self._last
 
     def _snapshot(self, pods: "list[Sight[PodFacts | None]]") -> Snapshot:
-        kept, others = _split(pod for pod in _seen(pods) if pod)
+        gpu_pods, other_use = _split(pod for pod in _seen(pods) if pod)
         classes = list(_seen([self._priorities]))
-        values = {name: value for name, value, _ in classes}
+        priorities = {name: value for name, value, _ in classes}
         default = next((name for name, _, usual in classes if usual), "")
-        problem = f"nodes can't be listed: {self._nodes.mirror.not_served}" if self._nodes.forbidden else ""
+        if default:
+            # a job that names no class has the default's value
+            priorities[""] = priorities[default]
+        nodes = tuple(sorted(self._nodes, key=lambda node: node.name))
+        problem = ""
+        if self._nodes.forbidden:
+            nodes, problem = (), f"nodes can't be listed: {self._nodes.mirror.not_served}"
+        quotas = _by_namespace((quota.namespace, quota) for quota in _seen(self._quotas))
+        accounts = _by_namespace(_seen(self._accounts))
         return Snapshot(
-            nodes=() if problem else tuple(sorted(self._nodes, key=lambda node: node.name)),
-            gpu_pods=kept,
-            other_use=others,
-            priorities=values | ({"": values[default]} if default else {}),
+            nodes=nodes,
+            gpu_pods=gpu_pods,
+            other_use=other_use,
+            priorities=priorities,
             default_priority=default,
-            quotas=_by_namespace((one.namespace, one) for one in _seen(self._quotas)),
-            service_accounts={name: frozenset(all) for name, all in _by_namespace(_seen(self._accounts)).items()},
+            quotas=quotas,
+            service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
             visible=not self._pods.forbidden,
             problem=problem,
         )

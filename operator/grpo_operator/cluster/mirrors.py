@@ -36,16 +36,13 @@ def mirrors(
     ]
     if isolates:
         kinds.append((NETWORK_POLICIES, "", caches.network_policies, shared_changed))
-    return {
-        f"{resource.plural}/{namespace or '*'}": Mirror(
-            cluster,
-            # by name: who takes its labels away is heard of, and no other policy may be read
-            Selection(resource, namespace, labels, by_name if resource is NETWORK_POLICIES else ""),
-            cache,
-            hears,
-            resync=resync,
-            optional=resource is WORKLOADS,
-        )
-        for namespace in namespaces or (None,)
-        for resource, labels, cache, hears in kinds
-    }
+    made: dict[str, Mirror[Any]] = {}
+    for namespace in namespaces or (None,):
+        for resource, labels, cache, hears in kinds:
+            # by name: who takes its labels away is noticed, and no other policy may be read
+            fields = by_name if resource is NETWORK_POLICIES else ""
+            selection = Selection(resource, namespace, labels, fields)
+            optional = resource is WORKLOADS
+            mirror = Mirror(cluster, selection, cache, hears, resync=resync, optional=optional)
+            made[f"{resource.plural}/{namespace or '*'}"] = mirror
+    return made

@@ -131,12 +131,14 @@ class ProgressPuller:
 
     def tick(self, now: float) -> None:
         """Starts the pulls that are due and forgets targets that are gone."""
+        # By the pod's uid: the rank 0 of another attempt starts without its predecessor's failures and answers.
         targets = {target.key: target for target in self._targets()}
         for key in [key for key, state in self._states.items() if key not in targets or targets[key].uid != state.uid]:
             del self._states[key]
         for key, target in targets.items():
             state = self._states.setdefault(key, _State(target.uid, now, Observed(now)))
             if state.due <= now:
+                # not due again while its pull is under way
                 state.due = float("inf")
                 task = asyncio.create_task(self._pull(target, state))
                 self._flying.add(task)
@@ -152,6 +154,7 @@ class ProgressPuller:
             state.problem = str(error)
             self._count("error")
             log.debug("%s: no progress from %s: %s", target.key, target.ip, error)
+            # The first failure begins a silence; later ones are no news.
             if state.failures == 1:
                 self._changed(target.key)
         else:
@@ -161,6 +164,7 @@ class ProgressPuller:
             self._count("success")
             self._changed(target.key)
         pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
+        # With jitter: jobs that started together would be asked at the same moment, for ever.
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
 
     async def _asked(self, target: Target, state: _State) -> Progress:
@@ -170,6 +174,7 @@ class ProgressPuller:
             PullFailed: it gave none.
             _Gone: it is no target any more.
         """
+        # A target that falls silent holds a quick place for QUICK seconds only; then it waits in the slow lane.
         if not state.failures and not state.slow:
             try:
                 return await self._in(self._quick, QUICK, target, state)
@@ -184,6 +189,7 @@ class ProgressPuller:
         """The answer, if it comes within that time from the turn in the lane."""
         loop = asyncio.get_running_loop()
         async with lane:
+            # A turn may come long after the pull was due: the pod may be gone, and its address another pod's.
             if self._states.get(target.key) is not state:
                 raise _Gone
             began = loop.time()
@@ -218,11 +224,13 @@ def http_fetch(
     path = "progress" if trace_every is None else f"progress?{TRACE_QUERY}={trace_every}"
 
     async def fetch(target: Target) -> Progress:
+        # an IPv6 address needs brackets in a URL
         host = f"[{target.ip}]" if ":" in target.ip else target.ip
         headers = tokens.headers(target.job_uid, target.attempt)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         try:
             url = f"http://{host}:{port}/{path}"
+            # Redirects are not followed: what answers is the user's code, and the request carries the token.
             async with session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PullFailed(f"HTTP {answer.status}")

@@ -114,6 +114,7 @@ class EventRecorder:
             self._count("sent")
 
     async def _let_work_go_first(self, since: float) -> None:
+        # A POST per event competes with the reconciles' requests for the API server, and nobody waits for an event.
         left = since + PATIENCE - asyncio.get_running_loop().time()
         for _ in range(math.ceil(left / _LOOK)):
             if not self._busy():

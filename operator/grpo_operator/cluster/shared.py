@@ -120,6 +120,7 @@ class SharedObjects:
         """
         if self._policies is None:
             return
+        # Every start of every job asks, so a denial is believed for a while instead of being asked for again.
         until, denied = self._denied.pop(namespace, (0.0, None))
         if denied and self._clock() < until:
             self._denied[namespace] = until, denied
@@ -133,6 +134,7 @@ class SharedObjects:
 
     async def _kept(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
         """Makes or mends an object, where it is not known to be right; says why it can't be had."""
+        # One at a time: jobs of a namespace that start together would all create the same object.
         async with self._lock:
             place = kind.word, key
             if self._is_sound(kind, key):
@@ -165,6 +167,7 @@ class SharedObjects:
 
     async def _take(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
         """The object that is there: ours is mended, a stranger's is told."""
+        # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's has none of them.
         found = await self._get(kind.cache.resource, key)
         known = kind.cache.read(found) if found else None
         if found is None or known is None or known.deleting:

@@ -68,6 +68,7 @@ class Starts:
         return await self._services(seen)
 
     async def _services(self, seen: Observation) -> Taken | None:
+        # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't find each other.
         namespace = seen.job.key.namespace
         taken = await self._shared.service(namespace)
         if taken or not seen.replicas:
@@ -107,6 +108,7 @@ class Starts:
             return _waits_for_name(message, GOES_PAUSE)
         log.info("%s: Job %s started", job.key, name)
         self._caches.jobs.put(answer)
+        # From now on a Job that is not there was deleted: the event of its creation may come later, or never.
         if seen.child is None:
             self._sightings.created(job.key, status.attempt, version_of(answer)[0], seen.at)
         return None

@@ -93,11 +93,11 @@ class Teller:
         self._unreadables = unreadables
         self._clock = clock
         self._waiting: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
-        """GRPOJobs to be told that they can't be read, with what is wrong."""
+        """GRPOJobs on which an unreadable object is still to be reported, each with the problem."""
         unreadables.quarantined = self.add
 
     def add(self, plural: str, item: Object, problem: str) -> None:
-        """Has an object told that it can't be read, if it is a GRPOJob."""
+        """Queue a report on an object that can't be read, if it is a GRPOJob."""
         if plural != GRPOJOBS.plural:
             return
         if self._waiting.full():

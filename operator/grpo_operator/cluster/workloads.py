@@ -137,6 +137,7 @@ class Workloads:
 
     async def _tell(self, write: Write, seen: Observation, known: WorkloadRecord) -> None:
         """One write of the status; what others have in it stays."""
+        # The cache keeps records only, and the write needs all conditions, those of others too.
         item = await self._cluster.get(WORKLOADS, *known.key)
         self._cache.put(item)
         if Part(item).part("metadata").digits("resourceVersion") != known.version:

@@ -56,6 +56,8 @@ def workload(job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: 
     if job.spec is None:
         raise ValueError(f"{job.key} has no valid spec")
     sets = pod_sets(job.key, job.spec, plan, pods)
+    # an object that is created has no fields to unset
+    priority_fields = {field: value for field, value in priority.fields().items() if value is not None}
     return {
         "apiVersion": f"{KUEUE}/v1beta2",
         "kind": "Workload",
@@ -66,8 +68,7 @@ def workload(job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: 
             "annotations": {ANNOTATION_PLANNED: annotation(job, plan, shape(sets))},
             "ownerReferences": [owner_reference(job.name, job.uid)],
         },
-        "spec": {"queueName": job.queue_name, "podSets": sets}
-        | {field: value for field, value in priority.fields().items() if value is not None},
+        "spec": {"queueName": job.queue_name, "podSets": sets, **priority_fields},
     }
 
 
