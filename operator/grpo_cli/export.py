@@ -104,7 +104,7 @@ def exported(name: str, job: GRPOJob) -> Export:
 
 
 def requested(options: Namespace, told: Export) -> bool:
-    """Whether the model is wanted otherwise than it is.
+    """True if the model is wanted otherwise than it is.
 
     Raises:
         OptionError: it can't be had so.

@@ -64,7 +64,7 @@ def export_job(attempt: Attempt, pods: PodDefaults, *, merge: bool = False, dtyp
 
 
 def _is_given(label: str) -> bool:
-    """Whether a label of a training pod is a user's: by ours it would pass for one."""
+    """True if a label of a training pod is a user's: by ours it would pass for one."""
     return not label.startswith((f"{GROUP}/", "app.kubernetes.io/"))
 
 

@@ -1,4 +1,4 @@
-"""Whether an exported model is what its provenance says: every file, none besides, and the signature.
+"""Checks an exported model against its provenance: every file, none besides, and the signature.
 
 The folder may come from anywhere and hold anything: what is in it is compared and never followed, run or believed.
 """

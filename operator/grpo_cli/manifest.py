@@ -68,7 +68,7 @@ def load_specs(source: str) -> list[Job]:
 
 
 def _is_new(job: dict[str, Any]) -> bool:
-    """Whether the object was written by a user, not read from an API server, which gives each a uid."""
+    """True if the object was written by a user, not read from an API server, which gives each a uid."""
     return "uid" not in job["metadata"]
 
 

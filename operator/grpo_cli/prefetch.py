@@ -145,7 +145,7 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
 
 
 def _began(pod: Object) -> bool:
-    """Whether the pod has a log."""
+    """True if the pod has a log."""
     return pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
 
 

@@ -17,7 +17,7 @@ from .records import GRPOJobRecord, JobRecord, PodRecord
 
 @dataclass(frozen=True, slots=True)
 class CleanUp:
-    """What is left over of attempts that are not to run: Jobs to delete, attempts whose live pods are to end."""
+    """What to delete or stop of attempts that are not to run: Jobs by name, and attempts with live pods by number."""
 
     delete_jobs: tuple[str, ...] = ()
     stop_attempts: tuple[int, ...] = ()
@@ -26,16 +26,7 @@ class CleanUp:
 
 
 def clean_up(seen: Observation, limits: Limits) -> CleanUp:
-    """Keeps the current attempt, and the last failed one for its logs; ends everything else of this GRPOJob.
-
-    The Job controller itself ends the survivors of a Job with a failed pod, a second later, so those are left to it:
-    a pod whose container has just ended is not Failed yet for a moment, and deleting it then would take its logs.
-    Nobody ends those of a Job that was deleted without its pods. Engines never end by themselves: their Job goes as
-    soon as a training pod of their attempt has ended.
-
-    An earlier attempt's Job that is younger than the current one's has no logs worth keeping: an operator that led
-    once, and didn't know yet that it leads no more, has made it again.
-    """
+    """Return what to delete or stop so that only the current attempt and the last failed attempt's logs remain."""
     pods = _pods_to_end(seen, limits)
     return CleanUp(
         delete_jobs=tuple(_jobs_to_delete(seen)),
@@ -51,7 +42,7 @@ def _jobs_to_delete(seen: Observation) -> Iterator[str]:
     for earlier in seen.earlier_jobs:
         if holds_nothing or not _keeps_last_logs(earlier, seen):
             yield earlier.name
-    # Engines never exit by themselves: their Job is deleted as soon as the training pods have ended.
+    # Engines never exit by themselves: their Job is deleted as soon as a training pod of their attempt has ended.
     if seen.engines and (seen.sighting.over or not job.active):
         yield seen.engines.name
     if current and not job.active and not job.finished:
@@ -69,6 +60,8 @@ def _keeps_last_logs(earlier: JobRecord, seen: Observation) -> bool:
     """True for the gang's Job of the attempt before the current one, unless it was made again after that."""
     if earlier.attempt < seen.job.status.attempt - 1 or runs_engines(earlier.name):
         return False
+    # An operator that led once, and didn't know yet that it leads no more, may have made it again: that Job has no logs
+    # worth keeping.
     made_again = seen.child is not None and earlier.created > seen.child.created
     return not made_again
 
@@ -93,7 +86,9 @@ def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
             continue
         if pod.live:
             live.add(pod.attempt)
-        # The Job controller ends the survivors of a Job with a failed pod.
+        # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A pod whose container
+        # has just ended is not Failed yet for a moment, and deleting it then would take its logs. Nobody else ends the
+        # survivors of a Job that was deleted without its pods.
         if pod.controller_uid and _has_failed(pod):
             failing.add(pod.attempt)
     return tuple(sorted(live - failing))

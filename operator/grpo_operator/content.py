@@ -75,12 +75,12 @@ def _judged(spec: Fields) -> tuple[GRPOJobSpec | None, tuple[str, ...]]:
 
 
 def ended(status: GRPOJobStatus) -> bool:
-    """Whether the status says that the job has succeeded or failed."""
+    """True if the status says that the job has succeeded or failed."""
     return status.is_true(ConditionType.SUCCEEDED) or status.is_true(ConditionType.FAILED)
 
 
 def under_way(status: GRPOJobStatus) -> bool:
-    """Whether the attempt that the status counts was admitted and has not ended."""
+    """True if the attempt that the status counts was admitted and has not ended."""
     return bool(status.attempt) and not ended(status) and status.is_true(ConditionType.ADMITTED)
 
 

@@ -41,7 +41,7 @@ class Decision:
     ended: Outcome | None = None
     """The end of the current attempt that this answers."""
     counted: bool = False
-    """Whether that end counts against spec.restarts.limit."""
+    """True if that end counts against spec.restarts.limit."""
     rollback: Rollback | None = None
     """What further attempts leave out, for the current one diverged on it."""
     learned: Learned | None = None
@@ -71,7 +71,7 @@ class Due:
 
 
 Check = Callable[[Observation, "Limits"], Decision | Due | None]
-"""Answers, or says when it will, or leaves it to the next check."""
+"""Returns a Decision, the time after which it has one, or None to leave the answer to the next check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Keeps the Workload of such a job."""
+    """Keeps the Workloads of jobs that Kueue sends to another cluster."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from .observe import Observation
 from .records import PodRecord
 
 MOST_ENDS = 3
-"""Engines whose ends a message tells."""
+"""Engines whose ends a message names at most."""
 _SPAN = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 """Of engines there are at most 512 (EngineServersSpec.replicas)."""
 

@@ -55,7 +55,7 @@ SAID_BY_PHASE = {
 }
 """Conditions without series: they would repeat the phase, for thousands of jobs."""
 TOLD_ELSEWHERE = SAID_BY_PHASE | {ConditionType.RECOVERABLE}
-"""That a job can resume, rank 0 tells by the steps between its checkpoints."""
+"""Conditions without series. Rank 0's metrics show by the steps between checkpoints that a job can resume."""
 Sample = tuple[Metric, Sequence[str], float | str]
 Lines = dict[str, str]
 """Lines by family, each with its line break."""

@@ -68,7 +68,7 @@ class Lease:
     renewed: str
 
     def same_record(self, other: "Lease | None") -> bool:
-        """Whether nobody has renewed, taken or released it in between."""
+        """True if nobody has renewed, taken or released it in between."""
         return other is not None and replace(self, version=other.version) == other
 
     @property
@@ -213,7 +213,7 @@ class Leadership:
         return replace(lease, holder="", renewed=timestamp)
 
     def leads(self, now: float) -> bool:
-        """Whether writes may be sent at this moment."""
+        """True if writes may be sent at this moment."""
         return self._led and not self._lost and now - self._renewed_at < self.terms.deadline
 
     def answer_within(self, now: float) -> float:

@@ -164,7 +164,7 @@ class Metrics(Observer):
 
 
 Check = Callable[[], str]
-"""Says what is wrong; empty when all is well."""
+"""Returns what is wrong; empty if nothing is."""
 
 
 Text = Callable[[], Awaitable[str]]

@@ -35,7 +35,7 @@ def milestones(job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> Iterator[t
 
 
 def restart_reason(job: GRPOJobRecord, new: GRPOJobStatus) -> str | None:
-    """How the attempt ended after which the new status lets another begin; None where it says nothing of the kind."""
+    """Return how the last attempt ended if the new status restarts the job; None if it doesn't."""
     old = job.status
     before = old.restarts + old.uncounted_restarts
     after = new.restarts + new.uncounted_restarts

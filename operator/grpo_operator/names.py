@@ -119,7 +119,7 @@ def workload_name(name: str, uid: str) -> str:
 
 
 def runs_engines(job: str) -> bool:
-    """Whether a Job of an attempt is that of its engines, by its name."""
+    """True if a Job of an attempt is that of its engines, by its name."""
     return job.endswith(ENGINE_SUFFIX)
 
 

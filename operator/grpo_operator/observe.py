@@ -75,17 +75,17 @@ class Observation:
     departed: tuple[PodRecord, ...] = NO_PODS
     """Pods of any attempt that ended and were deleted since, as they were last seen."""
     orphaned: bool = False
-    """Whether pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
+    """True if pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
     pull: Pull | None = None
     """Last answer of the current attempt's rank 0."""
     silence: Silence | None = None
-    """That rank 0 does not answer."""
+    """Since when and why rank 0 does not answer; None while it does."""
     source: GRPOJobRecord | None = None
     """The GRPOJob that spec.resumeFrom names, if it is there."""
     gang_left: bool = False
-    """Whether a pod of any attempt has not ended, or a Job may still make one."""
+    """True if a pod of any attempt has not ended, or a Job may still make one."""
     pods_left: bool = False
-    """Whether a pod of any attempt has not ended."""
+    """True if a pod of any attempt has not ended."""
     workload: WorkloadRecord | None = None
     """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
     kueue_problem: str = ""
@@ -95,7 +95,7 @@ class Observation:
 
     @property
     def retry_asked(self) -> bool:
-        """Whether the job has failed, and the user has raised spec.retry since."""
+        """True if the job has failed, and the user has raised spec.retry since."""
         job = self.job
         if not job.ended or job.spec is None or not job.is_true(ConditionType.FAILED):
             return False
@@ -108,8 +108,10 @@ class Observation:
 
     @property
     def ran(self) -> bool:
-        """Whether the whole gang has run, so that what is missing has ended, and engines are made again; or whether it
-        trains without engines that did not come in guard.rendezvousTimeoutSeconds."""
+        """True if the whole gang has run, so that a missing pod has ended, and engines are created again.
+
+        Also true if it trains without engines that did not come in guard.rendezvousTimeoutSeconds.
+        """
         if self.job.is_true(ConditionType.RUNNING):
             return True
         has_begun = self.pull is not None and self.pull.progress.stage in _BEGUN
@@ -117,7 +119,7 @@ class Observation:
 
     @cached_property
     def pods_bound(self) -> bool:
-        """Whether every training pod has a node."""
+        """True if every training pod has a node."""
         return self._has_all_pods and all(pod.node for pod in self.pods)
 
     @property
@@ -126,7 +128,7 @@ class Observation:
 
     @cached_property
     def bound(self) -> bool:
-        """Whether every pod of the gang has a node, before it runs its engines among them."""
+        """True if every pod of the gang has a node, before it runs its engines among them."""
         if not self.pods_bound:
             return False
         return self.ran or len(self.engines_bound) >= self.replicas
@@ -138,12 +140,12 @@ class Observation:
 
     @cached_property
     def pods_started(self) -> bool:
-        """Whether every training pod runs or has run."""
+        """True if every training pod runs or has run."""
         return self._has_all_pods and all(pod.phase in _STARTED_PHASES for pod in self.pods)
 
     @cached_property
     def started(self) -> bool:
-        """Whether every pod of the gang runs or has run, before that its engines among them."""
+        """True if every pod of the gang runs or has run, before that its engines among them."""
         if not self.pods_started:
             return False
         return self.ran or len(self.engines_up) >= self.replicas
@@ -175,7 +177,7 @@ class Observation:
         return any(pod.termination for pod in self.pods)
 
     def _deleted_first(self, pod: PodRecord) -> bool:
-        """Whether the pod's deletion was seen before any pod failed by itself.
+        """True if the pod's deletion was seen before any pod failed by itself.
 
         After a failure it is the Job controller that deletes the others. A deletion and a failure that were first seen
         at the same moment may have come in either order: then the failure is the cause.
@@ -186,7 +188,7 @@ class Observation:
         return not failed or self.sighting.deletion_of(pod, self.at) < min(failed)
 
     def _failed_by_itself(self, pod: PodRecord) -> bool:
-        """Whether a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
+        """True if a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
         end = pod.termination
         if end is None or not end.own_failure:
             return False
@@ -228,7 +230,7 @@ class Observation:
 
     @property
     def over_for(self) -> float:
-        """Seconds since the operator first saw that the current attempt is over; endless if only it thinks so."""
+        """Seconds since the operator first saw a sign that the current attempt is over; infinite without one."""
         return self.at - self.sighting.over if self.sighting.over else float("inf")
 
     @cached_property

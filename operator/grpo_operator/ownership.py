@@ -34,7 +34,7 @@ def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
 
 
 def is_ours(service: ServiceRecord) -> bool:
-    """Whether a Service of a name of ours was made by this operator, whatever has been changed of it since."""
+    """True if a Service of a name of ours was made by this operator, whatever has been changed of it since."""
     wanted = wanted_service(*service.key)
     labels: Mapping[str, str] = wanted["metadata"]["labels"]
     if service.selector == wanted["spec"]["selector"]:
@@ -70,7 +70,7 @@ def service_repair(service: ServiceRecord) -> Manifest | None:
 
 
 def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
-    """Whether a NetworkPolicy of our name was made by this operator, whatever has been changed of it since.
+    """True if a NetworkPolicy of our name was made by this operator, whatever has been changed of it since.
 
     One of these labels is enough, and nothing else: who takes both away makes it his own.
     """

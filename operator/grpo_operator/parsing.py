@@ -120,7 +120,7 @@ def _unschedulable(bound: Part) -> str:
 
 
 def _marked_not_ready(status: Part) -> bool:
-    """Whether the node controller has marked a pod because its kubelet fell silent.
+    """True if the node controller has marked a pod because its kubelet fell silent.
 
     It turns the status of Ready alone (MarkPodsNotReady); a kubelet gives a reason, such as a sidecar that isn't ready.
     """

@@ -23,7 +23,7 @@ from .times import seconds
 
 
 def retried(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """The user asks for a failed job to be tried again, having mended what it failed of."""
+    """Start a failed job again after the user has raised `spec.retry`."""
     if not seen.retry_asked or seen.job.spec is None:
         return None
     message = f"spec.retry was raised to {seen.job.spec.retry}: the job starts again from its last checkpoint"
@@ -31,7 +31,7 @@ def retried(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG0
 
 
 def finished(seen: Observation, limits: Limits) -> Decision | None:
-    """A finished job stays as it is, until its time to live has passed; survivors of its gang have a moment to end."""
+    """Leave a finished job as it is, and delete it after its time to live. Its last pods get a moment to end."""
     if not seen.job.finished:
         return None
     due = []
@@ -47,7 +47,7 @@ def finished(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def succeeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """Done is done, whatever else happened: only an outcome says so."""
+    """Succeed once an Outcome says so, whatever else has happened to the gang."""
     if not seen.job.active or seen.succeeded is None:
         return None
     message = seen.succeeded.message or f"finished after step {seen.succeeded.step}"
@@ -55,7 +55,7 @@ def succeeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: AR
 
 
 def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """What the same input would give again is not tried again."""
+    """Fail the job after an end that the same input would cause again."""
     cause = seen.cause
     if not seen.job.active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
         return None
@@ -68,7 +68,7 @@ def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # no
 
 
 def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """A spec that the types reject starts nothing, and an attempt that runs already is left alone.
+    """Start nothing for a spec that the types reject, and leave an attempt alone that runs already.
 
     So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is about to lead.
     """
@@ -92,7 +92,7 @@ def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: AR
 
 
 def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
-    """The operator's own clock: a suspended Job resets its start time, so the Job's deadline is no use."""
+    """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets the Job's own."""
     limit = seen.job.active_deadline
     if not seen.job.active or limit is None:
         return None
@@ -103,7 +103,7 @@ def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | Due | Non
 
 
 def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
-    """Without an attempt: ask for one; after a release, only when the pause is over."""
+    """Ask for an attempt if none is active; after a release, only when the pause is over."""
     if seen.job.active:
         return None
     if left := pausing(seen.job, seen.now, limits):
@@ -112,7 +112,7 @@ def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
-    """A failed pod: wait a moment if it may be only the symptom, then answer its cause."""
+    """Answer the cause of a failure, after a moment if the failed pod may be only a symptom."""
     cause = seen.cause
     if cause is None:
         return None
@@ -150,7 +150,7 @@ def _suspect(cause: PodTermination) -> str:
 
 
 def job_gone(seen: Observation, limits: Limits) -> Decision | None:
-    """A Job that was started and is gone: somebody deleted it. No failure of the training, so it doesn't count.
+    """Restart after somebody has deleted the attempt's Job. This is no failure of the training, so it doesn't count.
 
     Its name is not used again: pods of it may still write, and checkpoints are fenced by the attempt.
     """
@@ -161,7 +161,7 @@ def job_gone(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def job_ended(seen: Observation, limits: Limits) -> Decision | None:
-    """A Job that has ended while no pod tells why: its pods were deleted, or left no outcome.
+    """Restart after a Job has ended while no pod shows why: its pods were deleted, or left no outcome.
 
     A pod fails before its Job does, so while pods of it still seem to run, they are only seen late: after an outage the
     watch of Jobs may be back before that of pods.
@@ -175,7 +175,7 @@ def job_ended(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
-    """Second line behind the trainer's own watchdog: rank 0 answers, but gets no further.
+    """Restart a gang whose rank 0 answers but makes no progress: the second line behind the trainer's own watchdog.
 
     A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it stands still is
     measured by what it was seen to say, for its own clock may be off.
@@ -237,7 +237,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def decide(seen: Observation, limits: Limits) -> Decision:
-    """The first check's answer, to be looked at again when the first deadline of the checks before it is over."""
+    """Return the first check's answer, with the earliest deadline of the checks before it as `look_again`."""
     deadlines: list[float] = []
     for check in CHECKS:
         answer = check(seen, limits)

@@ -12,8 +12,7 @@ UNKNOWN_PAUSE = 15.0
 
 
 def evicted(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
-    """An attempt whose Workload isn't admitted any more; while that can't be known, none that runs is ended, and none
-    is started."""
+    """Release an attempt whose Workload isn't admitted any more. While that is not known, start none and end none."""
     job, workload = seen.job, seen.workload
     if not job.active or not job.queue_name:
         return None

@@ -54,7 +54,7 @@ class Rank0(Protocol):
         ...
 
     def silence(self, key: ObjectKey) -> Silence | None:
-        """That it does not answer; None while it does."""
+        """Return since when and why it does not answer; None while it does."""
         ...
 
 

@@ -27,7 +27,7 @@ ENDED_PHASES = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOJobRecord:
-    """One GRPOJob. What it says is typed while it lives, and unpacked on demand once it has ended."""
+    """One GRPOJob. Its spec and status are typed while it lives, and unpacked on demand once it has ended."""
 
     key: ObjectKey
     uid: str
@@ -47,7 +47,7 @@ class GRPOJobRecord:
     observed_generation: int
     """status.observedGeneration."""
     ended: bool
-    """Whether its status says that it has succeeded or failed."""
+    """True if its status says that it has succeeded or failed."""
     completed: float
     """status.completionTime in unix seconds; 0 before."""
     typed: Content | None
@@ -57,12 +57,12 @@ class GRPOJobRecord:
 
     @property
     def content(self) -> Content:
-        """What it says."""
+        """The typed spec and status."""
         return self.typed or unpack(self.packed)
 
     @property
     def spec(self) -> GRPOJobSpec | None:
-        """None when its types reject it."""
+        """The typed spec; None if the types reject it."""
         return self.content.spec
 
     @property
@@ -97,12 +97,12 @@ class GRPOJobRecord:
 
     @property
     def ours(self) -> bool:
-        """Whether this operator, and no other controller, brings the job about."""
+        """True if this operator, and no other controller, brings the job about."""
         return self.managed_by in ("", MANAGED_BY)
 
     @property
     def dispatched(self) -> bool:
-        """Whether Kueue sends the job to another cluster, whose operator brings it about."""
+        """True if Kueue sends the job to another cluster, whose operator brings it about."""
         return self.managed_by == MULTIKUEUE
 
     @property
@@ -114,12 +114,12 @@ class GRPOJobRecord:
 
     @property
     def competes(self) -> bool:
-        """Whether the job wants GPUs that the operator itself hands out."""
+        """True if the job wants GPUs that the operator itself hands out."""
         return self.spec is not None and self.spec.placement.accelerator == "GPU" and not self.queue_name
 
     @property
     def suspended(self) -> bool:
-        """Whether the user has paused the job."""
+        """True if the user has paused the job."""
         return self.spec is not None and self.spec.suspend
 
     @property
@@ -151,7 +151,7 @@ class GRPOJobRecord:
 
     @property
     def creates_pods(self) -> bool:
-        """Whether its pods are created at its turn although nothing is free; see spec.placement.provisioning."""
+        """True if its pods are created at its turn although nothing is free; see spec.placement.provisioning."""
         return self.spec is not None and self.spec.placement.provisioning == "CreatePods"
 
     @property
@@ -177,28 +177,28 @@ class GRPOJobRecord:
         return self.status.condition(kind)
 
     def is_true(self, kind: ConditionType) -> bool:
-        """Whether the condition is True."""
+        """True if the condition is True."""
         return self.status.is_true(kind)
 
     @property
     def finished(self) -> bool:
-        """Whether the job has succeeded or failed for good."""
+        """True if the job has succeeded or failed for good."""
         return self.ended
 
     @property
     def active(self) -> bool:
-        """Whether the attempt that status.attempt counts was admitted and has not ended."""
+        """True if the attempt that status.attempt counts was admitted and has not ended."""
         return not self.finished and self.ours and under_way(self.status)
 
     @property
     def released(self) -> bool:
-        """Whether its gang gave its place back, having never run."""
+        """True if its gang gave its place back, having never run."""
         found = self.condition(ConditionType.ADMITTED)
         return found is not None and found.status == "False" and found.reason in RELEASES
 
     @property
     def wants_admission(self) -> bool:
-        """Whether the job waits for GPUs that the operator hands out. One that was refused does: it may have been by an
+        """True if the job waits for GPUs that the operator hands out. One that was refused does: it may have been by an
         older operator, or by one that had no default image."""
         if self.finished or self.deleting or not self.ours or (self.resume_job and not self.status.resume_from):
             return False
@@ -243,7 +243,7 @@ class PodRecord:
     """uid of the Job that made it; empty for a pod that somebody made by hand."""
     attempt: int
     engine: bool
-    """Whether its label says that it is an engine's; of a current attempt, its controller does."""
+    """True if its label says that it is an engine's; of a current attempt, its controller does."""
     index: int
     node: str
     ip: str

@@ -53,7 +53,7 @@ def again(seen: Observation, limits: Limits, outcome: Outcome, *, counted: bool,
 
 
 def rollback_of(job: GRPOJobRecord, end: PodTermination) -> Rollback | None:
-    """How a job goes on after an end by which it diverged; None where it doesn't, or nobody asks for it.
+    """Return the rollback after an end by which the job diverged; None if it can't or shall not roll back.
 
     What the run has left out already can't be what it diverged on: somebody says so who doesn't know.
     """

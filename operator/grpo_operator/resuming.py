@@ -18,7 +18,7 @@ LOOK_AGAIN = 10.0
 
 
 def resolved(job: GRPOJobRecord) -> bool:
-    """Whether there is nothing to find out, or it has been found out."""
+    """True if there is nothing to find out, or it has been found out."""
     wanted, found = job.resume_job, job.status.resume_from
     if wanted is None:
         return True

@@ -27,7 +27,7 @@ class Role:
 
     @property
     def engines(self) -> bool:
-        """Whether these are engines: several may share a node, and they keep nothing on its disk."""
+        """True if these are engines: several may share a node, and they keep nothing on its disk."""
         return self.component == COMPONENT_ENGINE
 
 

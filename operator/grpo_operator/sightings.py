@@ -19,15 +19,15 @@ class Sighting:
 
     attempt: int = 0
     child_uid: str = ""
-    """Of the attempt's Job, also when it is gone again."""
+    """uid of the attempt's Job, also when it is gone again."""
     child: Observed | None = None
-    """Of the attempt's Job, if it is there."""
+    """First sight of the attempt's Job, if it is there."""
     ended: Mapping[str, Observed] = field(default_factory=dict)
-    """Of the end of each pod that has ended, by its uid."""
+    """First sight of the end of each pod that has ended, by its uid."""
     deleted: Mapping[str, Observed] = field(default_factory=dict)
-    """Of the deletion of each pod that is being deleted, by its uid."""
+    """First sight of the deletion of each pod that is being deleted, by its uid."""
     over: Observed | None = None
-    """Of the first sign that the attempt is over: one of these, or its Job that has ended or is gone."""
+    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is gone."""
 
     def end_of(self, pod: PodRecord, at: Observed) -> Observed:
         """When a pod's end was first seen; now, if it is seen for the first time."""
@@ -42,11 +42,11 @@ class Sightings:
     """The sightings of all jobs with an attempt."""
 
     def __init__(self) -> None:
-        """Nothing has been seen."""
+        """Start without sightings."""
         self._jobs: dict[ObjectKey, Sighting] = {}
 
     def created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
-        """The attempt's Job has been created: from now on it is gone if it isn't there."""
+        """Record that the attempt's Job was created: if it is not there later, it was deleted."""
         self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
 
     def of(
@@ -85,6 +85,6 @@ class Sightings:
         return found
 
     def forget(self, key: ObjectKey) -> Sighting:
-        """The job is gone, or has no attempt: nothing is seen of it."""
+        """Drop the sightings of a job that is gone or has no attempt; return an empty Sighting."""
         self._jobs.pop(key, None)
         return Sighting()

@@ -30,7 +30,7 @@ def asks_about(seen: Observation, limits: Limits) -> str:
 
 
 def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
-    """A Job whose pods the API server refuses holds its place for nothing.
+    """Release a gang whose pods the API server refuses to create.
 
     Only a refusal in words counts: in a burst the Job controller may just be busy.
     """
@@ -60,7 +60,7 @@ def _until_asked(seen: Observation, first: float) -> float:
 
 
 def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
-    """A gang that can't be bound whole in time gives everything back."""
+    """Release a gang that was not bound whole in time."""
     if seen.bound or seen.ran or seen.job.queue_name:
         return None
     spec, timeout = seen.job.spec, limits.scheduling
@@ -101,7 +101,7 @@ def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def not_started(seen: Observation, limits: Limits) -> Decision | None:
-    """An attempt that was committed and has no Job yet, for as long as nodes would be waited for.
+    """Start an attempt that has no Job yet, and release it after the time that a gang may wait for nodes.
 
     What is promised to it is nobody else's meanwhile, and no longer (cluster/gangs.py counts so, too): whatever kept it
     from being started, it doesn't start after that. The next attempt's Job has another name.
@@ -119,7 +119,7 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:
 
 
 def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
-    """A gang that has its nodes but doesn't run says why after a while, and gives them back in the end."""
+    """Report after a while why a gang that has its nodes doesn't run, and release it after `startTimeoutSeconds`."""
     if not seen.bound or seen.started or seen.ran:
         return None
     timeout = seen.job.start_timeout

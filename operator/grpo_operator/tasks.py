@@ -5,7 +5,7 @@ from typing import Any
 
 
 async def until_one_ends(*tasks: asyncio.Task[Any]) -> None:
-    """Waits for the first to end, ends the others, and raises what it failed with."""
+    """Wait for the first task to end, cancel the others, and raise the error of the first."""
     done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()

@@ -42,7 +42,7 @@ class Part:
         self._fields: dict[str, Any] = value or {}
 
     def __contains__(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """True if the field is there and not null."""
         return self._fields.get(name) is not None
 
     def part(self, name: str) -> "Part":

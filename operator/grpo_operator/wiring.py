@@ -130,7 +130,10 @@ class Operator:
         return mirrors(cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync)
 
     def add(self, key: ObjectKey, news: bool = True) -> None:
-        """Wants a job looked at; a follower only knows that it has changed. What a write of ours calls for was done."""
+        """Queue a job for a reconcile; a follower queues nothing.
+
+        Without `news` the event shows a write of our own, whose consequences were seen to already.
+        """
         if not self.working.is_set():
             return
         if not news:
@@ -283,7 +286,7 @@ class Operator:
         return self.mirrors | self.facts.mirrors()
 
     def leads(self) -> dict[str, float]:
-        """Whether this operator works, as the metric has it."""
+        """Return 1 if this operator works, else 0, as a metric without labels."""
         return {"": float(self.working.is_set())}
 
     def took(self, free_since: float | None) -> dict[str, float]:

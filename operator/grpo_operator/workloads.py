@@ -40,7 +40,7 @@ class KueueWords:
 
 
 def kueue_words(meta: Part) -> KueueWords:
-    """Those of the object with this metadata. MultiKueue's is an annotation since Kueue 0.18, and was a label."""
+    """Read them from an object's metadata. MultiKueue's is an annotation since Kueue 0.18, and was a label."""
     labels, annotations = meta.part("labels"), meta.part("annotations")
     return KueueWords(
         queue=labels.text(LABEL_QUEUE),
@@ -79,7 +79,7 @@ class Assignment:
     flavors: tuple[str, ...] = ()
     """Names of ResourceFlavors, each once."""
     by_topology: bool = False
-    """Whether Kueue's ungater gives each pod its place."""
+    """True if Kueue's ungater gives each pod its place."""
     updates: tuple[PodSetUpdate, ...] = ()
 
 
@@ -96,7 +96,7 @@ class WorkloadRecord:
     active: bool
     """spec.active: false takes its admission."""
     paused: bool
-    """Whether it is inactive since the GRPOJob is suspended."""
+    """True if it is inactive since the GRPOJob is suspended."""
     queue: str
     priority_class: tuple[str, str]
     """Kind and name of spec.priorityClassRef."""
@@ -121,27 +121,27 @@ class WorkloadRecord:
         return self.conditions.get(kind, Told())
 
     def is_true(self, kind: str) -> bool:
-        """Whether the condition is True."""
+        """True if the condition is True."""
         return self.told(kind).status == "True"
 
     @property
     def holds(self) -> bool:
-        """Whether Kueue counts its quota as taken, or still shows that it did."""
+        """True if Kueue counts its quota as taken, or still shows that it did."""
         return self.has_admission or self.is_true(QUOTA_RESERVED) or self.is_true(ADMITTED)
 
     @property
     def keeps(self) -> bool:
-        """Whether a gang that was started by it may go on."""
+        """True if a gang that was started by it may go on."""
         return self.is_true(ADMITTED) and not self.deleting and not self.lost
 
     @property
     def starts(self) -> bool:
-        """Whether a gang may be started by it."""
+        """True if a gang may be started by it."""
         return self.keeps and self.has_admission and self.active
 
     @property
     def lost(self) -> str:
-        """Why it keeps no gang any more, in Kueue's words; empty while nothing says so."""
+        """Why the gang may not go on, in Kueue's words; empty if it may."""
         for kind in (FINISHED, EVICTED):
             if self.is_true(kind):
                 return f"{kind}: {self.told(kind)}"

@@ -47,7 +47,7 @@ class WorkQueue:
         return len(self._waiting)
 
     def add(self, key: ObjectKey, slow: bool = False) -> None:
-        """Wants the key looked at now, behind all others if `slow`; one that waits already moves at most forward."""
+        """Queue the key, behind all others if `slow`; a key that waits already moves at most forward."""
         first = key not in self._waiting
         if not first and (slow or not self._slow[key]):
             return
@@ -59,12 +59,12 @@ class WorkQueue:
             self._ready.put_nowait((slow, next(self._count), key))
 
     def add_all(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
-        """Wants all of them looked at."""
+        """Queue all of these keys."""
         for key in keys:
             self.add(key, slow)
 
     def add_after(self, key: ObjectKey, seconds: float, *, slow: bool = False) -> None:
-        """Wants the key looked at after a while, behind all others if `slow`; an earlier wish stays."""
+        """Queue the key after this number of seconds, behind all others if `slow`; an earlier time stays."""
         known = self._timers.get(key)
         if known and known.when() <= self._loop.time() + seconds:
             return
@@ -93,7 +93,7 @@ class WorkQueue:
         return key, self._loop.time() - self._waiting.pop(key)
 
     def done(self, key: ObjectKey) -> None:
-        """The worker is through; a key added meanwhile is ready again."""
+        """End the work on the key; if it was added meanwhile, it is ready again."""
         self._active.pop(key, None)
         if key in self._waiting:
             self._ready.put_nowait((self._slow[key], next(self._count), key))
@@ -107,7 +107,7 @@ class WorkQueue:
         return pause
 
     def forget(self, key: ObjectKey) -> None:
-        """The key was handled well: its next failure is its first."""
+        """Reset the key's failures after a success."""
         self._failures.pop(key, None)
 
     @property

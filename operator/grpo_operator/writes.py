@@ -24,12 +24,12 @@ class StatusWrites:
         self._dropped: dict[ObjectKey, Mapping[str, Any]] = {}
 
     def forget(self, key: ObjectKey) -> None:
-        """The job is gone."""
+        """Drop what is remembered of a job that is gone."""
         self._written.pop(key, None)
         self._dropped.pop(key, None)
 
     def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
-        """Whether the patch has nothing but what the API server did not keep when it was written last."""
+        """True if the patch has nothing but what the API server did not keep when it was written last."""
         return patch == self._dropped.get(key, {})
 
     def wait(self, key: ObjectKey, now: Observed, pause: float) -> float:

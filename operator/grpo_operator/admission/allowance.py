@@ -43,7 +43,7 @@ class Allowance:
     """What quotas leave, while a pass gives places out."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        """Nothing has been given out."""
+        """Start with what the snapshot's quotas leave."""
         self._snapshot = snapshot
         self._given: dict[tuple[str, str], Amounts] = {}
 
@@ -57,6 +57,7 @@ class Allowance:
         """Counts a gang that has been admitted and whose pods no quota counts yet."""
         if job.spec is None:
             return
+        # quota.used does not show the gang's pods yet, and the jobs behind it must not be given the same room.
         for quota in self._quotas(job, job.spec):
             given = self._given.setdefault((quota.namespace, quota.name), {})
             for name in quota.hard:

@@ -18,14 +18,14 @@ DENIED_PAUSE = 15.0
 
 
 class JobSource(Protocol):
-    """All GRPOJobs as they are known now."""
+    """Gives all GRPOJobs as they are known now."""
 
     def __iter__(self) -> Iterator[GRPOJobRecord]:
         """Each of them."""
         ...
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
-        """The one of that namespace and name."""
+        """Return the GRPOJob of this namespace and name."""
         ...
 
     @property
@@ -35,16 +35,16 @@ class JobSource(Protocol):
 
 
 class Assumptions:
-    """Who is assumed, and whose commit was denied."""
+    """The assumed attempts, and the jobs whose commit was denied."""
 
     def __init__(self, jobs: JobSource) -> None:
-        """Nobody is; `jobs` tells when an assumption is over."""
+        """Start without assumptions; `jobs` shows which of them have been committed since."""
         self._jobs = jobs
         self._claims: dict[str, Claim] = {}
         self._resting: dict[str, float] = {}
 
     def claims(self) -> dict[str, Claim]:
-        """By uid, without those that are committed by now, or won't be."""
+        """Return the claims of assumed attempts by uid, without those that are committed or no longer wanted."""
         self._claims = {uid: claim for uid, claim in self._claims.items() if self._open(claim)}
         return dict(self._claims)
 
@@ -55,26 +55,28 @@ class Assumptions:
             self._claims[job.uid] = claim
 
     def holds(self, uid: str) -> bool:
-        """Whether the job is assumed, so that its attempt may be committed."""
+        """True if the job is assumed, so that its attempt may be committed."""
         claim = self._claims.get(uid)
         return claim is not None and self._open(claim)
 
     def _open(self, claim: Claim) -> bool:
-        """Whether the attempt is still to be committed."""
+        """True if the attempt is still to be committed."""
         job = self._jobs.get(claim.job.key)
+        # A changed spec has another plan, and a job made again under the name is another one: both are judged again.
         if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
             return False
         may_commit = job.wants_admission or job.active
         return may_commit and job.status.attempt + 1 == claim.attempt
 
     def deny(self, uid: str, now: float) -> bool:
-        """The API server does not take the job's commit: it gives its place up for a while. False if it had none."""
+        """Drop the assumption of a job whose commit the API server denied; return False if it had none."""
         if self._claims.pop(uid, None) is None:
             return False
+        # Else the next pass would admit it again at once, and its denial would keep the place from all behind it.
         self._resting[uid] = now + DENIED_PAUSE
         return True
 
     def resting(self, now: float) -> dict[str, float]:
-        """By uid, the seconds for which a job takes no place, since its commit was denied."""
+        """Return, by uid, the seconds for which a job takes no place because its commit was denied."""
         self._resting = {uid: until for uid, until in self._resting.items() if until > now}
         return {uid: until - now for uid, until in self._resting.items()}

@@ -29,7 +29,7 @@ NOT_VISIBLE = "pods of other namespaces can't be seen; whether the gang fits is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """An attempt that was admitted: what it lacks yet of its plan is nobody else's."""
+    """An attempt that was admitted: the GPUs of its plan that it does not hold yet stay reserved for it."""
 
     job: GRPOJobRecord
     plan: ExecutionPlan
@@ -111,7 +111,7 @@ class Capacity:
             self._reserved.append(reserved)
 
     def bound(self, job: GRPOJobRecord) -> bool:
-        """Whether any pod of the job has a node."""
+        """True if any pod of the job has a node."""
         return job.uid in self._pods
 
     def inventory(self, job: GRPOJobRecord) -> Inventory:
@@ -127,6 +127,7 @@ class Capacity:
 
         `but`: an attempt whose pods stay.
         """
+        # The next attempt begins while pods of the last one still end; counting them would make a job wait for itself.
         own = [pod for pod in self._pods.get(job.uid, ()) if pod.attempt != but]
         for pod in own:
             self._take(pod.node, pod.takes, -1.0)
@@ -241,7 +242,7 @@ class Capacity:
         return [node for node in self._matching(job, role) if node.gpus_total >= role.plan.gpus_per_node]
 
     def fits(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
-        """Whether a plan that is fixed already fits what is free, all of its roles together; where that can't be seen,
+        """True if a plan that is fixed already fits what is free, all of its roles together; where that can't be seen,
         the scheduler decides."""
         if job.spec is None:
             return False
@@ -270,7 +271,7 @@ class Capacity:
                 self._take(name, amounts, -1.0)
 
     def possible(self, job: GRPOJobRecord, plan: ExecutionPlan) -> bool:
-        """Whether a plan that is fixed already fits the nodes that there are, whatever runs on them."""
+        """True if a plan that is fixed already fits the nodes that there are, whatever runs on them."""
         return all(self._could_hold(job, role) >= role.plan.nodes for role in gpu_roles(job, plan))
 
     def _could_hold(self, job: GRPOJobRecord, role: Role) -> int:

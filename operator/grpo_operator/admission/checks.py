@@ -58,6 +58,7 @@ def plan_problem(job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
         return None
     if replicas(plan) and (problem := _engines_problem(job)):
         return Reason.NOT_SUPPORTED, f"{problem}, or set spec.generation.engine to Colocated or Transformers"
+    # The plan travels in the pods' annotations, and the API server refuses an object with more than 256 KiB of these.
     carried = pod_annotations(attempt_of(job, spec, plan, job.status.attempt + 1))
     size = sum(len(f"{key}{value}".encode()) for key, value in carried.items())
     if size > MAX_PLAN_BYTES:

@@ -23,7 +23,7 @@ def widest_first(role: Role) -> tuple[int, int]:
 
 
 def matches(node: Node, plan: ExecutionPlan) -> bool:
-    """Whether the node has the plan's GPUs."""
+    """True if the node has the plan's GPUs."""
     return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
 
 

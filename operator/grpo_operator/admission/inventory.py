@@ -52,9 +52,9 @@ class PodFacts:
     grpojob_uid: str = ""
     attempt: str = ""
     engine: bool = False
-    """Whether it is an engine's."""
+    """True if it is an engine's."""
     controlled: bool = True
-    """Whether a Job made it; labels alone may be a stranger's."""
+    """True if a Job made it; labels alone may be a stranger's."""
 
     @property
     def holder(self) -> str:
@@ -143,6 +143,7 @@ def _nvidia(node: NodeFacts) -> Iterator[Finding]:
     # Of a shared card several pods use the same memory, and a plan's prediction would not hold.
     if _shared(labels, product):
         yield None, f"its {product or 'GPUs'} are shared or time-sliced, so their memory can't be counted on"
+    # Sharing shows even without its label: the node then offers more than feature discovery has counted.
     elif counted and count > counted:
         yield None, f"it offers {count} {NVIDIA} but its label counts {counted}: shared, or of several products"
     elif not product:
@@ -175,6 +176,7 @@ def _mig(node: NodeFacts) -> Iterator[Finding]:
     for resource, count in sorted(node.offers.items()):
         if resource.startswith(MIG_PREFIX) and count:
             memory = _whole(node.labels, f"{resource}.memory")
+            # The product label names the whole card, so the profile is added: `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`.
             name = f"{product}-MIG-{resource.removeprefix(MIG_PREFIX)}".lstrip("-")
             selector = ((f"{NVIDIA}.product", product),) if product else ()
             if _whole(node.labels, f"{resource}.replicas") > 1:

@@ -44,9 +44,9 @@ class Verdict:
     plan: ExecutionPlan | None = None
     admitted: bool = False
     refused: bool = False
-    """The job can't be run as it is, and takes no place: nothing but a change of it helps."""
+    """True if the job can't run until it is changed; it takes no place."""
     blocked: bool = False
-    """It waits for something other than GPUs, and takes no place meanwhile."""
+    """True if the job waits for something other than GPUs; it takes no place meanwhile."""
     reason: str = Reason.ADMITTED
     message: str = ""
     passed_over: int = 0
@@ -66,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """All that a pass looks at."""
+    """The input of a pass."""
 
     jobs: tuple[GRPOJobRecord, ...]
     snapshot: Snapshot
@@ -81,7 +81,7 @@ class Question:
     default_image: str = ""
 
     def claims(self) -> list[Claim]:
-        """What was admitted. An assumed attempt stands for its job, whatever its status still says."""
+        """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's status."""
         found = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
         return [*(claim for claim in found if claim), *self.assumed.values()]
 
@@ -97,7 +97,7 @@ class Pass:
 
 
 def judge(asked: Question, plans: Plans) -> Pass:
-    """Plays the queue through."""
+    """Judge all waiting jobs in the order of the queue."""
     waiting: list[GRPOJobRecord] = []
     look_again: float | None = None
     for job in asked.jobs:
@@ -152,7 +152,7 @@ class _Round:
     """What changes while the queue is played through."""
 
     def __init__(self, asked: Question, plans: Plans) -> None:
-        """Nobody has a place yet but those who were admitted before."""
+        """Reserve the places of attempts that were admitted before."""
         claims, suitability = asked.claims(), Suitability(asked.snapshot.nodes)
         self._asked, self._plans = asked, plans
         # what is left after those ahead decides; what would be left without them tells each job whom it waits for
@@ -171,7 +171,7 @@ class _Round:
         """Nodes that are reserved for those who wait."""
 
     def play(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
-        """The verdicts on all."""
+        """Return the verdicts by uid."""
         passed_over = {job.uid: self._passed_over(job) for job in waiting}
         found: dict[str, Verdict] = {}
         # A queue of new specs is judged over several passes, so that those ahead start before the last is planned.
@@ -181,6 +181,7 @@ class _Round:
             if self._plans.made >= enough:
                 break
             found[job.uid] = verdict = self._survived(job)
+            # A job that can't run, or that waits for something else, must not keep GPUs from those behind it.
             if verdict.plan and not verdict.refused and not verdict.blocked:
                 # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
                 held = self._left.reserve(verdict.placed(job), verdict.plan)
@@ -199,9 +200,10 @@ class _Round:
         return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
 
     def _uncounted(self, claim: Claim) -> bool:
-        """Whether a gang has just been admitted, so that its quota may not show its pods yet."""
+        """True if a gang has just been admitted, so that its quota may not show its pods yet."""
         if claim.job.uid in self._asked.assumed:
             return True
+        # quota.used follows the pods, which the Job controller creates a moment after the commit
         began = seconds(claim.job.status.attempt_start_time)
         left = UNCOUNTED_SECONDS - (self._asked.now - began) if began is not None else 0.0
         if left <= 0 or self._left.bound(claim.job):

@@ -27,7 +27,7 @@ class NextPlan(NamedTuple):
 
     result: PlanResult
     kept: bool
-    """Whether a run goes on by it, so that nobody has looked yet for free GPUs."""
+    """True if a run goes on by it, so that nobody has looked yet for free GPUs."""
 
 
 def next_plan(
@@ -90,7 +90,7 @@ def shortfall(job: GRPOJobRecord) -> Shortfall | None:
 
 
 def _may_be_anew(job: GRPOJobRecord, short: Shortfall) -> bool:
-    """Whether no checkpoint binds the run to its plan."""
+    """True if no checkpoint binds the run to its plan."""
     if job.status.resume_from:
         return False
     if short.checkpoint_step is not None:

@@ -1,4 +1,4 @@
-"""Whether a node suits a job's pods beyond GPUs: the user's node affinity, and resources such as RDMA cards.
+"""Checks a node against a job's pods beyond GPUs: the user's node affinity, and resources such as RDMA cards.
 
 The planner counts GPUs, memory and cores; what else a spec asks of a node is settled here, before it counts. Pure.
 """
@@ -61,6 +61,7 @@ def unfit(node: NodeFacts, spec: GRPOJobSpec, extra: Amounts) -> str:
     affinity = spec.pod_template.spec.affinity
     wanted = affinity.node_affinity if affinity else None
     required = wanted.required_during_scheduling_ignored_during_execution if wanted else None
+    # Terms are alternatives, the requirements in one of them are not (core/v1, NodeSelector).
     if required and not any(_meets(node, term) for term in required.node_selector_terms):
         return "no term of podTemplate.spec.affinity.nodeAffinity selects it"
     return ""
@@ -84,12 +85,13 @@ def _way_out(spec: GRPOJobSpec) -> str:
 
 
 def lacks(node: NodeFacts, taken: Amounts, extra: Amounts) -> bool:
-    """Whether too little of the extra resources is free on the node now."""
+    """True if too little of the extra resources is free on the node now."""
     return any(node.offers.get(name, 0.0) - taken.get(name, 0.0) < value for name, value in extra.items())
 
 
 def _meets(node: NodeFacts, term: NodeSelectorTerm) -> bool:
-    """Whether the node meets all of a term; an empty term selects no node."""
+    """True if the node meets all of a term; an empty term selects no node."""
+    # the only field that the API allows in matchFields
     fields = {"metadata.name": node.name}
     met = [_true(one, node.labels.get(one.key)) for one in term.match_expressions]
     met += [_true(one, fields.get(one.key)) for one in term.match_fields]

@@ -40,7 +40,10 @@ class Notices:
         return self._told.get(uid)
 
     def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
-        """Takes a pass's verdicts. `others` keep what they read; who is not among them either has nothing to read."""
+        """Store the verdicts of a pass and queue jobs with news.
+
+        The uids in `others` keep their last verdict; all remaining ones lose theirs.
+        """
         self._verdicts = verdicts
         self._told = {uid: told for uid, told in self._told.items() if uid in verdicts or uid in others}
         self._news = {uid: key for uid, key in self._news.items() if uid in verdicts}
@@ -68,6 +71,7 @@ class Notices:
 
     def tell_one(self) -> None:
         """Tells the job that has waited longest for its new sentence."""
+        # the dictionary keeps the order in which jobs came, so the first has waited longest
         if self._news:
             uid = next(iter(self._news))
             self._told[uid] = self._verdicts[uid]

@@ -44,4 +44,5 @@ class Plans:
         self._planners[key] = planner
         if len(self._planners) > self._most:
             self._planners.popitem(last=False)
+        # Equal nodes are merged, so that another node's name alone does not call for another plan.
         return planner.plan(inventory.merged)

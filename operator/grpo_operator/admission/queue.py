@@ -97,11 +97,11 @@ class AdmissionQueue:
         """By uid; a job's status may be behind."""
 
     def wake(self) -> None:
-        """Something changed: a pass is due."""
+        """Make a pass due."""
         self._woken.set()
 
     def noticed(self, key: ObjectKey, job: GRPOJobRecord | None) -> None:
-        """A job was looked at, or is gone or can't be read; wakes a pass if what concerns the queue is new."""
+        """Record a job after a reconcile (None: gone or unreadable); wake a pass if the queue's view of it changed."""
         job = job or self._jobs.get(key)
         mark: _Mark | None = None
         if job and not job.finished and job.competes:
@@ -141,10 +141,11 @@ class AdmissionQueue:
             return NOT_KNOWN_PAUSE
 
     async def one_pass(self) -> float | None:
-        """Judges everybody who waits; returns the seconds until time alone may change a verdict."""
+        """Judge all waiting jobs; return the seconds until time alone may change a verdict."""
         self._woken.clear()
         wanting = {mark.uid for mark in self._marks.values() if mark.wants}
         self._passed_over = {uid: count for uid, count in self._passed_over.items() if uid in wanting}
+        # An empty queue needs no snapshot, which may be missing while the operator starts.
         if not wanting:
             return None
         try:
@@ -156,6 +157,7 @@ class AdmissionQueue:
         epoch = self._epoch
         # planning a whole queue may take a while; watches and probes must not wait for it
         found = await asyncio.to_thread(judge, asked, self._plans)
+        # A restart took places that the pass did not know of: its verdicts could give the same GPUs twice.
         if epoch != self._epoch:
             self.wake()
             return None
@@ -189,7 +191,7 @@ class AdmissionQueue:
         self._notices.post(verdicts, {uid: job.key for uid, job in jobs.items()}, others)
 
     def denied(self, job: GRPOJobRecord) -> None:
-        """The API server does not take the job's commit."""
+        """Release the place of a job whose commit the API server denied."""
         if self._assumptions.deny(job.uid, self._clock()):
             self.wake()
 
@@ -211,6 +213,7 @@ class AdmissionQueue:
             return await self._queued(seen, asked, job)
         if not job.competes:
             return _decision(asked, planned_on(self._cpus(), job, job.spec))
+        # A gang that restarts is answered at once, ahead of the queue: its GPUs stand still until then.
         if job.active:
             avoided = asked.avoided_nodes
             return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
@@ -265,6 +268,7 @@ def _decision(asked: Decision, verdict: Verdict) -> Decision:
         return Decision(Action.REJECT, verdict.reason, verdict.message)
     if verdict.admitted:
         return replace(asked, action=Action.COMMIT, plan=verdict.plan)
+    # No plan with the memory that the last attempt lacked: waiting for GPUs would not help.
     if asked.learned and verdict.plan is None and verdict.reason in WANT_OF_MEMORY:
         return replace(asked, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=verdict.message)
     return replace(

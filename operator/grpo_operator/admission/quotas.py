@@ -41,12 +41,13 @@ def quota_facts(item: object) -> QuotaFacts:
 
 
 def counts(quota: QuotaFacts, priority_class: str) -> bool:
-    """Whether the quota counts a gang's pods, whose PriorityClass is this (empty: none)."""
+    """True if the quota counts a gang's pods, whose PriorityClass is this (empty: none)."""
     return all(_meets(name, operator, values, priority_class) for name, operator, values in quota.scopes)
 
 
 def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: str) -> bool:
     """Our pods request cores, so they are no best effort, and have no deadline of their own."""
+    # the fourth operator of the API is DoesNotExist
     if scope == "PriorityClass":
         there = bool(priority_class)
         said = {"In": priority_class in values, "NotIn": priority_class not in values, "Exists": there}

@@ -15,6 +15,7 @@ Amounts = dict[str, float]
 
 def quantity(value: object) -> float:
     """The number that a resource.Quantity such as `500m`, `16Gi` or `1e3` means; 0 for anything else."""
+    # A stranger's pod may say anything; one quantity that can't be read must not hide what the pod takes besides.
     try:
         return float(parse_quantity(str(value)))
     except ValueError:

@@ -27,7 +27,7 @@ class Snapshot:
     service_accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Names by namespace; none for one whose accounts can't be seen."""
     visible: bool = True
-    """Whether all namespaces' pods could be listed."""
+    """True if all namespaces' pods could be listed."""
     problem: str = ""
     """Why nodes could not be listed."""
 

@@ -25,14 +25,14 @@ class Suitable:
     extra: Amounts
     """What a pod takes of its node besides GPUs, memory and cores."""
     reports_disk: bool
-    """Whether GPU nodes say how much ephemeral storage they have."""
+    """True if GPU nodes say how much ephemeral storage they have."""
 
 
 class Suitability:
     """Answers for the nodes of one moment."""
 
     def __init__(self, nodes: tuple[NodeFacts, ...]) -> None:
-        """Looks at each node's GPUs; nodes without any are of no use to anybody here."""
+        """Read each node's GPUs; nodes without any are left out."""
         self.nodes = nodes
         self._sights: list[tuple[NodeFacts, tuple[Cards, ...], list[str]]] = []
         for node in nodes:

@@ -37,6 +37,7 @@ def empty_nodes(job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Sn
 def _declared_per_node(placement: PlacementSpec) -> int:
     """GPUs of each node of a gang; 0 where the spec leaves some of it open."""
     gpus, nodes = placement.gpus, placement.nodes
+    # Only a gang of one shape is planned alike on both clusters; everything else is planned on what this one has.
     if not (gpus and nodes and placement.gpu_product) or gpus.min != gpus.max or gpus.min % nodes:
         return 0
     return gpus.min // nodes

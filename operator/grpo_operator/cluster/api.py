@@ -150,6 +150,7 @@ async def each_listed(
 
 async def _in_slices(items: list[Object], take: Callable[[Object], None]) -> None:
     """Lets everybody else run after each slice of time, and frees what was taken."""
+    # Popped from the end, so that each object is freed once it was read: a page of objects is kept nowhere else.
     slices = Slices()
     items.reverse()
     while items:

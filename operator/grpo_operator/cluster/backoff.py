@@ -8,15 +8,16 @@ class Backoff:
     """A pause that doubles from the first to the last, in seconds, with jitter, until it is reset."""
 
     def __init__(self, first: float = 1.0, last: float = 30.0) -> None:
-        """Nothing has failed yet."""
+        """Start with the first pause."""
         self._first = self._next = first
         self._last = last
 
     async def wait(self) -> None:
         """Sleeps for the pause that is due."""
         pause, self._next = self._next, min(self._last, 2.0 * self._next)
+        # With jitter: what failed together, such as all watches of a server that restarts, must not retry together.
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
     def reset(self) -> None:
-        """It worked."""
+        """Start again with the first pause, after a success."""
         self._next = self._first

@@ -88,7 +88,7 @@ class Cache(Generic[R]):
 
     @property
     def aside(self) -> Mapping[ObjectKey, R]:
-        """Those that are set aside now, as far as they can be read, or as they were before: nobody may act on them."""
+        """The objects that are set aside now, partly read or as they were before; no decision may act on them."""
         return self._aside
 
     def read(self, item: Any) -> R | None:
@@ -133,7 +133,7 @@ class Cache(Generic[R]):
 
     @contextmanager
     def listing(self, namespace: str | None = None) -> Iterator["Listing[R]"]:
-        """Takes a full LIST of a namespace (None: of all) in, while events go on."""
+        """Store a full LIST of a namespace (None: of all) while events go on."""
         listing = Listing(self, namespace)
         self._listings.append(listing)
         try:
@@ -238,13 +238,13 @@ class Listing(Generic[R]):
             self.changed.add(cache.index(record))
 
     def left(self, key: ObjectKey, uid: str, version: float = inf) -> None:
-        """The object has left the cache: it was deleted, or can't be read as of that version."""
+        """Record that the object has left the cache: it was deleted, or can't be read as of that version."""
         self._left[key, uid] = max(version, self._left.get((key, uid), 0))
         if version != inf:
             self._unread.add(key)
 
     def finish(self, version: int) -> None:
-        """All objects were taken: what is known and older than the list, but not in it, is gone."""
+        """End the LIST: remove the objects that are older than it and not in it."""
         cache = self._cache
         cache._unreadables.keep(cache.resource.plural, self._unread, self._namespace)
         for key in [key for key in cache._aside if self._namespace in (None, key.namespace)]:
@@ -259,7 +259,7 @@ class Listing(Generic[R]):
 
 
 def same(before: R | None, now: R) -> bool:
-    """Whether two records of an object differ in nothing but its version: what has changed of it is read by nobody."""
+    """True if two records of an object differ in nothing but its version: what has changed of it is read by nobody."""
     if before is None:
         return False
     return before is now or replace(before, version=now.version) == now
@@ -285,7 +285,7 @@ def _job_key(record: _OfJob) -> ObjectKey:
 
 
 class Caches:
-    """All that is known of the cluster without asking."""
+    """The caches of all mirrored kinds."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
@@ -300,7 +300,7 @@ class Caches:
         self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload, index=_job_key)
 
     def quiet(self, key: ObjectKey) -> bool:
-        """Whether nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""
+        """True if nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""
         job = self.grpojobs.get(key)
         if job is None:
             return False

@@ -153,7 +153,7 @@ class HttpCluster:
         await self._call("DELETE", selection.resource, path, query=selection.query(), seconds=LIST_SECONDS)
 
     async def discovers(self, resource: Resource) -> bool:
-        """Whether the API server's discovery names the resource of an API group; it learns of a new one last.
+        """True if the API server's discovery names the resource of an API group; it learns of a new one last.
 
         Raises:
             ClusterError: it can't be asked.
@@ -249,16 +249,15 @@ class HttpCluster:
         return kind, item
 
     def _error(self, verb: str, path: str, code: int, text: bytes, retry_after: str = "") -> ClusterError:
-        """Return the error that an answer stands for.
-
-        401 passes: a token that has just run out is renewed before the next try.
-        """
+        """Return the error that an answer stands for."""
+        # Usually a Status object, or within an event one below `object`; a proxy's page is quoted as it is.
         try:
             said = from_json(text)
             said = said.get("object", said).get("message") or said
         except (ValueError, AttributeError):
             said = text[:500].decode(errors="replace")
         message = f"{verb} {path}: {code} {said}"
+        # 401 passes by itself: a token that has just run out is renewed before the next try.
         if code in (0, 401, 429) or code >= 500 or self._try_again(message):
             return Unavailable(message, code, float(retry_after) if retry_after.isdecimal() else None)
         if code == 409:

@@ -23,6 +23,7 @@ async def load(kubeconfig: str | None = None) -> Configuration:
     configuration = Configuration()
     path = kubeconfig or os.environ.get("KUBECONFIG")
     try:
+        # Every pod has this variable. A kubeconfig that is named goes before it, for an operator that is run by hand.
         if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
             await load_kube_config(config_file=path, client_configuration=configuration)
         else:

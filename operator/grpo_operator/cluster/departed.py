@@ -18,12 +18,13 @@ class Departed:
     """The last of the pods that ended and then were deleted, by the GRPOJob that they belonged to."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start without pods."""
         self._order: deque[PodRecord] = deque()
         self._of: dict[ObjectKey, dict[str, PodRecord]] = {}
 
     def keep(self, pod: PodRecord) -> None:
         """Remember a deleted pod, if its end was reported."""
+        # Without its end a pod can't be timed any better than by the end of its Job.
         if pod.end is None:
             return
         self._order.append(pod)
@@ -32,7 +33,7 @@ class Departed:
             self._forget(self._order.popleft())
 
     def of(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
-        """Those of a GRPOJob."""
+        """Return the departed pods of a GRPOJob."""
         return tuple(pod for pod in self._of.get(job_key, {}).values() if pod.grpojob_uid == job_uid)
 
     def _forget(self, pod: PodRecord) -> None:

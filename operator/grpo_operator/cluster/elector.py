@@ -59,10 +59,12 @@ class Elector:
                 raise LeadershipLost(f"Lease {self._lease}: {step.why}")
             if step.turn is not Turn.WAIT:
                 await self._write()
+            # The Lease alone is not enough: work begins only after what must be recorded before the first write.
             elif self.leads() and not self.leading.is_set():
                 await self._begin()
             else:
                 await asyncio.sleep(step.seconds)
+                # A leader learns of a change by its own renewal; only a candidate has to look.
                 if not self.leading.is_set():
                     await self._look()
 
@@ -71,7 +73,7 @@ class Elector:
         return self._leadership.answer_within(self._clock())
 
     def leads(self) -> bool:
-        """Whether writes may be sent now."""
+        """True if writes may be sent now."""
         return self._leadership.leads(self._clock())
 
     def free_since(self) -> float | None:
@@ -110,6 +112,7 @@ class Elector:
         lease = self._leadership.proposal(sent_at, self._timestamp())
         try:
             answer = await self._send(lease)
+        # Somebody else wrote or deleted the Lease meanwhile: what is there now decides whose turn it is.
         except (AlreadyExists, Conflict, NotFound) as error:
             log.info("Lease %s has changed; looking again", self._lease, extra={"detail": str(error)})
             await self._look()

@@ -84,6 +84,7 @@ class SpanExporter:
                 await asyncio.sleep(LINGER)
                 await self._send_all()
         except asyncio.CancelledError:
+            # what still waits would be lost with the process
             await self._flush()
             raise
 
@@ -140,6 +141,7 @@ class SpanExporter:
             async with self._session.post(
                 self._url, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
             ) as answer:
+                # every other answer is final: OTLP names only these as retryable
                 if answer.status in AGAIN:
                     raise NotNow(f"HTTP {answer.status}", _retry_after(answer.headers.get("Retry-After", "")))
                 return answer.status, await _beginning(answer.content)
@@ -148,6 +150,7 @@ class SpanExporter:
 
 
 async def _beginning(stream: aiohttp.StreamReader) -> bytes:
+    # A collector behind a proxy may answer with any page: only its beginning is read.
     text = b""
     async for chunk in stream.iter_any():
         text += chunk

@@ -74,7 +74,7 @@ class Sight(Generic[F]):
 
     @property
     def forbidden(self) -> bool:
-        """Whether the API server does not let the operator see these objects."""
+        """True if the API server does not let the operator see these objects."""
         return self.mirror.forbidden
 
     def unknown(self, now: float) -> str:
@@ -92,6 +92,7 @@ class Sight(Generic[F]):
         self._forbidden = self.forbidden
         for key in keys:
             fact = self._cache.get(key)
+            # A kubelet's heartbeat changes the Node, but none of these facts: it wakes no pass.
             if fact is None:
                 news |= self._values.pop(key, None) is not None
             elif self._values.get(key) != fact.value:
@@ -106,7 +107,7 @@ def _fact(item: Object, parse: Callable[[Object], F]) -> Fact[F]:
 
 
 class ClusterFacts:
-    """Keeps the sights and makes snapshots of them."""
+    """Mirrors all kinds that admission needs, and makes snapshots of them."""
 
     def __init__(
         self,
@@ -156,6 +157,7 @@ class ClusterFacts:
         async with asyncio.TaskGroup() as tasks:
             for sight in self._everywhere:
                 tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
+            # Pods of single namespaces are watched only once those of the whole cluster turn out to be forbidden.
             while not self._pods.forbidden:
                 await self._news.wait()
                 self._news.clear()
@@ -168,6 +170,7 @@ class ClusterFacts:
         Raises:
             Unavailable: a kind has not been listed yet, or its watch has been silent for more than DEAF_SECONDS.
         """
+        # Without the right to see the whole cluster's pods, those of the served namespaces are better than none.
         pods = self._pods_of if self._pods.forbidden else [self._pods]
         now = asyncio.get_running_loop().time()
         needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
@@ -234,6 +237,8 @@ def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Am
     kept: list[PodFacts] = []
     others: dict[str, Amounts] = {}
     for pod in pods:
+        # Extended resources, such as GPUs, have a / in their name. Of pods without any the sum by node is enough, and
+        # the operator must not keep every pod of a cluster.
         if pod.grpojob_uid or any("/" in resource for resource in pod.takes):
             kept.append(pod)
             continue

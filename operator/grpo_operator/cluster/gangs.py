@@ -17,7 +17,7 @@ class Gangs:
     """
 
     def __init__(self, caches: Caches, clock: Callable[[], float], scheduling: float) -> None:
-        """As these caches know them; `clock` gives unix seconds, `scheduling` is that of the Limits."""
+        """Read from these caches; `clock` gives unix seconds, `scheduling` is `Limits.scheduling`."""
         self._caches = caches
         self._clock = clock
         self._scheduling = scheduling
@@ -28,7 +28,7 @@ class Gangs:
         yield from filter(self._lives, self._caches.grpojobs.aside.values())
 
     def get(self, key: ObjectKey) -> GRPOJobRecord | None:
-        """The one of that namespace and name."""
+        """Return the GRPOJob of this namespace and name, if it counts."""
         if job := self._caches.grpojobs.get(key):
             return job
         aside = self._caches.grpojobs.aside.get(key)
@@ -41,7 +41,8 @@ class Gangs:
         return min((left for left in waiting if left > 0), default=None)
 
     def _lives(self, job: GRPOJobRecord) -> bool:
-        """Whether the Job of the attempt is there and has not ended, or may still be created."""
+        """True if the Job of the attempt is there and has not ended, or may still be created."""
+        # An unreadable job may become readable in time to be started, for as long as starting.not_started allows it.
         begun = self._begun(job)
         if not begun:
             return self._starts_within(job) > 0

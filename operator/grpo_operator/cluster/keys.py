@@ -27,6 +27,7 @@ async def load(cluster: Cluster, secret: ObjectKey) -> list[bytes]:
     while True:
         try:
             return read(await _found_or_made(cluster, secret))
+        # Jobs must run without the Secret too: only what their pods show of training data needs the token.
         except (Denied, NotFound, Unreadable) as error:
             log.warning(
                 "Secret %s: %s; pods of new attempts answer without a token, and show no samples", secret, error

@@ -11,14 +11,17 @@ from .cache import Caches
 
 
 async def bring_pods(cluster: Cluster, caches: Caches, seen: Observation) -> bool:
-    """Takes the current attempt's pods in, as they are now, if its Job has ended and none is known; whether it did.
+    """List the current attempt's pods into the cache if its Job has ended and no pod is known.
+
+    Return True if pods were listed.
 
     Raises:
-        ClusterError: the API server did not say; nobody knows then what ended the Job.
+        ClusterError: the API server did not answer, so the cause of the Job's end is not known.
     """
     job = seen.job
     if not job.active or seen.child is None or not seen.child.ended or seen.pods:
         return False
+    # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the attempt's own Job.
     own = attempt_selector(job.uid, job.status.attempt)
     async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, own)):
         for item in items:

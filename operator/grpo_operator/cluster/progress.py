@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_ANSWER = 256 * 1024
 TIMEOUT = 3.0
 QUICK = 0.25
-"""Who answers within this time, in seconds, is asked in the quick lane; so long one that fell silent holds it up."""
+"""Targets that answer within this time, in seconds, are asked in the quick lane; a silent one blocks it no longer."""
 QUICK_PLACES, SLOW_PLACES, FAILING_PLACES = 64, 32, 16
 """Targets that are asked at a time: those that answered quickly last, those that took longer, those that failed."""
 SLOWEST = 60.0
@@ -51,7 +51,7 @@ class Target:
 
 
 def targets(jobs: Iterable[GRPOJobRecord], pods: Callable[[ObjectKey], Iterable[PodRecord]]) -> Iterator[Target]:
-    """Whom to ask: rank 0 of every gang that runs, and of one with engines, which may begin without some of them."""
+    """Yield rank 0 of every gang that runs, and of starting gangs with engines, which may begin without some."""
     for job in jobs:
         if job.active and (job.is_true(ConditionType.RUNNING) or replicas(job.status.plan)):
             for pod in pods(job.key):
@@ -68,7 +68,7 @@ class _State:
     """When it answered last; before that, when it was asked first."""
     failures: int = 0
     slow: bool = False
-    """Whether the last answer took longer than QUICK, or its quick pull got none."""
+    """True if the last answer took longer than QUICK, or its quick pull got none."""
     problem: str = ""
     pull: Pull | None = None
 
@@ -95,7 +95,7 @@ class ProgressPuller:
         interval: float,
         count: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`fetch` asks a target; `changed` hears the job of every answer; `count` hears success or error."""
+        """`fetch` asks a target; `changed` is called with the job of every answer; `count` with success or error."""
         self._targets = targets
         self._fetch = fetch
         self._changed = changed
@@ -113,7 +113,7 @@ class ProgressPuller:
         return state.pull if state else None
 
     def silence(self, key: ObjectKey) -> Silence | None:
-        """That the job's rank 0 does not answer, since when and why; None while it does."""
+        """Return since when and why the job's rank 0 does not answer; None while it does."""
         state = self._states.get(key)
         if state is None or not state.failures:
             return None
@@ -141,6 +141,7 @@ class ProgressPuller:
                 # not due again while its pull is under way
                 state.due = float("inf")
                 task = asyncio.create_task(self._pull(target, state))
+                # the event loop itself keeps only weak references to tasks
                 self._flying.add(task)
                 task.add_done_callback(self._flying.discard)
 
@@ -163,6 +164,7 @@ class ProgressPuller:
             state.pull = pulled(state.pull, progress, state.heard_at)
             self._count("success")
             self._changed(target.key)
+        # Targets that can't be reached are asked less and less, so that any number of them costs little.
         pause = min(SLOWEST, self._interval * 2.0**state.failures) if state.failures else self._interval
         # With jitter: jobs that started together would be asked at the same moment, for ever.
         state.due = asyncio.get_running_loop().time() + pause * random.uniform(0.9, 1.1)
@@ -243,6 +245,7 @@ def http_fetch(
 
 
 async def _bounded(stream: aiohttp.StreamReader) -> bytes:
+    # What answers is the user's code: an answer without an end must not fill the operator's memory.
     text = b""
     async for chunk in stream.iter_any():
         text += chunk

@@ -96,6 +96,7 @@ class EventRecorder:
         while True:
             key = await self._ready.get()
             waiting = self._waiting[key]
+            # The job's queue stays in `_waiting` while its event is sent, so that no other sender takes its next one.
             await self._let_work_go_first(waiting[0].since)
             await self._send(waiting.popleft().body)
             self._left += 1

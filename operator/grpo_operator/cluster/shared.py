@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
     message: str
     look_again: float
-    """Seconds until it may be free; nobody tells us."""
+    """Seconds until the next try; no event reports that the name is free."""
 
 
 S = TypeVar("S", bound=SharedRecord)
@@ -61,7 +61,7 @@ class _Kind(NamedTuple, Generic[S]):
 
 
 class SharedObjects:
-    """Sees to the objects that attempts share."""
+    """Creates and repairs the objects that attempts share."""
 
     def __init__(
         self, cluster: Cluster, caches: Caches, clock: Callable[[], float], watchers: Sequence[Manifest] | None
@@ -73,14 +73,14 @@ class SharedObjects:
         self._taken: dict[tuple[str, ObjectKey], tuple[float, Taken]] = {}
         """Names of ours that can't be had, by kind, and until when that is believed: every job there asks."""
         self._sound: dict[tuple[str, ObjectKey], int] = {}
-        """Versions that the API server has made of what was wanted, in whatever words."""
+        """resourceVersions that are known to be right, although the API server may have written defaults into them."""
         self._denied: dict[str, tuple[float, Denied]] = {}
         """Namespaces where no NetworkPolicy may be made, and until when that is believed."""
         self._services = _services(caches.services)
         self._policies = None if watchers is None else _policies(caches.network_policies, watchers)
 
     async def claim(self, job: GRPOJobRecord) -> Taken | None:
-        """Makes the claim of spec.checkpoint.volumeClaimTemplate, if there is one; says why it can't be had.
+        """Create the claim of spec.checkpoint.volumeClaimTemplate, if it is set. Return why it can't be had, else None.
 
         Raises:
             ClusterError: the API server refused or did not answer.
@@ -146,6 +146,7 @@ class SharedObjects:
             taken = await self._make(kind, key)
             self._taken.pop(place, None)
             if taken:
+                # once, not for every job of the namespace that asks
                 if taken != known:
                     log.warning("namespace %s: %s", key.namespace, taken.message)
                 self._taken[place] = (self._clock() + taken.look_again, taken)
@@ -155,6 +156,7 @@ class SharedObjects:
         known = kind.cache.get(key)
         if known is None or known.deleting:
             return False
+        # A version that was found right needs no comparison: each reconcile of each running job asks.
         return self._sound.get((kind.word, key)) == known.version or kind.repair(known) is None
 
     async def _make(self, kind: _Kind[S], key: ObjectKey) -> Taken | None:
@@ -170,6 +172,7 @@ class SharedObjects:
         # Asked for, not taken from the cache: Services are mirrored by our labels, and a stranger's has none of them.
         found = await self._get(kind.cache.resource, key)
         known = kind.cache.read(found) if found else None
+        # An object on its way out can't be repaired, and its name is free only once it is gone.
         if found is None or known is None or known.deleting:
             return Taken(f"{kind.word} {key.name} is being deleted", GOES_PAUSE)
         if not kind.ours(known):

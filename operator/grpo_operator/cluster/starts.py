@@ -115,6 +115,7 @@ class Starts:
 
     def _lacking(self, attempt: Attempt, seen: Observation) -> Manifest:
         """The Job that is not there yet."""
+        # The gang's Job first: engines without a gang would only hold GPUs.
         engines = engines_job(attempt, self._pods) if seen.child else None
         return engines or indexed_job(attempt, self._pods)
 
@@ -133,7 +134,7 @@ class Starts:
 
 
 def _leave(seen: Observation) -> bool:
-    """Whether Kueue, where it has a say, lets pods start now."""
+    """True if Kueue, where it has a say, lets pods start now."""
     if not seen.job.queue_name:
         return True
     return seen.workload is not None and seen.workload.starts

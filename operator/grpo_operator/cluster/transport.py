@@ -69,6 +69,7 @@ class WatchPace:
             or last.answer.content.total_bytes
         ):
             return 0
+        # bounded, so that the power of two stays a finite number; 2^16 is far beyond the longest pause
         return min(last.short + 1, 16)
 
 

@@ -78,6 +78,7 @@ class Unreadables:
 
 def identity(item: object) -> ObjectKey:
     """Return namespace and name of any object; `?` for a part that can't be read."""
+    # The object may be anything; its name is needed all the same, to set it aside and to report it.
     meta = item.get("metadata") if isinstance(item, dict) else None
     named: dict[str, Any] = meta if isinstance(meta, dict) else {}
     namespace, name = named.get("namespace") or "?", named.get("name") or "?"

@@ -67,7 +67,7 @@ class Mirror(Generic[R]):
         self.not_served = ""
         """Why the API server does not serve this selection now; empty while it does."""
         self.forbidden = False
-        """Whether that is because the operator may not see it."""
+        """True if that is because the operator may not see it."""
 
     @property
     def is_missing_kind(self) -> bool:
@@ -83,6 +83,7 @@ class Mirror(Generic[R]):
                     version = await each_listed(self._cluster, self._selection, listing.begin, listing.take)
                     listing.finish(version)
                 finally:
+                    # Also for a LIST that broke off: what it put into the cache stays there.
                     self._changed(listing.changed)
         if found := self._cache.ghosts - ghosts:
             log.info("a LIST of %s found %d deletions that no event told of", self._selection.resource.plural, found)
@@ -139,11 +140,13 @@ class Mirror(Generic[R]):
         """Follows the stream while it lasts; returns the version to go on from."""
         try:
             async for kind, item in self._cluster.watch(self._selection, version, seconds):
+                # An object whose version can't be read must not make the next watch begin at 0.
                 version = version_of(item)[1] or version
                 self.heard_at = asyncio.get_running_loop().time()
                 self._backoff.reset()
                 if kind != "BOOKMARK":
                     self._changed(self._take(kind, item))
+        # The next watch goes on from the last version; after any other error a LIST comes first.
         except Unavailable as error:
             await self._failed(error)
         return version
@@ -177,6 +180,7 @@ class Mirror(Generic[R]):
             self.not_served, self.heard_at = str(error), None
             self.forbidden = isinstance(error, Forbidden)
             self.settled.set()
+            # No object has changed, but the right to see them has.
             self._changed(())
         else:
             log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)

@@ -1,4 +1,4 @@
-"""What Kubernetes' own components say, in events, about a Job or pod that is not getting on.
+"""Reads the newest Warning event of a Job or pod that fails to start.
 
 A container that waits for a volume, a Secret or its sandbox has no word of it in its pod's status, and neither has a
 Job whose pods the API server refuses: the kubelet and the Job controller write events about them. They are asked for
@@ -31,20 +31,21 @@ class Words:
     """The newest warning about an object, remembered for a moment."""
 
     def __init__(self, cluster: Cluster, now: Callable[[], Observed]) -> None:
-        """Nothing has been asked."""
+        """Start without remembered events."""
         self._cluster = cluster
         self._now = now
         self._heard: dict[ObjectKey, _Heard] = {}
 
     async def about(self, key: ObjectKey, uid: str) -> str:
         """`reason: message` of the newest warning about the GRPOJob's Job or pod with this uid; empty without one."""
+        # A gang that does not start is looked at often, and each question is a LIST of events.
         known, now = self._heard.get(key), self._now()
         if known is None or known.about != uid or now - known.at > FRESH_SECONDS:
             known = self._heard[key] = _Heard(uid, now, await self._ask(key, uid))
         return known.words
 
     def forget(self, key: ObjectKey) -> None:
-        """The GRPOJob is getting on, or is gone."""
+        """Drop the remembered event of a GRPOJob that runs or is gone."""
         self._heard.pop(key, None)
 
     async def _ask(self, key: ObjectKey, uid: str) -> str:

@@ -34,7 +34,7 @@ DENIED_PAUSE = 15.0
 
 
 class Refused(Exception):
-    """A Workload can't be brought about as things are; the reason is one of a condition."""
+    """A Workload can't be created as things are; `reason` is shown in a condition."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         """Keeps the reason."""
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 class Workloads:
-    """Looks at them, and takes the next step with one."""
+    """Reads Workloads from the cache and makes the next write to one."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Workloads:
         self._clock = clock
 
     def look(self, seen: Observation) -> Observation:
-        """With the job's Workload."""
+        """Return the observation with the job's Workload."""
         job = seen.job
         key = _key(job)
         found = self._cache.get(key)
@@ -90,6 +90,7 @@ class Workloads:
             await self._take(due, seen)
         except (Refused, Denied, NotFound) as error:
             log.warning("%s: %s of its Workload: %s", seen.job.key, due.write, error)
+            # What is decided on a gang that runs or has ended must not wait for its Workload.
             if decision.action is not Action.QUEUE:
                 return decision
             reason = error.reason if isinstance(error, Refused) else Reason.WAITING_FOR_KUEUE
@@ -131,6 +132,7 @@ class Workloads:
         key = _key(job)
         answer = await self._cluster.get(WORKLOADS, *key)
         found = self._cache.read(answer)
+        # MultiKueue's Workload has no controller yet; one that has another is not for this job.
         if found is None or found.grpojob_uid not in ("", job.uid):
             raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read")
         await self._patch(found, adopted(job))
@@ -161,6 +163,7 @@ class Workloads:
     async def _guarded(self, known: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]) -> None:
         try:
             answer = await write()
+        # The next step must be decided on what Kueue has written meanwhile, so the caller starts again.
         except Conflict:
             self._cache.put(await self._cluster.get(WORKLOADS, *known.key))
             raise

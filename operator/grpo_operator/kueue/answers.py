@@ -1,4 +1,4 @@
-"""What a job that has a plan hears: its attempt is committed when Kueue has admitted that plan's pods, not before."""
+"""Answers a job that Kueue admits: its attempt is committed only once Kueue has admitted the pods of its plan."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def by_kueue(seen: Observation, decision: Decision, pods: PodDefaults) -> Decisi
 
 
 def wants(seen: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
-    """Whether a Workload asks for the pods of a plan."""
+    """True if a Workload asks for the pods of a plan."""
     spec, known = seen.job.spec, planned(workload)
     if spec is None:
         return False

@@ -25,7 +25,7 @@ from .steps import WORKLOAD_PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """Whom a Workload may preempt: a value, and the class that it comes from."""
+    """The priority of a Workload: a value, and the class that it comes from."""
 
     value: int = 0
     kind: str = ""
@@ -43,7 +43,7 @@ class Priority:
 
 
 def labels(job: GRPOJobRecord) -> dict[str, str]:
-    """By which the operator finds a Workload again, and the chart's policy knows it."""
+    """Return the labels by which the operator and the chart's policy recognise a Workload."""
     return {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name, LABEL_UID: job.uid}
 
 

@@ -73,7 +73,7 @@ def _counted(one: Manifest) -> list[Any]:
 
 
 def stands_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str) -> bool:
-    """Whether a Workload, made for podSets of that shape (empty: not known), asks for these ones."""
+    """True if a Workload, made for podSets of that shape (empty: not known), asks for these ones."""
     if workload.counts != {one["name"]: one["count"] for one in sets}:
         return False
     return known_shape in ("", shape(sets))

@@ -22,7 +22,7 @@ MOST_CONDITIONS = 16
 
 
 def cleared(workload: Fields, now: float) -> Fields:
-    """Without its admission, after an eviction."""
+    """Return the status without its admission, after an eviction."""
     evicted = _condition(workload, EVICTED)
     why = str(evicted.get("reason") or EVICTED)
     message = str(evicted.get("message") or "")
@@ -36,13 +36,13 @@ def cleared(workload: Fields, now: float) -> Fields:
 
 
 def ready(workload: Fields, now: float) -> Fields:
-    """With all pods ready."""
+    """Return the status with all pods ready."""
     message = "All pods were ready or succeeded since the workload admission"
     return {"conditions": _with(workload, [(PODS_READY, True, "Started", message)], now)}
 
 
 def finished(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:
-    """Done: its quota is free."""
+    """Return the status of a Workload that is done, so that its quota is free."""
     why = "Succeeded" if succeeded else "Failed"
     return {"conditions": _with(workload, [(FINISHED, True, why, message)], now)}
 

@@ -103,14 +103,14 @@ def _once_idle(seen: Observation, write: Write) -> Step | None:
 
 
 def _outdated(seen: Observation, decision: Decision, workload: WorkloadRecord, pods: PodDefaults) -> bool:
-    """Whether nobody will run what it stands for: the job has another plan by now, or none."""
+    """True if nobody will run what it stands for: the job has another plan by now, or none."""
     if decision.action not in (Action.QUEUE, Action.REJECT):
         return False
     return decision.plan is None or not wants(seen, workload, decision.plan, pods)
 
 
 def _amends(job: GRPOJobRecord, workload: WorkloadRecord) -> bool:
-    """Whether it waits in another queue, or with another priority, than its job says by now."""
+    """True if it waits in another queue, or with another priority, than its job says by now."""
     if workload.is_true(QUOTA_RESERVED):
         return False
     return workload.queue != job.queue_name or workload.priority_class != wanted_class(job, workload)

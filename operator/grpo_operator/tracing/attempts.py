@@ -184,7 +184,7 @@ def _waiting_since(created: float, status: GRPOJobStatus) -> float:
 
 
 def _was_true(rest: Condition, status: GRPOJobStatus) -> bool:
-    """Whether the condition was once true: the first attempt's commit says that it isn't, in the same second."""
+    """True if the condition was once true: the first attempt's commit says that it isn't, in the same second."""
     return status.attempt > 1 or rest.last_transition_time != status.start_time
 
 

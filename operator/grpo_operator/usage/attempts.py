@@ -39,7 +39,7 @@ def _looked_at(seen: Observation, record: AttemptUsage, pods: Collection[PodReco
 
 
 def holds(record: AttemptUsage) -> bool:
-    """Whether a pod of the attempt holds GPUs."""
+    """True if a pod of the attempt holds GPUs."""
     return any(pod.seconds is None for pod in record.all_pods)
 
 
