@@ -41,8 +41,10 @@ class Method:
     @property
     def name(self) -> str:
         """For tables: `full ZeRO-2+offload, Clone`."""
-        parts = "LoRA" if self.lora else "full 8-bit" if self.eight_bit else "full"
-        return f"{parts} {sharding(self.zero, offload=self.offload)}, {self.strategy}"
+        trained = "full 8-bit" if self.eight_bit else "full"
+        if self.lora:
+            trained = "LoRA"
+        return f"{trained} {sharding(self.zero, offload=self.offload)}, {self.strategy}"
 
 
 def methods(spec: GRPOJobSpec) -> list[Method]:

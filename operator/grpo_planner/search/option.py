@@ -96,7 +96,9 @@ class Option:
     @property
     def crowding(self) -> Literal[0, 1, 2]:
         """How much it lacks room on a GPU: not at all, a little, or very much. Up to ROOMY, less is no better."""
-        return 0 if self.device_share <= ROOMY else 1 if self.device_share <= NEARLY_FULL else 2
+        if self.device_share <= ROOMY:
+            return 0
+        return 1 if self.device_share <= NEARLY_FULL else 2
 
     @property
     def risk(self) -> float:
