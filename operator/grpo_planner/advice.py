@@ -4,6 +4,7 @@ A plan that fits is not yet one that anybody wants to wait for; the numbers that
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from grpo_api.job import GRPOJobSpec
 
@@ -63,8 +64,13 @@ def _way(chosen: Option, sooner: Option) -> str:
 def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
     """GPUs of the plan's nodes that it leaves idle only because the batch can't be split over them."""
     place, spec = chosen.place, demand.spec
-    whole = min(place.nodes * place.pool.widest, demand.most_gpus or place.pool.gpus)
-    if any(micro_batches(spec, world) for world in range(place.world + 1, whole + 1)) or whole <= place.world:
+    most = demand.most_gpus or place.pool.gpus
+    whole = min(place.nodes * place.pool.widest, most)
+    if whole <= place.world:
+        return
+    # A larger gang whose batch can be split was left out for another reason, such as the objective.
+    larger = range(place.world + 1, whole + 1)
+    if any(micro_batches(spec, world) for world in larger):
         return
     prompts = _prompts_for(spec, whole)
     yield (
@@ -75,11 +81,14 @@ def _idle(demand: Demand, chosen: Option) -> Iterator[str]:
 
 def _prompts_for(spec: GRPOJobSpec, world: int) -> int:
     """The most prompts per step, up to the present ones, that so many processes can share; else the fewest above."""
-    training, unit = spec.training, world * (spec.training.per_device_train_batch_size or 1)
+    training = spec.training
+    unit = world * (training.per_device_train_batch_size or 1)
     now = training.prompts_per_step
-    below = (n for n in range(now, 0, -1) if n * training.num_generations % unit == 0)
-    above = (n for n in range(now, now + unit + 1) if n * training.num_generations % unit == 0)
-    return next(below, None) or next(above)
+    # `unit` prompts more always divide evenly, so the search ends.
+    for prompts in chain(range(now, 0, -1), range(now, now + unit + 1)):
+        if prompts * training.num_generations % unit == 0:
+            return prompts
+    raise AssertionError("a multiple of `unit` is among the tried numbers")
 
 
 def _too_long(demand: Demand) -> Iterator[str]:

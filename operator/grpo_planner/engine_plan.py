@@ -76,7 +76,9 @@ def sizes(shape: Shape, setup: Setup) -> dict[str, Any]:
 
 def share_of(needed: int, there: int) -> float:
     """The least share of what is there that holds what is needed, at most 1."""
-    return min(1.0, max(LEAST_SHARE, round(ceil(needed / max(1, there) / LEAST_SHARE) * LEAST_SHARE, 3)))
+    steps = ceil(needed / max(1, there) / LEAST_SHARE)
+    share = round(steps * LEAST_SHARE, 3)
+    return min(1.0, max(LEAST_SHARE, share))
 
 
 def engine_warnings(demand: Demand, setup: Setup) -> list[str]:

@@ -105,7 +105,8 @@ class Planner:
 
     @cached_property
     def _demand(self) -> Demand:
-        model = resolve(self._spec.model, self._facts, self._learned.architecture if self._learned else None)
+        reported = self._learned.architecture if self._learned else None
+        model = resolve(self._spec.model, self._facts, reported)
         return build_demand(self._spec, model, positions(self._facts.config), self._learned)
 
     @cached_property
@@ -203,11 +204,8 @@ def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     assert best is not None, "something fits"
     chosen = refined(search, best)
     # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
-    options = (
-        [option for option in found if not same_method(option, chosen)]
-        + search.extents(chosen)
-        + rivals(search, chosen)
-    )
+    of_other_methods = [option for option in found if not same_method(option, chosen)]
+    options = of_other_methods + search.extents(chosen) + rivals(search, chosen)
     result = _result(search, chosen, notes, fits_now)
     assert result.chosen is not None, "it was given"
     ranked = explain.candidates(demand, notable(options, chosen), chosen)
@@ -223,7 +221,8 @@ def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
 
 
 def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
-    demand, reason = search.demand, explain.reason(chosen, sampling(search, chosen))
+    demand = search.demand
+    reason = explain.reason(chosen, sampling(search, chosen))
     told = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
     plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=told)
     message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"

@@ -17,7 +17,7 @@ from grpo_api.quantity import MAX_COUNT, MIB
 from grpo_api.report import MemoryShortage, Outcome
 
 from .engine_plan import sampled_by
-from .hardware.products import table, usable_bytes
+from .hardware.products import Product, table, usable_bytes
 from .memory import Prediction
 from .memory.device import whole_mib
 from .run import Run
@@ -102,8 +102,11 @@ def _phase(run: Run, shortage: MemoryShortage) -> str:
 def _unfit(run: Run, phase: str) -> int:
     """The least peak of a phase with which the plan would not have been made: it can't have been less."""
     static, world = run.prediction.static, run.plan.world_size
-    low, high = (run.demand.device_bytes(Prediction({phase: size}, static), world) for size in (0, 2**40))
-    return round((run.usable - low) / (high - low) * 2**40) + MIB
+    # What a device must have grows linearly with the peak, so two points give the peak that just fits.
+    low = run.demand.device_bytes(Prediction({phase: 0}, static), world)
+    high = run.demand.device_bytes(Prediction({phase: 2**40}, static), world)
+    share = (run.usable - low) / (high - low)
+    return round(share * 2**40) + MIB
 
 
 def relieved(run: Run, *, last_resort: bool = True) -> ExecutionPlan | None:
@@ -307,10 +310,11 @@ def _would_do(run: Run) -> str:
         processes = run.plan.processes_per_node
         needed = gib(HOST_RISE * max(leanest.host, leanest.host_limit) * processes)
         return f"{needed} of host memory per pod would probably do: set spec.resources.limits.memory and requests to it"
-    enough = sorted((one.memory_mib, name) for name, one in table().items() if _holds(leanest.device, one.memory_mib))
-    product = f", such as {enough[0][1]}" if enough else "; no known product has so much, so more GPUs"
+    holding = [(product.memory_mib, name) for name, product in table().items() if _holds(leanest.device, product)]
+    smallest = min(holding, default=None)
+    product = f", such as {smallest[1]}" if smallest else "; no known product has so much, so more GPUs"
     return f"The same number of GPUs with {gib(leanest.device)} usable each would do{product} (spec.placement)"
 
 
-def _holds(needed: int, memory_mib: int) -> bool:
-    return usable_bytes(memory_mib) >= needed
+def _holds(needed: int, product: Product) -> bool:
+    return usable_bytes(product.memory_mib) >= needed

@@ -41,7 +41,8 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
     keys_values = shape.query + repeated if setup.precision == "mixed" else 2 * repeated
     states = setup.compute_bytes * (2 * shape.query + keys_values)
     if shape.eager:
-        return states + attention.score_bytes(shape, setup.precision).saved * shape.heads * setup.length
+        score = attention.score_bytes(shape, setup.precision)
+        return states + score.saved * shape.heads * setup.length
     return states + setup.compute_bytes * setup.length + 4 * shape.heads
 
 
@@ -150,7 +151,8 @@ def weight_casts(shape: Shape, setup: Setup) -> float:
     adapters change them."""
     matrices = 2 * narrowed(shape) if setup.precision == "mixed" else 0
     factors = shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
-    return matrices + (2 * factors if setup.compute_bytes == 2 else 0) + experts.effective(shape, setup)
+    narrowed_factors = 2 * factors if setup.compute_bytes == 2 else 0
+    return matrices + narrowed_factors + experts.effective(shape, setup)
 
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
@@ -164,7 +166,8 @@ def saved(shape: Shape, setup: Setup) -> float:
     """All layers' saved activations after a forward pass."""
     if setup.checkpointing:
         return shape.layers * checkpoint(shape, setup)
-    return shape.layers * (saved_per_token(shape, setup) * setup.tokens + weight_casts(shape, setup))
+    layer = saved_per_token(shape, setup) * setup.tokens + weight_casts(shape, setup)
+    return shape.layers * layer
 
 
 def forward_transient(shape: Shape, setup: Setup) -> float:
@@ -177,6 +180,7 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
         gated = 0 if shape.experts else feed_forward_transient(shape, setup) + kept
         return max(gated, no_grad_transient(shape, setup) + experts.effective(shape, setup))
     score = attention.score_bytes(shape, setup.precision)
+    # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
     at_scores = (score.forward - score.saved) * attention.scores(shape, setup) - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_transient(shape, setup))
 
@@ -191,14 +195,16 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
         return (experts.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora:
-        return (3 * wide + (4 if setup.weight_bytes == 2 else 6) * shape.hidden) * setup.tokens
+        stream = 4 if setup.weight_bytes == 2 else 6
+        return (3 * wide + stream * shape.hidden) * setup.tokens
     if setup.checkpointing:
         return (2 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)) * setup.tokens
     if not gate_adapted(shape, setup):
         return (2 * wide + 4 * shape.hidden) * setup.tokens
     if setup.precision == "float32":
         return wide * setup.tokens
-    return (3 * wide + (14 if setup.precision == "bfloat16" else 10) * shape.hidden) * setup.tokens
+    stream = 14 if setup.precision == "bfloat16" else 10
+    return (3 * wide + stream * shape.hidden) * setup.tokens
 
 
 def feed_forward_held(shape: Shape, setup: Setup) -> float:
@@ -232,7 +238,10 @@ def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
     held = (3 if shape.fused else 1) * setup.compute_bytes * shape.intermediate
     if setup.precision == "float32":
         return held + 12 * shape.hidden
-    return held + max(6 * shape.intermediate + 2 * shape.hidden, 4 * shape.intermediate + 6 * shape.hidden)
+    # First the product in float32 (4) and cast back (2) beside the base map's output; then three outputs are added.
+    at_first_map = 6 * shape.intermediate + 2 * shape.hidden
+    at_sum = 4 * shape.intermediate + 6 * shape.hidden
+    return held + max(at_first_map, at_sum)
 
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
@@ -262,8 +271,10 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     if shape.experts:
         rows = (experts.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
         # Gate and up projections are twice as wide; where gradients are added up, those before are gone by then.
-        down, fresh = first_gradient(shape, setup), not (setup.accumulates or setup.partitions)
-        return max(rows - down, experts.effective_gradient(shape, setup), 2 * down if fresh else down)
+        down = first_gradient(shape, setup)
+        fresh = not (setup.accumulates or setup.partitions)
+        gate_up = 2 * down if fresh else down
+        return max(rows - down, experts.effective_gradient(shape, setup), gate_up)
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's adapter is added.

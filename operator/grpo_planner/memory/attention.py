@@ -60,6 +60,7 @@ def mask(shape: Shape, setup: Setup) -> float:
 def mask_bytes(shape: Shape, setup: Setup) -> int:
     """One query position times one key position of one sequence: a boolean, three where only some layers have a window;
     where attention is eager two additive masks in the dtype of the weights, with the window and without."""
+    # transformers makes one mask per kind of layer, and an eager layer adds it to the scores.
     if shape.eager:
         return 2 * setup.weight_bytes
     return 3 if shape.full_attention_layers else 1

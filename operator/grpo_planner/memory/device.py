@@ -31,8 +31,10 @@ def device_bytes(prediction: Prediction, world: int, margin: float, *, expandabl
         expandable: whether torch's allocator has expandable segments.
     """
     communicator = COMMUNICATOR if world > 1 else 0
+    # What stays allocated is never returned to the allocator, so only the rest can fragment.
     fragments = FRAGMENTATION[expandable] * prediction.dynamic
-    return round(prediction.peak * (1 + margin) + fragments) + CONTEXT + communicator
+    allocated = prediction.peak * (1 + margin) + fragments
+    return round(allocated) + CONTEXT + communicator
 
 
 def whole_mib(count: int) -> int:

@@ -78,32 +78,40 @@ def token_bytes(shape: Shape, setup: Setup) -> int:
     """
     engine = of(setup)
     heads = max(1, ceil(shape.kv_heads / engine.tensor_parallel))
-    return 2 * shape.layers * heads * shape.head_dim * (engine.cache_bytes or setup.compute_bytes)
+    element_bytes = engine.cache_bytes or setup.compute_bytes
+    return 2 * shape.layers * heads * shape.head_dim * element_bytes
 
 
 def sequence_bytes(shape: Shape, setup: Setup) -> int:
     """The cache of one prompt and its completion, in whole blocks."""
     engine = of(setup)
-    return ceil(engine.length / engine.block) * engine.block * token_bytes(shape, setup)
+    blocks = ceil(engine.length / engine.block)
+    return blocks * engine.block * token_bytes(shape, setup)
 
 
 def cache(shape: Shape, setup: Setup) -> int:
     """The cache of all that is sampled at a time, as if no prompt were shared; vLLM keeps one block for itself."""
-    return sequences(setup) * sequence_bytes(shape, setup) + of(setup).block * token_bytes(shape, setup)
+    spare_block = of(setup).block * token_bytes(shape, setup)
+    return sequences(setup) * sequence_bytes(shape, setup) + spare_block
 
 
 def graphs(shape: Shape, setup: Setup) -> int:
     """What stays of an engine that sleeps: CUDA graphs, and a communicator for tensor parallelism."""
     engine = of(setup)
     captured = shape.layers * GRAPHS_PER_LAYER if engine.graphs else 0
-    return captured + (COMMUNICATOR if engine.tensor_parallel > 1 else 0)
+    communicator = COMMUNICATOR if engine.tensor_parallel > 1 else 0
+    return captured + communicator
 
 
 def work(shape: Shape, setup: Setup) -> float:
     """Work space of one pass: the gated product over all its tokens beside the residual stream, or the scores."""
     engine, at_once = of(setup), sequences(setup)
+    # Tensor parallelism splits the gated product; every GPU has the whole residual stream.
     wide = WORK_COPIES * 2 * shape.intermediate / engine.tensor_parallel + 2 * shape.hidden
-    return max(max(engine.pass_tokens, at_once) * wide * setup.compute_bytes, at_once * shape.vocab * SCORE_BYTES)
+    # A decoding pass has one token of every completion, which may be more than `pass_tokens`.
+    tokens = max(engine.pass_tokens, at_once)
+    scores = at_once * shape.vocab * SCORE_BYTES
+    return max(tokens * wide * setup.compute_bytes, scores)
 
 
 def needed(shape: Shape, setup: Setup) -> int:
@@ -116,7 +124,8 @@ def room(shape: Shape, setup: Setup, share: int) -> int:
     """Number of completions whose cache fits at a time into `share` bytes of a GPU; 0 where not one does."""
     spare = of(setup).block * token_bytes(shape, setup)
     fixed = weights(shape, setup) + graphs(shape, setup) + work(shape, setup) + spare
-    return max(0, int((share - fixed) // (sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES)))
+    each = sequence_bytes(shape, setup) + shape.vocab * SCORE_BYTES
+    return max(0, int((share - fixed) // each))
 
 
 def resting(shape: Shape, setup: Setup) -> int:

@@ -54,11 +54,14 @@ def prefill_layer(shape: Shape, setup: Setup) -> float:
     """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the mask."""
     score, count = attention.score_bytes(shape, setup.precision), shape.heads * setup.prompt
     if shape.experts:
-        wide = experts.scoring_transient(shape, setup) + (8 if setup.weight_bytes == 2 else 16) * shape.hidden
+        streams = 8 if setup.weight_bytes == 2 else 16
+        wide = experts.scoring_transient(shape, setup) + streams * shape.hidden
     else:
         wide = 4 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)
     masks = attention.mask_bytes(shape, setup) * setup.prompt
-    per_token = max(wide + score.kept * count, score.scoring * count + attended(shape, setup)) + masks
+    at_feed_forward = wide + score.kept * count
+    at_scores = score.scoring * count + attended(shape, setup)
+    per_token = max(at_feed_forward, at_scores) + masks
     return setup.generation_batch * setup.prompt * per_token + experts.effective(shape, setup)
 
 
@@ -79,18 +82,22 @@ def prefill(shape: Shape, setup: Setup) -> float:
     """The cache of all prompts beside one layer's temporaries, or beside the logits, of which the first are there while
     the last layer's output still is."""
     states = setup.weight_bytes * shape.hidden * setup.generation_batch * setup.prompt
-    first = states + head_cast(shape, setup) + setup.compute_bytes * setup.generation_batch * shape.vocab
-    return cache(shape, setup, setup.prompt) + max(prefill_layer(shape, setup), first, logits(shape, setup))
+    first_logits = setup.compute_bytes * setup.generation_batch * shape.vocab
+    first = states + head_cast(shape, setup) + first_logits
+    largest = max(prefill_layer(shape, setup), first, logits(shape, setup))
+    return cache(shape, setup, setup.prompt) + largest
 
 
 def decode(shape: Shape, setup: Setup) -> float:
     """The full cache, one layer's keys once more (the cache grows by concatenation), and the logits; eager scores, and
     experts as an adapter changes them."""
+    # DynamicCache grows by concatenation: the old and the new keys of one layer are there at the same time.
     longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
     score = attention.score_bytes(shape, setup.precision).scoring
     scores = score * shape.heads * setup.length * setup.generation_batch
     layer = max(scores, experts.effective(shape, setup))
-    return cache(shape, setup, setup.length) + longer + max(logits(shape, setup), layer)
+    largest = max(logits(shape, setup), layer)
+    return cache(shape, setup, setup.length) + longer + largest
 
 
 def peak(shape: Shape, setup: Setup) -> float:

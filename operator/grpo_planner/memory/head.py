@@ -14,9 +14,12 @@ TILE_WORDS = 32_768
 def tile(shape: Shape, setup: Setup) -> float:
     """One tile of logits, and under autocast the tile's slices of weights and hidden states in bfloat16."""
     rows = min(setup.scored_tokens, TILE_TOKENS)
+    # Counted as a whole tile of words, also for a vocabulary that is smaller than one.
     logits = rows * TILE_WORDS * setup.compute_bytes
-    casts = (min(TILE_WORDS, shape.vocab) + rows) * shape.hidden * 2 if setup.precision == "mixed" else 0
-    return logits + casts
+    if setup.precision != "mixed":
+        return logits
+    slices = min(TILE_WORDS, shape.vocab) + rows
+    return logits + slices * shape.hidden * 2
 
 
 def packed_hidden(shape: Shape, setup: Setup) -> float:
@@ -41,8 +44,12 @@ def backward_peak(shape: Shape, setup: Setup) -> float:
 
     Under autocast the next slice of the head is cast while the last one is still held.
     """
+    # The kernel sums gradients in float32; narrow weights need them cast once more, in 2 bytes.
     wide = 4 if setup.weight_bytes == 4 else 6
     gradient = 0 if setup.lora else shape.head * wide
-    second_slice = min(TILE_WORDS, max(0, shape.vocab - TILE_WORDS)) * shape.hidden * 2
-    slices = second_slice if setup.precision == "mixed" else 0
-    return forward_peak(shape, setup) + setup.scored_tokens * shape.hidden * wide + gradient + slices
+    hidden_gradient = setup.scored_tokens * shape.hidden * wide
+    second_slice = 0
+    if setup.precision == "mixed":
+        words = min(TILE_WORDS, max(0, shape.vocab - TILE_WORDS))
+        second_slice = words * shape.hidden * 2
+    return forward_peak(shape, setup) + hidden_gradient + gradient + second_slice

@@ -43,7 +43,9 @@ def host_bytes(shape: Shape, setup: Setup, processes: int) -> int:
     state = offloaded_state(shape, setup) + saving
     has_engine_inside = setup.engine is not None and setup.engine.kind == "Colocated"
     engine = ENGINE_PROCESS if has_engine_inside else 0
-    return round(first + processes * (PROCESS + engine + max(loading, state) + reference))
+    # Loading is over before the optimizer's state is made, so a process has the larger of the two.
+    each = PROCESS + engine + max(loading, state) + reference
+    return round(first + processes * each)
 
 
 def offloaded_state(shape: Shape, setup: Setup, *, rounded: bool = True) -> int:
@@ -63,13 +65,17 @@ def zero_2_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     All but torch's moments are pinned; parameters with and without weight decay have their own.
     """
     total = size(setup.weight_bytes * largest_trained(shape, setup.lora_rank, setup.lora_targets))
-    for elements in (
-        sum(trained_matrices(shape, setup.lora_rank, setup.lora_targets)),
-        trained_vectors(shape, setup.lora_rank),
-    ):
+    with_decay = sum(trained_matrices(shape, setup.lora_rank, setup.lora_targets))
+    without_decay = trained_vectors(shape, setup.lora_rank)
+    for elements in (with_decay, without_decay):
         own = -(-elements // setup.world)
-        total += 2 * size(4 * own) + size(setup.weight_bytes * own) + 8 * own
-    return total + (accumulated(shape, setup, size) if setup.accumulates else 0)
+        master_and_gradient = 2 * size(4 * own)
+        narrow_weights = size(setup.weight_bytes * own)
+        moments = 8 * own
+        total += master_and_gradient + narrow_weights + moments
+    if setup.accumulates:
+        total += accumulated(shape, setup, size)
+    return total
 
 
 def accumulated(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
@@ -89,7 +95,10 @@ def zero_3_state(shape: Shape, setup: Setup, size: Callable[[int], int]) -> int:
     """
     groups = sub_groups(shape, setup)
     own = sum(groups)
-    return 12 * own + sum(size(4 * group) for group in groups) + size(setup.weight_bytes * own)
+    master_and_moments = 12 * own
+    wide_gradients = sum(size(4 * group) for group in groups)
+    narrow_gradients = size(setup.weight_bytes * own)
+    return master_and_moments + wide_gradients + narrow_gradients
 
 
 def sub_groups(shape: Shape, setup: Setup) -> list[int]:
@@ -101,7 +110,9 @@ def sub_groups(shape: Shape, setup: Setup) -> list[int]:
         if filled - ends[-1] >= states.SUB_GROUP:
             ends.append(filled)
     groups = [end - start for start, end in pairwise([*ends, filled])]
-    return [group for group in [*groups, -(-trained_vectors(shape, setup.lora_rank) // setup.world)] if group]
+    # Norms and biases are a parameter group of their own (no weight decay), and so a sub-group of their own.
+    groups.append(-(-trained_vectors(shape, setup.lora_rank) // setup.world))
+    return [group for group in groups if group]
 
 
 def pinned(count: int) -> int:

@@ -39,7 +39,8 @@ class Prediction:
 
     def corrected(self, factor: Callable[[str], float]) -> "Prediction":
         """The prediction with each phase as much higher as a job has found it to be."""
-        return Prediction({name: round(size * factor(name)) for name, size in self.phases.items()}, self.static)
+        phases = {name: round(size * factor(name)) for name, size in self.phases.items()}
+        return Prediction(phases, self.static)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +121,11 @@ class Predictor:
         if setup.engine:
             sampler = self._engine_of(setup)
             static += sampler.resting
-            generated, sync = float(sampler.waking), round(static + sampler.waking + sampler.sync)
+            generated = float(sampler.waking)
+            sync = round(static + sampler.waking + sampler.sync)
         else:
-            generated, sync = generation.gathered_policy(shape, setup) + self._generation_of(setup), 0
+            generated = generation.gathered_policy(shape, setup) + self._generation_of(setup)
+            sync = 0
         peaks = {
             "load": state.loading,
             "generate": max(generated, scoring),
@@ -229,7 +232,8 @@ def reference_peak(shape: Shape, setup: Setup, passes: PassBytes) -> float:
         return 0
     # A Sharded reference is an engine of its own: its gathered modules come beside the policy's.
     live = states.live_parameters(shape, setup) if setup.reference == "Sharded" else 0
-    return live + states.visiting_reference(shape, setup) + passes.scoring + (passes.casts if own_pass else 0)
+    casts = passes.casts if own_pass else 0
+    return live + states.visiting_reference(shape, setup) + passes.scoring + casts
 
 
 def backward_peak(shape: Shape, setup: Setup, passes: PassBytes, waiting: float, state: StateBytes) -> float:

@@ -39,7 +39,8 @@ def trained_bytes(setup: Setup) -> int:
 def weights(shape: Shape, setup: Setup) -> float:
     """parameters * bytes, and the adapter's; divided by the world under ZeRO-3."""
     adapter = trained_parameters(shape, setup) * trained_bytes(setup) if setup.lora else 0
-    return (shape.parameters * setup.weight_bytes + adapter) / (setup.world if setup.zero == 3 else 1)
+    partitions = setup.world if setup.zero == 3 else 1
+    return (shape.parameters * setup.weight_bytes + adapter) / partitions
 
 
 def optimizer_state(shape: Shape, setup: Setup) -> float:
@@ -62,18 +63,27 @@ def eight_bit_state(shape: Shape, setup: Setup) -> float:
     every nn.Embedding so. Experts, and what a declared size has beyond the shape's tensors, count as large matrices.
     """
     if setup.lora:
-        rank, adapted = setup.lora_rank, shape.adapted(setup.lora_targets)
-        return sum(n * (moments(rank * inputs) + moments(rank * outputs)) for _, n, inputs, outputs in adapted)
+        rank, of_factors = setup.lora_rank, 0
+        for linear in shape.adapted(setup.lora_targets):
+            pair = moments(rank * linear.inputs) + moments(rank * linear.outputs)
+            of_factors += linear.copies * pair
+        return of_factors
     linears = () if shape.experts else shape.linears
-    tensors = [(shape.layers * count, inputs * outputs) for _, count, inputs, outputs in linears]
+    tensors = [(shape.layers * linear.copies, linear.inputs * linear.outputs) for linear in linears]
     tensors += shape.vectors
+    # Small tensors are rounded one by one. The rest is taken as large: 2 bytes and a share of a block's two scales.
     rest = shape.parameters - shape.head - sum(count * elements for count, elements in tensors)
-    return 8 * shape.head + sum(count * moments(elements) for count, elements in tensors) + (2 + 8 / BLOCK) * rest
+    of_tensors = sum(count * moments(elements) for count, elements in tensors)
+    of_rest = (2 + 8 / BLOCK) * rest
+    return 8 * shape.head + of_tensors + of_rest
 
 
 def moments(elements: int) -> int:
     """Bytes of two 8-bit moments of one tensor, a byte per element and a scale per block; small ones are float32."""
-    return 8 * elements if elements < SMALL_TENSOR else 2 * elements + 8 * -(-elements // BLOCK)
+    if elements < SMALL_TENSOR:
+        return 8 * elements
+    blocks = -(-elements // BLOCK)
+    return 2 * elements + 8 * blocks
 
 
 def reference_weights(shape: Shape, setup: Setup) -> float:
@@ -84,9 +94,14 @@ def reference_weights(shape: Shape, setup: Setup) -> float:
     step partitions again.
     """
     whole = shape.parameters * setup.weight_bytes
-    reached = shape.head * (1 if shape.tied else 2) + persistent(shape, 0)
+    if setup.reference == "Clone":
+        return whole
+    embeddings = shape.head * (1 if shape.tied else 2)
+    reached = embeddings + persistent(shape, 0)
     gathered = reached * setup.weight_bytes if setup.zero == 3 else 0
-    return {"Clone": whole, "Sharded": whole / setup.world + gathered, "Offload": gathered}.get(setup.reference, 0)
+    if setup.reference == "Sharded":
+        return whole / setup.world + gathered
+    return gathered if setup.reference == "Offload" else 0
 
 
 def visiting_reference(shape: Shape, setup: Setup) -> float:
@@ -203,7 +218,9 @@ def persistent_parameters(shape: Shape, setup: Setup) -> float:
 
     A step frees them before its own buffers exist and gathers them again after (_post_step), so they count once.
     """
-    return setup.weight_bytes * persistent(shape, setup.lora_rank, setup.lora_targets) if setup.zero == 3 else 0
+    if setup.zero != 3:
+        return 0
+    return setup.weight_bytes * persistent(shape, setup.lora_rank, setup.lora_targets)
 
 
 def gradient_norm(shape: Shape, setup: Setup) -> float:
@@ -212,10 +229,13 @@ def gradient_norm(shape: Shape, setup: Setup) -> float:
     get_norm_dtype is float64 wherever the device has it. ZeRO-3 holds a share of each tensor and copies NORM_CHUNK at a
     time; ZeRO-2's partition may lie within one tensor.
     """
+    if not setup.zero:
+        return 0
     largest = largest_trained(shape, setup.lora_rank, setup.lora_targets)
     if setup.zero == 3:
         return 8 * min(largest / setup.world, NORM_CHUNK)
-    return 8 * min(largest, trained_parameters(shape, setup) / setup.world) if setup.zero else 0
+    partition = trained_parameters(shape, setup) / setup.world
+    return 8 * min(largest, partition)
 
 
 def step_buffers(shape: Shape, setup: Setup) -> float:
@@ -228,10 +248,12 @@ def step_buffers(shape: Shape, setup: Setup) -> float:
     if not setup.zero or setup.offload:
         return 0
     own = trained_parameters(shape, setup) / setup.world
+    # The flat copy is in the model's dtype; the optimizer works on float32, so narrow gradients are copied once more.
     flat = setup.weight_bytes + (4 if setup.weight_bytes == 2 else 0)
     norm = gradient_norm(shape, setup)
     if setup.zero == 3:
-        return max(0, max(flat * min(own, SUB_GROUP), norm) - persistent_parameters(shape, setup))
+        buffers = max(flat * min(own, SUB_GROUP), norm)
+        return max(0, buffers - persistent_parameters(shape, setup))
     return gradients(shape, setup) + max(flat * own, norm)
 
 
@@ -245,8 +267,14 @@ def loading(shape: Shape, setup: Setup) -> float:
     whole = shape.parameters * setup.weight_bytes
     wraps_whole = setup.reference == "Offload" and setup.zero != 3
     wrapped = whole if wraps_whole else reference_weights(shape, setup)
-    again = {2: whole, 3: 2 * setup.weight_bytes * shape.largest_module}.get(setup.zero, 0)
-    return weights(shape, setup) + wrapped + again + PROOF_CHUNK * (setup.weight_bytes + 1)
+    again = 0
+    if setup.zero == 2:
+        again = whole
+    elif setup.zero == 3:
+        again = 2 * setup.weight_bytes * shape.largest_module
+    # The proof has a chunk of the checkpoint on the device, and a byte per element that says where it differs.
+    proof = PROOF_CHUNK * (setup.weight_bytes + 1)
+    return weights(shape, setup) + wrapped + again + proof
 
 
 def first_gradients(shape: Shape, setup: Setup) -> float:

@@ -45,9 +45,12 @@ def _factor_widths(layer: tuple[Linear, ...]) -> list[int]:
 def _layer(shape: Shape) -> tuple[int, ...]:
     """Matrices of one layer. All experts of a layer are two tensors beside their router."""
     if shape.experts:
-        attention = shape.hidden * shape.query, *2 * (shape.hidden * shape.key_value,), shape.query * shape.hidden
-        gate_up, down = 2 * shape.hidden * shape.intermediate, shape.hidden * shape.intermediate
-        return *attention, shape.experts * shape.hidden, shape.experts * gate_up, shape.experts * down
+        query = output = shape.hidden * shape.query
+        key = value = shape.hidden * shape.key_value
+        router = shape.experts * shape.hidden
+        down = shape.experts * shape.hidden * shape.intermediate
+        gate_up = 2 * down
+        return query, key, value, output, router, gate_up, down
     return tuple(linear.inputs * linear.outputs for linear in shape.linears for _ in range(linear.copies))
 
 
@@ -64,10 +67,14 @@ def persistent(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINE
     (mark_persistent_parameters, stage3_model_persistence_threshold). Norms, most biases, the router of few experts, and
     an adapter's smaller factors.
     """
-    matrices = trained_matrices(shape, 0) + (trained_matrices(shape, lora_rank, targets) if lora_rank else ())
-    small = (shape.layers * shape.sinks, shape.heads), (shape.layers * shape.expert_bias, shape.experts)
-    tensors = [*shape.vectors, *small, *((1, elements) for elements in matrices)]
-    return sum(count * elements for count, elements in tensors if elements <= PERSISTENCE * shape.hidden)
+    matrices = trained_matrices(shape, 0)
+    if lora_rank:
+        matrices += trained_matrices(shape, lora_rank, targets)
+    sinks = (shape.layers * shape.sinks, shape.heads)
+    router_biases = (shape.layers * shape.expert_bias, shape.experts)
+    tensors = [*shape.vectors, sinks, router_biases, *((1, elements) for elements in matrices)]
+    limit = PERSISTENCE * shape.hidden
+    return sum(count * elements for count, elements in tensors if elements <= limit)
 
 
 def largest_trained(shape: Shape, lora_rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:

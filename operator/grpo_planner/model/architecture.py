@@ -152,7 +152,8 @@ def _given(model: ModelSpec, given: Architecture, found_in: ShapeSource, facts: 
 def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes: Mapping[str, int]) -> SpecRejected:
     """The refusal, with all numbers that are there."""
     widths = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
-    numbers = {widths.get(found_in, found_in): shape.counted} | {name: size for name, size in sizes.items() if size}
+    numbers = {widths.get(found_in, found_in): shape.counted}
+    numbers |= {name: size for name, size in sizes.items() if size}
     said = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,

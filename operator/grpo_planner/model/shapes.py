@@ -105,10 +105,14 @@ class Shape:
     @cached_property
     def layer_vectors(self) -> int:
         """Parameters of one layer's norms, biases and sinks."""
-        attention = (self.query + 2 * self.key_value) * self.qkv_bias + self.hidden * self.output_bias
+        norms = self.norms * self.hidden
+        inputs = (self.query + 2 * self.key_value) * self.qkv_bias
+        output = self.hidden * self.output_bias
         mlp = (2 * self.intermediate + self.hidden) * self.mlp_bias
+        # GPT-OSS: biases of gate and up, of down, and one of the router for each expert.
         experts = self.experts * (2 * self.intermediate + self.hidden + 1) * self.expert_bias
-        return self.norms * self.hidden + attention + mlp + experts + self.head_norms + self.heads * self.sinks
+        sinks = self.heads * self.sinks
+        return norms + inputs + output + mlp + experts + self.head_norms + sinks
 
     @cached_property
     def head_norms(self) -> int:
@@ -124,7 +128,8 @@ class Shape:
     def largest_module(self) -> int:
         """Parameters of the largest module that is gathered at once: an embedding, or all experts of a layer."""
         experts = self.experts * self.expert_matrices
-        return max(self.head, experts, *(linear.inputs * linear.outputs for linear in self.linears))
+        matrices = [linear.inputs * linear.outputs for linear in self.linears]
+        return max(self.head, experts, *matrices)
 
     @cached_property
     def counted(self) -> int:
@@ -142,7 +147,8 @@ class Shape:
         """Parameters that one token passes: all of them but the experts it isn't routed to."""
         if not self.experts:
             return self.parameters
-        return self.parameters - self.layers * (self.experts - self.active_experts) * self.expert_matrices
+        idle_experts = self.layers * (self.experts - self.active_experts)
+        return self.parameters - idle_experts * self.expert_matrices
 
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
@@ -153,27 +159,47 @@ class Shape:
         hidden, query, kv, inner = self.hidden, self.query, self.key_value, self.intermediate
         output = Linear("self_attn.o_proj", 1, query, hidden)
         if self.fused:
-            qkv, gate_up = ("self_attn.qkv_proj", query + 2 * kv), ("mlp.gate_up_proj", 2 * inner)
-            inputs = [Linear(name, 1, hidden, width) for name, width in (qkv, gate_up)]
-            return (*inputs, output, Linear("mlp.down_proj", 1, inner, hidden))
-        widths = {"q_proj": query, "k_proj": kv, "v_proj": kv}
-        attention = *(Linear(f"self_attn.{name}", 1, hidden, width) for name, width in widths.items()), output
+            qkv = Linear("self_attn.qkv_proj", 1, hidden, query + 2 * kv)
+            gate_up = Linear("mlp.gate_up_proj", 1, hidden, 2 * inner)
+            return (qkv, gate_up, output, Linear("mlp.down_proj", 1, inner, hidden))
+        attention = (
+            Linear("self_attn.q_proj", 1, hidden, query),
+            Linear("self_attn.k_proj", 1, hidden, kv),
+            Linear("self_attn.v_proj", 1, hidden, kv),
+            output,
+        )
         if self.expert_bias:
             return attention
-        mlp, count, width = ("mlp.experts", self.experts, 2 * inner) if self.experts else ("mlp", 1, inner)
-        router = (Linear("mlp.gate", 1, hidden, self.experts),) if self.experts else ()
-        gated = (Linear(f"{mlp}.{name}", count, hidden, width) for name in ("gate_proj", "up_proj"))
-        return (*attention, *gated, Linear(f"{mlp}.down_proj", count, inner, hidden), *router)
+        if self.experts:
+            return (
+                *attention,
+                Linear("mlp.experts.gate_proj", self.experts, hidden, 2 * inner),
+                Linear("mlp.experts.up_proj", self.experts, hidden, 2 * inner),
+                Linear("mlp.experts.down_proj", self.experts, inner, hidden),
+                Linear("mlp.gate", 1, hidden, self.experts),
+            )
+        return (
+            *attention,
+            Linear("mlp.gate_proj", 1, hidden, inner),
+            Linear("mlp.up_proj", 1, hidden, inner),
+            Linear("mlp.down_proj", 1, inner, hidden),
+        )
 
     @cached_property
     def vectors(self) -> tuple[tuple[int, int], ...]:
         """(how many, elements) of the whole model's norms and biases; those of experts are matrices."""
-        biases = (self.layers * self.qkv_bias, self.query), (2 * self.layers * self.qkv_bias, self.key_value)
-        output, gated = (self.layers * self.output_bias, self.hidden), (self.layers * self.mlp_bias, self.hidden)
-        head_norms = (2 * self.layers * self.qk_norm, self.head_dim)
-        whole = [(self.layers * self.whole_qk_norm, width) for width in (self.query, self.key_value)]
-        inner = (2 * self.layers * self.mlp_bias, self.intermediate)
-        return (self.layers * self.norms + 1, self.hidden), *biases, output, gated, inner, head_norms, *whole
+        layers = self.layers
+        return (
+            (layers * self.norms + 1, self.hidden),  # each layer's norms, and the final one
+            (layers * self.qkv_bias, self.query),
+            (2 * layers * self.qkv_bias, self.key_value),
+            (layers * self.output_bias, self.hidden),
+            (layers * self.mlp_bias, self.hidden),
+            (2 * layers * self.mlp_bias, self.intermediate),
+            (2 * layers * self.qk_norm, self.head_dim),
+            (layers * self.whole_qk_norm, self.query),
+            (layers * self.whole_qk_norm, self.key_value),
+        )
 
     def adapted_by_layer(self, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, ...], ...]:
         """The linear maps that an adapter with these targets is on: the input embedding's, then those of each layer."""
