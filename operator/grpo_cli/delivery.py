@@ -96,7 +96,7 @@ class Delivery:
 
     def _started(self) -> str:
         """Name of the Job's pod, once it runs."""
-        deadline, told = self._clock.now() + self._options.timeout, ""
+        deadline, shown_reason = self._clock.now() + self._options.timeout, ""
         while True:
             pod = self._found()
             phase, why = _state(pod)
@@ -109,9 +109,9 @@ class Delivery:
                 raise KubectlError(f"the pod of {self._job} ended: {why or phase}")
             if self._clock.now() > deadline:
                 raise KubectlError(f"the pod of {self._job} does not run after {self._options.timeout} s: {why}")
-            if why != told:
+            if why != shown_reason:
                 print(f"waiting for the pod of {self._job}: {why}", file=sys.stderr)
-                told = why
+                shown_reason = why
             self._clock.sleep(POLL_SECONDS)
 
     def _waits(self, pod: Manifest, why: str) -> str:

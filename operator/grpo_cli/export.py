@@ -52,21 +52,21 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Brings the model; where it was interrupted, the same command goes on."""
     metadata, job = kubectl.get_job(options, options.name)
-    told = exported(options.name, job)
+    export = exported(options.name, job)
     require_folder(options.to)
-    converts = requested(options, told)
+    converts = requested(options, export)
     manifest, holder = placed(options, _manifest(options, metadata, job))
     with Delivery(options, manifest, holder).gone_at_the_end() as delivery:
         listing = delivery.listing()
         if not converts:
-            require_reported(listing, told)
+            require_reported(listing, export)
         wanted = missing(options.to, listing)
         require_room(options.to, wanted)
         with _shown(listing) as arrived:
             arrived(listing.bytes - sum(entry.bytes for entry in wanted.values()))
             download(options.to, wanted, delivery.read, arrived)
         if converts:
-            require_made_of(options.to, told.weights_hash)
+            require_made_of(options.to, export.weights_hash)
     what = "converted from the job's" if converts else "as the job reported it"
     console().print(
         f"{format_bytes(listing.bytes)} in {options.to}, every file checked; weights {listing.weights_hash}, {what}",
@@ -103,29 +103,28 @@ def exported(name: str, job: GRPOJob) -> Export:
     )
 
 
-def requested(options: Namespace, told: Export) -> bool:
+def requested(options: Namespace, export: Export) -> bool:
     """True if the model is wanted otherwise than it is.
 
     Raises:
         OptionError: it can't be had so.
     """
-    if options.merge and told.format == "Model":
+    if options.merge and export.format == "Model":
         raise OptionError(f"--merge: {options.name} has exported a whole model, there is no adapter to merge")
-    if options.dtype and told.format == "Adapter" and not options.merge:
+    if options.dtype and export.format == "Adapter" and not options.merge:
         raise OptionError(f"--dtype {options.dtype}: {options.name} has exported an adapter; add --merge")
     return options.merge or options.dtype is not None
 
 
-def require_reported(listing: Listing, told: Export) -> None:
+def require_reported(listing: Listing, export: Export) -> None:
     """Make sure that what is there is what the job says that it has exported.
 
     Raises:
         KubectlError: the weights are others.
     """
-    if listing.weights_hash != told.weights_hash:
-        raise KubectlError(
-            f"{told.path} has weights {listing.weights_hash}, the job reported {told.weights_hash}: somebody changed it"
-        )
+    found, reported = listing.weights_hash, export.weights_hash
+    if found != reported:
+        raise KubectlError(f"{export.path} has weights {found}, the job reported {reported}: somebody changed it")
 
 
 def _manifest(options: Namespace, metadata: dict[str, Any], job: GRPOJob) -> Manifest:

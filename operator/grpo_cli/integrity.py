@@ -86,7 +86,7 @@ def unsigned(envelope: Envelope | None, key: Path) -> str:
     )
 
 
-def require_made_of(folder: Path, told: str) -> None:
+def require_made_of(folder: Path, weights_hash: str) -> None:
     """Make sure that a converted model was made of the weights with that hash, as far as it says of what.
 
     Raises:
@@ -99,8 +99,8 @@ def require_made_of(folder: Path, told: str) -> None:
     except NotGenuine as error:
         raise KubectlError(f"the conversion can't be told from another model: {error}") from error
     used = statement.predicate.weights_hash if isinstance(statement, ConversionStatement) else "those of no conversion"
-    if used != told:
-        raise KubectlError(f"weights {used} were converted, the job reported {told}: somebody changed them")
+    if used != weights_hash:
+        raise KubectlError(f"weights {used} were converted, the job reported {weights_hash}: somebody changed them")
 
 
 def _content(path: Path) -> bytes | None:

@@ -122,7 +122,7 @@ def _plan(job: Object) -> str:
 def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
     """Shows the Job's pods' logs, one after the other, until it has ended."""
     shown: set[str] = set()
-    said = ""
+    shown_reason = ""
     while True:
         job = _job(options, name)  # before its pods: what they said is all there when it has ended
         if job is None:
@@ -138,9 +138,9 @@ def _followed(options: Namespace, name: str, holder: Holder | None) -> int:
         waiting = "; ".join(filter(None, reasons))
         if holder and waiting:
             waiting += f"; it can run only beside {holder.words}"
-        if waiting not in ("", said):
+        if waiting not in ("", shown_reason):
             print(f"job {name}: {waiting}", file=sys.stderr, flush=True)
-        said = waiting
+        shown_reason = waiting
         SYSTEM_CLOCK.sleep(POLL_SECONDS)
 
 

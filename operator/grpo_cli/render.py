@@ -68,8 +68,8 @@ def _committed(options: Namespace) -> Attempt:
     metadata, job = kubectl.get_job(options, options.name)
     if job.status.plan is None:
         refused = [one for one in job.status.conditions if one.type == "Admitted" and one.status == "False"]
-        said = "; ".join(condition.message for condition in refused)
-        raise NotYet(f"{options.name} has no plan yet: {said or 'the operator has not seen it'}")
+        reasons = "; ".join(condition.message for condition in refused)
+        raise NotYet(f"{options.name} has no plan yet: {reasons or 'the operator has not seen it'}")
     number = max(1, job.status.attempt)
     return attempt(metadata, job.spec, job.status.plan, number, job.status.resume_from)
 

@@ -92,20 +92,20 @@ def _found(options: Namespace) -> list[dict[str, Any]]:
 
 def _rows(items: Iterable[dict[str, Any]], *, with_namespace: bool) -> Iterable[Row]:
     for item in items:
-        meta, told = item["metadata"], (item.get("status") or {}).get("usage")
-        if told:
+        meta, usage = item["metadata"], (item.get("status") or {}).get("usage")
+        if usage:
             name = f"{meta['namespace']}/{meta['name']}" if with_namespace else meta["name"]
-            yield Row(name, _usage(name, told))
+            yield Row(name, _usage(name, usage))
 
 
-def _usage(name: str, told: object) -> Usage:
+def _usage(name: str, document: object) -> Usage:
     """The usage that a job's status tells.
 
     Raises:
         KubectlError: it is of a version that this one can't read.
     """
     try:
-        return Usage.model_validate(told, extra="ignore")
+        return Usage.model_validate(document, extra="ignore")
     except ValidationError as error:
         problems = [f"status.usage.{dotted(one['loc'])}: {one['msg']}" for one in error.errors()]
         wrong = "; ".join(problems)

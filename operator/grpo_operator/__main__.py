@@ -51,7 +51,7 @@ async def run(
     `filled` is called once the caches are full; `wall` gives unix seconds.
     """
     configuration = await credentials.load(chosen.kubeconfig)
-    caches, queue, told, leading = Caches(), WorkQueue(), asyncio.Event(), asyncio.Event()
+    caches, queue, ending, leading = Caches(), WorkQueue(), asyncio.Event(), asyncio.Event()
     metrics = Metrics(queue, chosen.workers)
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
     pods = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -73,10 +73,10 @@ async def run(
             log.info("watching %s", ", ".join(chosen.namespaces) or "all namespaces")
             tasks = [asyncio.create_task(elector.run(), name="elector")] if elector else []
             tasks.append(asyncio.create_task(operator.run(filled), name="operator"))
-            watched = handlers.registry(caches, operator.add, configuration, operator.listed(), told)
-            handlers.listen(told)
+            watched = handlers.registry(caches, operator.add, configuration, operator.listed(), ending)
+            handlers.listen(ending)
             tasks.append(asyncio.create_task(operator.watch(watched, stop), name="kopf"))
-            await until_one_ends(*tasks, asyncio.create_task(told.wait(), name="signals"))
+            await until_one_ends(*tasks, asyncio.create_task(ending.wait(), name="signals"))
             queue.close()
     log.info("stopped")
 

@@ -55,9 +55,9 @@ def _readable(seen: Observation) -> Iterator[Statement]:
 
 def _dropped(seen: Observation) -> Iterator[Statement]:
     """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's other attempts."""
-    told = seen.pull.progress.metrics if seen.pull else {}
-    dropped = told.get(PROMPTS_DROPPED.key, 0.0)
-    total = dropped + told.get(PROMPTS.key, 0.0)
+    metrics = seen.pull.progress.metrics if seen.pull else {}
+    dropped = metrics.get(PROMPTS_DROPPED.key, 0.0)
+    total = dropped + metrics.get(PROMPTS.key, 0.0)
     share = dropped / total if 0 < total <= MAX_COUNT else 0.0
     if seen.job.spec is None or not WORTH_TELLING < share <= 1:
         return

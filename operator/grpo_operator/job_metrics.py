@@ -143,12 +143,12 @@ def standing(
     if not (job.active and job.is_true(ConditionType.RUNNING) and plan and spec):
         return
     if pull and pull.progress.attempt == job.status.attempt:
-        said, since = pull.progress.stage, pull.advanced_at
+        reported_stage, since = pull.progress.stage, pull.advanced_at
     elif silence:
-        said, since = "Starting", silence.since
+        reported_stage, since = "Starting", silence.since
     else:
         return
-    stage = said if said in _STAGES else "Unknown"
+    stage = reported_stage if reported_stage in _STAGES else "Unknown"
     yield JOB_PROGRESS_TIME, (), unix(since)
     yield JOB_PATIENCE, (stage,), patience(stage, spec.guard, plan)
 

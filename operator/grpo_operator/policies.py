@@ -121,14 +121,14 @@ def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
         return Decision(Action.WAIT, look_again=longest - seen.over_for)
     outcome = _named(cause, seen)
     counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
-    found = rule_for(seen.job, cause)
-    if found:
-        path, rule = found
+    matching_rule = rule_for(seen.job, cause)
+    if matching_rule:
+        path, rule = matching_rule
         if rule.action == "Fail":
             message = f"{path} says Fail for this end: {outcome.message}"
             return Decision(Action.FAIL, outcome.result, message, ended=outcome)
         counted = rule.action == "Restart"
-    if not found and (rollback := rollback_of(seen.job, cause)):
+    if not matching_rule and (rollback := rollback_of(seen.job, cause)):
         # it has a limit of its own, which is stricter
         return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
     decision = again(seen, limits, outcome, counted=counted, node=_suspect(cause))

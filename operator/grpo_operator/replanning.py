@@ -25,10 +25,10 @@ def known(seen: Observation) -> Learned:
     plan, learned = seen.job.status.plan, seen.job.status.learned or Learned()
     if seen.pull is None or seen.job.spec is None or plan is None:
         return learned
-    told = seen.pull.progress
-    if links := _links(plan, told.metrics.get(ALLREDUCE.key)):
+    progress = seen.pull.progress
+    if links := _links(plan, progress.metrics.get(ALLREDUCE.key)):
         learned = learned.model_copy(update={"links": links})
-    return found(Run(plan, seen.job.spec, learned), told.architecture) if told.architecture else learned
+    return found(Run(plan, seen.job.spec, learned), progress.architecture) if progress.architecture else learned
 
 
 def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:

@@ -56,13 +56,13 @@ def report(seen: Observation, decision: Decision) -> dict[str, Any]:
 
 def _revisions(seen: Observation) -> dict[str, Any]:
     """What the attempt says that it is made of. A commit stays what the first attempt found: later ones are told it."""
-    told = dict(seen.pull.progress.revisions) if seen.pull else {}
+    revisions = dict(seen.pull.progress.revisions) if seen.pull else {}
     for end in seen.terminations:
-        told |= end.outcome.revisions
-    if not told:
+        revisions |= end.outcome.revisions
+    if not revisions:
         return {}
-    data = {DATASET_FINGERPRINT: told[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in told else {}
-    return {"revisions": {**told, **(seen.job.status.revisions or {}), **data}}
+    data = {DATASET_FINGERPRINT: revisions[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in revisions else {}
+    return {"revisions": {**revisions, **(seen.job.status.revisions or {}), **data}}
 
 
 def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def _lasting(path: str, job: GRPOJobRecord) -> str:
 def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:
     """Progress and metrics as they are told with the end: newer than any pull."""
     old = seen.job.status
-    told = [ended, *(one.outcome for one in seen.terminations if one.reported)]
-    last = max(told, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
+    outcomes = [ended, *(one.outcome for one in seen.terminations if one.reported)]
+    last = max(outcomes, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
     words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
     if metrics := _metrics(last.metrics):
         # an Outcome is short: it doesn't say how long the last step took

@@ -108,13 +108,13 @@ def not_started(seen: Observation, limits: Limits) -> Decision | None:
     """
     if seen.child is not None:
         return None
-    told = seen.job.condition(ConditionType.SCHEDULED)
+    scheduled = seen.job.condition(ConditionType.SCHEDULED)
     # one that waits for the API server's leave keeps nothing from others
-    if admitted_for(seen.job, seen.now) < limits.scheduling or (told and told.reason == Reason.FAILED_CREATE):
+    if admitted_for(seen.job, seen.now) < limits.scheduling or (scheduled and scheduled.reason == Reason.FAILED_CREATE):
         return Decision(Action.START)
     why = "its Job could not be created"
-    if told and told.reason == Reason.NAME_TAKEN:
-        why = told.message
+    if scheduled and scheduled.reason == Reason.NAME_TAKEN:
+        why = scheduled.message
     return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {why}")
 
 

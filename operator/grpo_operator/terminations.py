@@ -187,6 +187,6 @@ def _reported(message: str, attempt: int) -> Outcome | None:
     except ValidationError as error:
         if not all(problem["loc"][:1] in _DETAILS for problem in error.errors()):
             return None
-        told = {name: value for name, value in from_json(message).items() if (name,) not in _DETAILS}
-        outcome = Outcome.model_validate(told, extra="ignore")
+        believed = {name: value for name, value in from_json(message).items() if (name,) not in _DETAILS}
+        outcome = Outcome.model_validate(believed, extra="ignore")
     return outcome if outcome.attempt in (0, attempt) else None

@@ -122,8 +122,8 @@ class Part:
 
     def sentence(self) -> str:
         """`reason: message`, as far as they are there, cut to what a status takes."""
-        said = (self.text("reason", MAX_OBJECT), self.text("message", MAX_OBJECT))
-        return cut(": ".join(text for text in said if text), MAX_SENTENCE)
+        texts = (self.text("reason", MAX_OBJECT), self.text("message", MAX_OBJECT))
+        return cut(": ".join(text for text in texts if text), MAX_SENTENCE)
 
     def condition(self, kind: str) -> "Part":
         """Return the condition of this type from the list `conditions`; an empty object if it is absent."""

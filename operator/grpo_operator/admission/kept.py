@@ -114,6 +114,6 @@ def anew(
         return result
     if result.chosen is None:
         return result.model_copy(update={"message": f"{result.message}. The job {account(Run(before, spec, learned))}"})
-    told = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {described(result.chosen)}"
-    chosen = result.chosen.model_copy(update={"changes": [*result.chosen.changes, told][-16:]})
+    change = f"after OutOfMemory at {short.where} in attempt {short.attempt}: runs as {described(result.chosen)}"
+    chosen = result.chosen.model_copy(update={"changes": [*result.chosen.changes, change][-16:]})
     return result.model_copy(update={"chosen": chosen, "changes": chosen.changes})

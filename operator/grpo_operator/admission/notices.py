@@ -45,17 +45,17 @@ class Notices:
         The uids in `others` keep their last verdict; all remaining ones lose theirs.
         """
         self._verdicts = verdicts
-        self._told = {uid: told for uid, told in self._told.items() if uid in verdicts or uid in others}
+        self._told = {uid: published for uid, published in self._told.items() if uid in verdicts or uid in others}
         self._news = {uid: key for uid, key in self._news.items() if uid in verdicts}
         urgent = []
         for uid, verdict in verdicts.items():
-            told = self._told.get(uid)
+            published = self._told.get(uid)
             # who is admitted now was not, or no longer, when it read its last verdict
-            if told is None or told.news != verdict.news or verdict.admitted:
+            if published is None or published.news != verdict.news or verdict.admitted:
                 self._told[uid] = verdict
                 self._news.pop(uid, None)
                 urgent.append(keys[uid])
-            elif told != verdict:
+            elif published != verdict:
                 # Only the place in the queue has changed: it waits for its turn, and keeps the turn that it has.
                 self._news.setdefault(uid, keys[uid])
         if self._news:

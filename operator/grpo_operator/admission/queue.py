@@ -217,15 +217,15 @@ class AdmissionQueue:
         if job.active:
             avoided = asked.avoided_nodes
             return _decision(asked, self._restart(job if avoided is None else job.avoiding(avoided)))
-        told = self._notices.read(job.uid)
+        verdict = self._notices.read(job.uid)
         if (
-            told is None
-            or told.generation != job.generation
-            or (told.admitted and not self._assumptions.holds(job.uid))
+            verdict is None
+            or verdict.generation != job.generation
+            or (verdict.admitted and not self._assumptions.holds(job.uid))
         ):
             self.wake()
             return None
-        return _decision(asked, told)
+        return _decision(asked, verdict)
 
     async def _queued(self, seen: Observation, asked: Decision, job: GRPOJobRecord) -> Decision:
         """A job that Kueue admits: it keeps the plan that its Workload was made for, as long as it can run by it."""

@@ -50,6 +50,6 @@ def _meets(scope: str, operator: str, values: tuple[str, ...], priority_class: s
     # the fourth operator of the API is DoesNotExist
     if scope == "PriorityClass":
         there = bool(priority_class)
-        said = {"In": priority_class in values, "NotIn": priority_class not in values, "Exists": there}
-        return said.get(operator, not there)
+        answers = {"In": priority_class in values, "NotIn": priority_class not in values, "Exists": there}
+        return answers.get(operator, not there)
     return scope in ("NotTerminating", "NotBestEffort")

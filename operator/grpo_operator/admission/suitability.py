@@ -60,7 +60,7 @@ class Suitability:
         nodes: list[Sight] = []
         short: list[Sight] = []
         warnings: list[str] = []
-        for node, found, said in self._sights:
+        for node, found, remarks in self._sights:
             broken = "two attempts in a row ended on it" if node.name in avoided else ""
             if why := broken or left_out(node, spec.placement) or unfit(node, spec, extra):
                 warnings.append(f"node {node.name}: left out, {why}")
@@ -68,7 +68,7 @@ class Suitability:
                 warnings.append(f"node {node.name}: left out, {why}")
                 short.append((node, found))
             else:
-                warnings += said
+                warnings += remarks
                 nodes.append((node, found))
         return Suitable(
             nodes=tuple(nodes), short_of_disk=tuple(short), warnings=tuple(warnings), extra=extra,

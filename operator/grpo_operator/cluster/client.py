@@ -252,11 +252,11 @@ class HttpCluster:
         """Return the error that an answer stands for."""
         # Usually a Status object, or within an event one below `object`; a proxy's page is quoted as it is.
         try:
-            said = from_json(text)
-            said = said.get("object", said).get("message") or said
+            reason = from_json(text)
+            reason = reason.get("object", reason).get("message") or reason
         except (ValueError, AttributeError):
-            said = text[:500].decode(errors="replace")
-        message = f"{verb} {path}: {code} {said}"
+            reason = text[:500].decode(errors="replace")
+        message = f"{verb} {path}: {code} {reason}"
         # 401 passes by itself: a token that has just run out is renewed before the next try.
         if code in (0, 401, 429) or code >= 500 or self._try_again(message):
             return Unavailable(message, code, float(retry_after) if retry_after.isdecimal() else None)

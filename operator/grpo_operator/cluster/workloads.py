@@ -150,9 +150,9 @@ class Workloads:
         elif write is Write.READY:
             status = ready(item, now)
         else:
-            told = next((job.condition(one) for one in _ENDS if job.is_true(one)), None)
+            final = next((job.condition(one) for one in _ENDS if job.is_true(one)), None)
             succeeded = job.is_true(ConditionType.SUCCEEDED)
-            status = finished(item, succeeded, told.message if told else "", now)
+            status = finished(item, succeeded, final.message if final else "", now)
         await self._patch(known, {"status": status}, "status")
 
     async def _patch(self, known: WorkloadRecord, patch: Object, subresource: str = "") -> None:

@@ -80,15 +80,15 @@ class _Timeline:
         attributes = [(one, value) for one, value in parts if value is not None]
         return self.trace.span(name, self._at(begin), self._at(end), attributes=attributes)
 
-    def step(self, told: StepTime, name: traces.SpanName) -> Iterator[Span]:
+    def step(self, step_time: StepTime, name: traces.SpanName) -> Iterator[Span]:
         """Yield the spans of a step and of its parts, one after the other: their real order is not reported."""
-        begin = self._at(told.began.total)
-        number = [(traces.STEP_NUMBER, told.step)]
-        span = self.trace.span(name, begin, self._at(told.ended.total), number=told.step, attributes=number)
+        begin = self._at(step_time.began.total)
+        number = [(traces.STEP_NUMBER, step_time.step)]
+        span = self.trace.span(name, begin, self._at(step_time.ended.total), number=step_time.step, attributes=number)
         yield span
         for part in traces.PARTS:
-            spent = getattr(told.ended, part.name) - getattr(told.began, part.name)
+            spent = getattr(step_time.ended, part.name) - getattr(step_time.began, part.name)
             if spent > 0.0:
                 end = min(begin + spent, span.end)
-                yield self.trace.span(part, begin, end, number=told.step, parent=span.id)
+                yield self.trace.span(part, begin, end, number=step_time.step, parent=span.id)
                 begin = end

@@ -166,12 +166,12 @@ def pull_time(seen: Observation) -> float | None:
     return seen.now - max(0.0, seen.at - seen.pull.at) if seen.pull else None
 
 
-def _with_account(record: AttemptUsage, told: Account) -> AttemptUsage:
-    update: dict[str, object] = {"began_at": told.began_at or record.began_at}
-    if told.clock.total > record.clock.total:
-        update["clock"] = told.clock
-    if told.sealed.total > record.sealed.total:
-        update["sealed"] = told.sealed
+def _with_account(record: AttemptUsage, account: Account) -> AttemptUsage:
+    update: dict[str, object] = {"began_at": account.began_at or record.began_at}
+    if account.clock.total > record.clock.total:
+        update["clock"] = account.clock
+    if account.sealed.total > record.sealed.total:
+        update["sealed"] = account.sealed
     return record.model_copy(update=update)
 
 

@@ -89,15 +89,15 @@ def kept_clocks(records: Sequence[AttemptUsage]) -> list[Clock]:
 def divided(record: AttemptUsage, kept: Clock, as_of: str) -> GPUSeconds:
     """One attempt's GPU-seconds by state. Rank 0's clock divides the time that its gang held GPUs, and no more."""
     wall = held_seconds(record, as_of) / record.nodes
-    told = _parts(record.clock)
+    spent_on = _parts(record.clock)
     safe = _parts(kept)
-    told = {part: max(spent, safe[part]) for part, spent in told.items()}
-    spent = sum(told.values())
+    spent_on = {part: max(spent, safe[part]) for part, spent in spent_on.items()}
+    spent = sum(spent_on.values())
     if spent > wall:  # nobody can have worked longer than that: an impossible clock is taken as proportions
-        told = {part: value * wall / spent for part, value in told.items()}
+        spent_on = {part: value * wall / spent for part, value in spent_on.items()}
         safe = {part: value * wall / spent for part, value in safe.items()}
         spent = wall
-    states = {**told, "lost": 0.0, "other": max(0.0, wall - spent)}
+    states = {**spent_on, "lost": 0.0, "other": max(0.0, wall - spent)}
     if record.ended and record.ended != SUCCEEDED:
         states = _after_loss(states, safe, record.lead_seconds or 0.0)
     return GPUSeconds(**{state: round(value * record.gpus, 3) for state, value in states.items()})
