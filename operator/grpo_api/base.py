@@ -122,17 +122,17 @@ def _is_integer(annotation: Any) -> bool:
 
 def _without_nulls(data: dict[Any, Any]) -> dict[Any, Any]:
     """The fields that are set, and of each map the values that are."""
-    found = {}
+    fields = {}
     for name, value in data.items():
         if value is not None:
-            found[name] = _set_values(value) if isinstance(value, dict) else value
-    return found
+            fields[name] = _set_values(value) if isinstance(value, dict) else value
+    return fields
 
 
 def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
     if None not in value.values():
         return value
-    return {key: part for key, part in value.items() if part is not None}
+    return {key: item for key, item in value.items() if item is not None}
 
 
 def exactly_one(*fields: str, message: str = "") -> Rule:

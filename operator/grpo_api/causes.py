@@ -51,11 +51,11 @@ def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> T
     """
     if reported and result in PERMANENT:
         return Tier.PERMANENT
-    found = _TIERS.get(result, Tier.ERROR)
+    usual_tier = _TIERS.get(result, Tier.ERROR)
     # A specific result names its own cause, which a disruption of the pod does not explain.
-    if disrupted and found is not Tier.SPECIFIC:
+    if disrupted and usual_tier is not Tier.SPECIFIC:
         return Tier.DISRUPTION
-    return found
+    return usual_tier
 
 
 def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:

@@ -78,10 +78,10 @@ def immutability(spec: type[Model]) -> tuple[Rule, ...]:
 
 def _optional(model: type[Model]) -> dict[str, bool]:
     """The fields as users write them, and whether each may be absent."""
-    found = {}
+    optional = {}
     for name, field in model.model_fields.items():
-        found[field.alias or name] = field.default is None
-    return found
+        optional[field.alias or name] = field.default is None
+    return optional
 
 
 def _grouped(cel: str) -> str:

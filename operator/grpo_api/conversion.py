@@ -66,8 +66,8 @@ class Conversion(Record):
     @property
     def consumed(self) -> dict[str, str]:
         """Name → sha256 of the export's files that went in."""
-        found = self.build_definition.resolved_dependencies
-        named = {one.name.removeprefix(CONSUMED): one for one in found if one.name.startswith(CONSUMED)}
+        dependencies = self.build_definition.resolved_dependencies
+        named = {one.name.removeprefix(CONSUMED): one for one in dependencies if one.name.startswith(CONSUMED)}
         return {name: one.digest.get("sha256", "") for name, one in named.items()}
 
     @property

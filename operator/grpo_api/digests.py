@@ -28,14 +28,14 @@ def files_of(folder: Path) -> dict[str, Path]:
     Raises:
         OSError: a folder can't be read.
     """
-    found, folders = {}, [folder]
+    files, folders = {}, [folder]
     while folders:
         for path in folders.pop().iterdir():
             if path.is_dir() and not path.is_symlink():
                 folders.append(path)
             else:
-                found[path.relative_to(folder).as_posix()] = path
-    return dict(sorted(found.items()))
+                files[path.relative_to(folder).as_posix()] = path
+    return dict(sorted(files.items()))
 
 
 def regular(path: Path) -> bool:
@@ -54,9 +54,9 @@ def digests(paths: Sequence[Path], read: Read = lambda _: None) -> list[str]:
 
 
 def _digest(path: Path, read: Read) -> str:
-    found, buffer = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
+    sha256, buffer = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
-            found.update(buffer[:count])
+            sha256.update(buffer[:count])
             read(count)
-    return found.hexdigest()
+    return sha256.hexdigest()

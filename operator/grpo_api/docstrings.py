@@ -14,14 +14,14 @@ from pydantic import BaseModel
 
 def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Gives each property of a model's JSON schema the sentence below its field, a base class's where it has none."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         if kind is not BaseModel and issubclass(kind, BaseModel):
-            found |= _sentences(kind)
+            sentences |= _sentences(kind)
     for name, field in model.model_fields.items():
         prop = schema.get("properties", {}).get(field.alias or name)
-        if prop is not None and name in found:
-            prop["description"] = found[name]
+        if prop is not None and name in sentences:
+            prop["description"] = sentences[name]
 
 
 def _sentences(kind: type[BaseModel]) -> dict[str, str]:
@@ -31,10 +31,10 @@ def _sentences(kind: type[BaseModel]) -> dict[str, str]:
     except OSError:
         return {}
     assert isinstance(definition, ast.ClassDef), "the source of a class is its definition"
-    found = {}
+    sentences = {}
     for field, below in zip(definition.body, definition.body[1:], strict=False):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            found[field.target.id] = inspect.cleandoc(below.value.value)
-    return found
+            sentences[field.target.id] = inspect.cleandoc(below.value.value)
+    return sentences

@@ -24,5 +24,5 @@ def is_shown(headers: Iterable[str], wanted: str) -> bool:
     All are compared, each in the same time whatever it is.
     """
     tokens = [token.strip() for header in headers for token in header.split(",")][:MOST]
-    found = [hmac.compare_digest(digest(token).encode(), wanted.encode()) for token in tokens]
-    return any(found)
+    matches = [hmac.compare_digest(digest(token).encode(), wanted.encode()) for token in tokens]
+    return any(matches)

@@ -35,30 +35,30 @@ def _too_slow(search: Search, chosen: Option) -> Iterator[str]:
     """Where the time goes in a very long step, and what would be far faster on the same GPUs."""
     parts = chosen.time._asdict()
     name = max(parts, key=lambda part: parts[part])
-    told = f"a step is estimated at {chosen.seconds:.0f} s"
-    spent = f"{told}, {parts[name]:.0f} s of it for {SPENT[name]}"
-    sooner = search.sooner(chosen)
-    if sooner:
-        head = spent if chosen.seconds > LONG_STEP else told
+    estimate = f"a step is estimated at {chosen.seconds:.0f} s"
+    spent = f"{estimate}, {parts[name]:.0f} s of it for {SPENT[name]}"
+    faster = search.sooner(chosen)
+    if faster:
+        head = spent if chosen.seconds > LONG_STEP else estimate
         yield (
-            f"{head}: {sooner.footprint.method.name} on {sooner.place.name} would take {sooner.seconds:.0f} s; "
-            f"{_way(chosen, sooner)}"
+            f"{head}: {faster.footprint.method.name} on {faster.place.name} would take {faster.seconds:.0f} s; "
+            f"{_way(chosen, faster)}"
         )
     elif chosen.seconds > LONG_STEP:
         yield f"{spent}: fewer or shorter completions, a smaller model or larger GPUs would be faster"
 
 
-def _way(chosen: Option, sooner: Option) -> str:
+def _way(chosen: Option, faster: Option) -> str:
     """The change of the spec that leads to a faster option."""
-    place = sooner.place
+    place = faster.place
     steps = []
-    if sooner.tier > chosen.tier and sooner.footprint.method.lora:
+    if faster.tier > chosen.tier and faster.footprint.method.lora:
         steps.append("set spec.adapter.use to Always, which trains an adapter only")
-    elif sooner.tier > chosen.tier:
+    elif faster.tier > chosen.tier:
         steps.append("set spec.training.optimizer to AdamW8bit")
     if place.world != chosen.place.world:
         steps.append(f"set spec.placement.gpus.min to {place.world}")
-    return " and ".join(steps) or f"pin {sooner.footprint.method.name}"
+    return " and ".join(steps) or f"pin {faster.footprint.method.name}"
 
 
 def _idle(demand: Demand, chosen: Option) -> Iterator[str]:

@@ -52,11 +52,11 @@ def engine_plan(shape: Shape, setup: Setup, usable: int, *, sync: float | None, 
 def cpu_engine_plan(shape: Shape, setup: Setup, host: int) -> EnginePlan:
     """The engine of a setup on CPUs; `host` is the memory of the trainer's pod."""
     engine = terms.of(setup)
-    found = sizes(shape, setup)
+    fields = sizes(shape, setup)
     if engine.kind == "Servers":
         host = whole_mib(CPU_ENGINE_POD + terms.needed(shape, setup))
-        found |= {"replicas": engine.replicas, "host_memory_bytes": host}
-    return EnginePlan(**found, memory_share=share_of(terms.needed(shape, setup), host))
+        fields |= {"replicas": engine.replicas, "host_memory_bytes": host}
+    return EnginePlan(**fields, memory_share=share_of(terms.needed(shape, setup), host))
 
 
 def sizes(shape: Shape, setup: Setup) -> dict[str, Any]:
@@ -85,19 +85,19 @@ def engine_warnings(demand: Demand, setup: Setup) -> list[str]:
     """What a user of the setup's engine should know; nothing without one."""
     if setup.engine is None:
         return []
-    told, training, kind = [], demand.spec.training, demand.model.model_type
+    sentences, training, kind = [], demand.spec.training, demand.model.model_type
     if kind not in PROVEN_FAMILIES:
-        told.append(
+        sentences.append(
             f"whether the weights of {f'model type {kind}' if kind else 'this model'} in an engine can be proven shows "
             f"only at the start; shown for {', '.join(PROVEN_FAMILIES)}"
         )
     if not training.corrects_engine:
-        told.append(
+        sentences.append(
             f"spec.training.temperature {training.temperature:g} with {', '.join(training.truncation)}: no "
             "log-probabilities of the engine's are of the distribution that the trainer computes, so TRL's importance "
             "correction is off and guard.maxEngineMismatch can't be checked; set temperature to 1, or remove the others"
         )
-    return told
+    return sentences
 
 
 def sampled_by(plan: ExecutionPlan) -> str:

@@ -89,55 +89,66 @@ def _memory(demand: Demand, option: Option) -> MemoryPrediction:
 
 def changes(demand: Demand, option: Option) -> list[str]:
     """Return sentences about an adapter or 8-bit moments that the plan uses although the spec did not ask for them."""
-    spec, method, told = demand.spec, option.footprint.method, []
+    spec, method, sentences = demand.spec, option.footprint.method, []
     if method.lora and not spec.adapter_requested:
-        trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(spec.adapter.target_modules))
-        told.append(
-            f"trains a LoRA adapter of rank {spec.adapter.rank} on {', '.join(spec.adapter.target_modules)} only "
-            f"({trained / demand.shape.parameters:.2%} of the parameters), because no plan with all parameters fits; "
+        modules = spec.adapter.target_modules
+        trained = demand.shape.adapter_parameters(spec.adapter.rank, tuple(modules))
+        share = trained / demand.shape.parameters
+        sentences.append(
+            f"trains a LoRA adapter of rank {spec.adapter.rank} on {', '.join(modules)} only "
+            f"({share:.2%} of the parameters), because no plan with all parameters fits; "
             f"learningRate {spec.training.learning_rate:g} is not rescaled (adapters usually want about ten times "
             "more); set spec.adapter.use to Never to refuse this, or to Always to ask for it"
         )
     if method.eight_bit and spec.training.optimizer == "Auto":
-        told.append("keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits")
-    return told
+        sentences.append("keeps AdamW's moments in 8 bits, because no plan with 32-bit moments fits")
+    return sentences
 
 
 def warnings(demand: Demand, option: Option) -> list[str]:
     """What the planner could not know about the chosen option."""
-    pool, setup, told = option.place.pool, option.footprint.setup, demand.notes
+    pool, setup, sentences = option.place.pool, option.footprint.setup, demand.notes
     if not pool.hardware.known:
-        told.append(f"GPU product {pool.label!r} is unknown: {_guesses(pool)}")
+        sentences.append(f"GPU product {pool.label!r} is unknown: {_guesses(pool)}")
     if why := obstacle(pool.label, pool.resource, pool.hardware.capability):
-        told.append(f"{why}: whether spec.image can compute there is not known")
+        sentences.append(f"{why}: whether spec.image can compute there is not known")
     if not demand.spec.expandable_segments:
-        told.append(
+        sentences.append(
             f"spec.env sets {' or '.join(ALLOCATOR_ENV)} without {EXPANDABLE_SEGMENTS}: fragmentation is taken to "
             f"waste {FRAGMENTATION[False]:.0%} of what comes and goes instead of {FRAGMENTATION[True]:.0%} (assumed)"
         )
     if setup.precision == "bfloat16" and not setup.lora and not setup.zero:
-        told.append(
+        sentences.append(
             "dtype bfloat16 without ZeRO has no float32 master weights: small updates can round away; "
             "set spec.training.dtype to Auto for float32 weights under bfloat16 autocast"
         )
     if not pool.hardware.bfloat16:
-        told.append(f"{pool.label} has no bfloat16: everything runs in float32")
-    asked = {*demand.spec.resources.requested}
-    hardware, nodes = pool.hardware, option.place.nodes
-    if nodes > 1 and not hardware.node_network and not any("/" in name for name in asked):
-        told.append(
-            f"step times assume {option.place.per_node * hardware.network:.0f} GB/s between nodes, usual for these "
+        sentences.append(f"{pool.label} has no bfloat16: everything runs in float32")
+    if _has_unknown_network(demand, option):
+        assumed_gbps = option.place.per_node * pool.hardware.network
+        sentences.append(
+            f"step times assume {assumed_gbps:.0f} GB/s between nodes, usual for these "
             "GPUs, but the pods ask for no RDMA card (spec.resources.limits, examples/11-rdma-and-init.yaml), and no "
             f"interconnect is declared (node label {NODE_GBPS_LABEL}, or interconnect.nodeGBps of an inventory file): "
             "over TCP steps may take longer"
         )
-    told += engine_warnings(demand, setup)
-    if (longest := STEP_ESTIMATES * option.seconds) > demand.spec.guard.hang_timeout_seconds:
-        told.append(
+    sentences += engine_warnings(demand, setup)
+    hang_timeout = demand.spec.guard.hang_timeout_seconds
+    longest = STEP_ESTIMATES * option.seconds
+    if longest > hang_timeout:
+        sentences.append(
             f"a step is estimated at {option.seconds:.0f} s: one without an end is a hang only after {longest:.0f} s, "
-            f"not after spec.guard.hangTimeoutSeconds = {demand.spec.guard.hang_timeout_seconds}; raise that"
+            f"not after spec.guard.hangTimeoutSeconds = {hang_timeout}; raise that"
         )
-    return told
+    return sentences
+
+
+def _has_unknown_network(demand: Demand, option: Option) -> bool:
+    """True for several nodes whose network nobody declared, with pods that ask for no card of an RDMA plugin."""
+    if option.place.nodes == 1 or option.place.pool.hardware.node_network:
+        return False
+    # Extended resources, such as rdma/hca, have a slash in their name.
+    return not any("/" in name for name in demand.spec.resources.requested)
 
 
 def _guesses(pool: Pool) -> str:
@@ -150,17 +161,17 @@ def _guesses(pool: Pool) -> str:
 def reason(option: Option, sampling: str) -> str:
     """Why this plan, in a sentence with its numbers; `sampling`: what samples the completions, and why."""
     place, footprint = option.place, option.footprint
-    said = needs(footprint.device, place.pool.usable, footprint.prediction.peak_phase, option.seconds)
-    return f"{footprint.method.name} on {place.name}: {said}; completions by {sampling}"
+    numbers = needs(footprint.device, place.pool.usable, footprint.prediction.peak_phase, option.seconds)
+    return f"{footprint.method.name} on {place.name}: {numbers}; completions by {sampling}"
 
 
 def candidates(demand: Demand, options: Sequence[Option], chosen: Option | None) -> list[Candidate]:
     """The options with their verdicts: the chosen one, then what fits by time, then what does not by what it lacks."""
-    ordered = sorted(options, key=lambda option: (option is not chosen, *_rank(option)))
-    return [
-        as_plan(demand, option, Candidate).model_copy(update={"rejected": _rejection(option, chosen)})
-        for option in ordered
-    ]
+    ranked = []
+    for option in sorted(options, key=lambda option: (option is not chosen, *_rank(option))):
+        plan = as_plan(demand, option, Candidate)
+        ranked.append(plan.model_copy(update={"rejected": _rejection(option, chosen)}))
+    return ranked
 
 
 def _rank(option: Option) -> tuple[object, ...]:

@@ -47,13 +47,14 @@ class Turn(NamedTuple):
 def find_fixes(spec: GRPOJobSpec, shape: Shape, pools: Sequence[Pool], plan: Planner) -> list[Fix]:
     """The cheapest changes after which `plan` finds something that fits: at most MOST single ones, else one of two."""
     turns = [turn for turn in _turns(spec, shape, pools) if turn.values]
-    found: list[Fix] = []
+    fixes: list[Fix] = []
     for turn in turns:
         fix = _mildest(spec, (), turn, plan)
-        found += [fix] if fix else []
-        if len(found) == MOST:
+        if fix:
+            fixes.append(fix)
+        if len(fixes) == MOST:
             break
-    return found or _pair(spec, turns, plan)
+    return fixes or _pair(spec, turns, plan)
 
 
 def _pair(spec: GRPOJobSpec, turns: Sequence[Turn], plan: Planner) -> list[Fix]:
@@ -98,8 +99,8 @@ def _fix(turned: Sequence[Turn], option: Option) -> Fix:
     changes = [Change(path=path, value=_written(values[-1])) for path, values, _ in turned]
     todo = " and ".join(map(_turn_message, turned))
     costs = "; ".join(turn.cost for turn in turned)
-    found = option.footprint
-    where = f"{found.method.name} on {plural(option.place.world, 'GPU')}, {gib(found.device)} per GPU"
+    footprint = option.footprint
+    where = f"{footprint.method.name} on {plural(option.place.world, 'GPU')}, {gib(footprint.device)} per GPU"
     return Fix(changes=changes, message=f"{todo} ({costs}): {where}")
 
 

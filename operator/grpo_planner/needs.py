@@ -82,12 +82,11 @@ def _loosened(placement: PlacementSpec) -> PlacementSpec:
 
 def _hardware(option: Option) -> Hardware:
     """The place of an option as an answer, with what it needs of it."""
-    place, found = option.place, option.footprint
+    place, footprint = option.place, option.footprint
     more = f" and {plural(option.engine_gpus, 'GPU')} more for engines" if option.engine_gpus else ""
-    message = (
-        f"{place.name}{more}, {found.method.name}: {gib(found.device)} of {gib(place.pool.usable)} per GPU, "
-        f"{gib(option.host)} of host memory per node"
-    )
+    per_gpu = f"{gib(footprint.device)} of {gib(place.pool.usable)} per GPU"
+    per_node = f"{gib(option.host)} of host memory per node"
+    message = f"{place.name}{more}, {footprint.method.name}: {per_gpu}, {per_node}"
     return Hardware(
         nodes=place.nodes, gpus_per_node=place.per_node, gpu_product=place.pool.label,
         host_memory_bytes=option.host, message=message,

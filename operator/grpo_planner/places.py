@@ -18,10 +18,10 @@ from .words import plural
 
 def short_of_disk(demand: Demand, notes: Sequence[str]) -> PlanResult:
     """The explanation where it is the nodes' disks alone that keep the gang away."""
-    said = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
+    reasons = "; ".join(note for note in notes if EPHEMERAL_STORAGE in note)
     return PlanResult(
         feasible=False, reason=PlanReason.OUT_OF_EPHEMERAL_STORAGE, architecture=demand.model.source,
-        message=f"the job would fit, but for the room on nodes' disks: {said}",
+        message=f"the job would fit, but for the room on nodes' disks: {reasons}",
     )  # fmt: skip
 
 
@@ -38,16 +38,16 @@ def no_engine(demand: Demand, search: Search) -> SpecRejected | None:
 
 def no_place(demand: Demand, pools: list[Pool], notes: list[str]) -> SpecRejected:
     """Why there is no place at all for a gang of the wanted extent."""
-    spec, said = demand.spec, "; ".join(notes)
-    wanted = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
+    spec, reasons = demand.spec, "; ".join(notes)
+    of_product = f" of product {spec.placement.gpu_product}" if spec.placement.gpu_product else ""
     if not pools:
-        notes_added = f": {said}" if said else ""
-        return SpecRejected(PlanReason.NO_GPUS, f"no node has GPUs{wanted} that this job may use{notes_added}")
+        notes_added = f": {reasons}" if reasons else ""
+        return SpecRejected(PlanReason.NO_GPUS, f"no node has GPUs{of_product} that this job may use{notes_added}")
     most = max(pool.gpus for pool in pools)
     if demand.fewest_gpus > most:
         return SpecRejected(
             PlanReason.NOT_ENOUGH_GPUS,
-            f"the job asks for at least {demand.fewest_gpus} GPUs{wanted}; there are at most {most} of one kind: "
+            f"the job asks for at least {demand.fewest_gpus} GPUs{of_product}; there are at most {most} of one kind: "
             "lower spec.placement.gpus.min or spec.placement.nodes",
         )
     if rejected := _indivisible_batch(demand, most):

@@ -179,7 +179,8 @@ def _with_hardware(result: PlanResult, footprints: Footprints) -> PlanResult:
         return result
 
     def plan(spec: GRPOJobSpec, inventory: Inventory) -> Option | None:
-        return _best(footprints, spec, build_pools(inventory, spec)[0], server_pools(inventory, spec))
+        pools, _ = build_pools(inventory, spec)
+        return _best(footprints, spec, pools, server_pools(inventory, spec))
 
     hardware = smallest(footprints.demand.spec, plan)
     would_do = hardware.message if hardware else f"none of up to {MOST_RENTED} GPUs that was looked at"
@@ -199,12 +200,12 @@ def _on_one_node(demand: Demand, result: PlanResult) -> PlanResult:
 
 def _planned(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
     """The result of a search that something fits, with all that it was compared with."""
-    demand, found = search.demand, search.options()
-    best = choose(found, demand.spec.placement.objective)
+    demand, all_options = search.demand, search.options()
+    best = choose(all_options, demand.spec.placement.objective)
     assert best is not None, "something fits"
     chosen = refined(search, best)
     # The search leaves out extents that can't win; of the chosen method a user wants to compare them all.
-    of_other_methods = [option for option in found if not same_method(option, chosen)]
+    of_other_methods = [option for option in all_options if not same_method(option, chosen)]
     options = of_other_methods + search.extents(chosen) + rivals(search, chosen)
     result = _result(search, chosen, notes, fits_now)
     assert result.chosen is not None, "it was given"
@@ -223,8 +224,8 @@ def _chosen(search: Search, notes: list[str], fits_now: bool) -> PlanResult:
 def _result(search: Search, chosen: Option, notes: list[str], fits_now: bool) -> PlanResult:
     demand = search.demand
     reason = explain.reason(chosen, sampling(search, chosen))
-    told = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
-    plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=told)
+    sentences = [*explain.warnings(demand, chosen), *advice(search, chosen), *notes]
+    plan = explain.as_plan(demand, chosen, ExecutionPlan, reason=reason, warnings=sentences)
     message = reason if fits_now else f"needs {chosen.place.name}, which are taken now; {reason}"
     return PlanResult(
         feasible=True, fits_now=fits_now, reason=PlanReason.PLANNED if fits_now else PlanReason.WAITING_FOR_GPUS,
@@ -271,5 +272,6 @@ def _fixes(footprints: Footprints, emptied: Inventory, pools: list[Pool]) -> lis
 def _best(footprints: Footprints, spec: GRPOJobSpec, pools: list[Pool], others: list[Pool]) -> Option | None:
     """What a changed spec would be planned as, with all that is known of its model and of the memory that it needs."""
     demand = footprints.demand
-    changed = Footprints(build_demand(spec, demand.model, demand.positions, demand.learned), footprints.predictor)
-    return choose(Search(changed, pools, others).fitting(), spec.placement.objective)
+    changed = build_demand(spec, demand.model, demand.positions, demand.learned)
+    search = Search(Footprints(changed, footprints.predictor), pools, others)
+    return choose(search.fitting(), spec.placement.objective)

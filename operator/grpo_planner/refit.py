@@ -36,8 +36,8 @@ def refit(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> Execu
     """
     if contradictions := list(_contradictions(plan, spec)):
         extent = f"{plural(plan.nodes, 'node')} with {plural(plan.processes_per_node, 'process')} each"
-        said = "; ".join(contradictions)
-        raise PlanExcluded(f"the run goes on from checkpoints of {extent}, and resumes only so: {said}")
+        changes = "; ".join(contradictions)
+        raise PlanExcluded(f"the run goes on from checkpoints of {extent}, and resumes only so: {changes}")
     placed = _with_engine(_on_product(plan, spec, inventory), spec, inventory)
     return _with_requests(placed, spec, inventory)
 
@@ -93,17 +93,19 @@ def _with_engine(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -
     if run.plan.accelerator == "CPU":
         return run.with_engine(cpu_engine(run.demand), None).plan
     nodes = inventory.emptied
-    pools = [pool for pool in build_pools(nodes, spec)[0] if (pool.label, pool.resource) == _gpu(plan)]
+    pools, _ = build_pools(nodes, spec)
+    pools = [pool for pool in pools if (pool.label, pool.resource) == _gpu(plan)]
     if not pools:
         return plan
     place = Place(pools[0], plan.nodes, plan.gpus_per_node, ENDLESS)
     engines = Engines(run.demand, server_pools(nodes, spec))
-    tried = engines.tried(place, run.setup.precision)
-    found = (run.with_engine(engine, engines.server_pool(place)) for engine in tried)
-    for one in found:
-        if one.fits():
-            return one.plan
-    if spec.generation.engine == "Auto":  # what nobody asked for ends no run: it goes on as it has run
+    engines_to_try = engines.tried(place, run.setup.precision)
+    runs = (run.with_engine(engine, engines.server_pool(place)) for engine in engines_to_try)
+    for candidate in runs:
+        if candidate.fits():
+            return candidate.plan
+    # An engine that the spec doesn't ask for must not end the run: it goes on as it has run.
+    if spec.generation.engine == "Auto":
         return plan
     raise PlanExcluded(
         f"spec.generation.engine {spec.generation.engine}: beside the split that the run goes on with, on "
@@ -127,21 +129,21 @@ def _agrees(plan: ExecutionPlan, wanted: GenerationSpec) -> bool:
         # An engine on CPUs never sleeps, whatever the spec says.
         same_sleep = wanted.sleep in (None, engine.sleep) or plan.accelerator == "CPU"
         return same_share and same_sleep
-    own = wanted.servers or EngineServersSpec()
-    product = engine.gpu_product.startswith(own.gpu_product or plan.gpu_product)
-    gpus = own.gpus_per_replica == engine.gpus_per_replica or plan.accelerator == "CPU"
-    return product and gpus and own.replicas == engine.replicas
+    servers = wanted.servers or EngineServersSpec()
+    product = engine.gpu_product.startswith(servers.gpu_product or plan.gpu_product)
+    gpus = servers.gpus_per_replica == engine.gpus_per_replica or plan.accelerator == "CPU"
+    return product and gpus and servers.replicas == engine.replicas
 
 
 def _lacks(plan: ExecutionPlan, pool: Pool) -> str:
     """Why the pool's GPUs can't run the plan; empty when they can."""
-    narrow = plan.dtype == "bfloat16" or plan.autocast
-    if narrow and not pool.hardware.bfloat16:
+    needs_bfloat16 = plan.dtype == "bfloat16" or plan.autocast
+    if needs_bfloat16 and not pool.hardware.bfloat16:
         return "has no bfloat16"
     if plan.memory and plan.memory.device_bytes > pool.usable:
         return f"has {gib(pool.usable)} per GPU, where {gib(plan.memory.device_bytes)} are needed"
-    wide = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
-    return "" if wide >= plan.nodes else f"has {plural(wide, 'node')} with {plan.gpus_per_node} GPUs"
+    wide_nodes = sum(count for room, count in pool.rooms if room.gpus >= plan.gpus_per_node)
+    return "" if wide_nodes >= plan.nodes else f"has {plural(wide_nodes, 'node')} with {plan.gpus_per_node} GPUs"
 
 
 def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory) -> ExecutionPlan:
@@ -155,7 +157,7 @@ def _with_requests(plan: ExecutionPlan, spec: GRPOJobSpec, inventory: Inventory)
 
 
 def _memory(plan: ExecutionPlan, spec: GRPOJobSpec) -> int:
-    asked = spec.resources.requested.get("memory")
-    if asked is not None:
-        return quantity_bytes(asked)
+    requested = spec.resources.requested.get("memory")
+    if requested is not None:
+        return quantity_bytes(requested)
     return whole_mib(plan.memory.host_bytes_per_node) if plan.memory else plan.host_memory_bytes

@@ -220,7 +220,7 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
     plan, last = after.plan, after.learned.shortfalls[-1]
     changes: dict[str, object] = {}
     raised = whole_mib(after.host * plan.processes_per_node)
-    told = list(_differences(before.plan, plan))
+    sentences = list(_differences(before.plan, plan))
     if plan.memory:
         phases = MemoryPhases(**after.prediction.phases)
         device = {"phases": phases, "peak_phase": after.prediction.peak_phase, "device_bytes": after.device}
@@ -230,9 +230,9 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
         changes |= {"estimated_step_seconds": round(after.seconds, 2), "reason": _reason(after)}
     if after.demand.pod_memory is None and raised > plan.host_memory_bytes:
         changes["host_memory_bytes"] = raised
-        told.append(f"asks for {gib(raised)} of host memory per pod instead of {gib(plan.host_memory_bytes)}")
+        sentences.append(f"asks for {gib(raised)} of host memory per pod instead of {gib(plan.host_memory_bytes)}")
     why = f"after OutOfMemory at {last.where} in attempt {last.attempt}, which needed {gib(last.needed_bytes)} or more"
-    sentence = f"{why}: {'; '.join(told) or 'nothing that the spec leaves open would lower it'}"
+    sentence = f"{why}: {'; '.join(sentences) or 'nothing that the spec leaves open would lower it'}"
     changes["changes"] = [*plan.changes, sentence][-16:]
     changes["engine"] = after.sized_engine
     return plan.model_copy(update=changes)
@@ -240,8 +240,8 @@ def _told(before: Run, after: Run) -> ExecutionPlan:
 
 def _reason(run: Run) -> str:
     """Why the new plan, in a sentence with its numbers."""
-    said = needs(run.device, run.usable, run.prediction.peak_phase, run.seconds)
-    return f"{named(run.plan)}, with less memory per GPU than before: {said}"
+    numbers = needs(run.device, run.usable, run.prediction.peak_phase, run.seconds)
+    return f"{named(run.plan)}, with less memory per GPU than before: {numbers}"
 
 
 def _differences(old: ExecutionPlan, new: ExecutionPlan) -> Iterator[str]:

@@ -113,12 +113,12 @@ class Run:
             servers: where an engine with GPUs of its own is.
         """
         whole = self.plan.micro_batch * self.plan.steps_per_generation
-        found = self
+        run = self
         for bits in range(whole.bit_length()):
-            found = self._sampled(engine, servers, whole >> bits)
-            if found.fits():
+            run = self._sampled(engine, servers, whole >> bits)
+            if run.fits():
                 break
-        return found
+        return run
 
     def _sampled(self, engine: Engine | None, servers: Pool | None, at_once: int) -> "Run":
         """The same with `at_once` completions of each process at a time."""
@@ -199,9 +199,11 @@ class Run:
     def _hardware(self, label: str, resource: str) -> Product:
         """The plan's GPUs as their nodes describe them; as the table of products does where no node has them now."""
         nodes = as_measured(self.inventory, self.learned.links).emptied
-        pools = build_pools(nodes, self.spec)[0] + server_pools(nodes, self.spec)
-        there = (pool.hardware for pool in pools if (pool.label, pool.resource) == (label, resource))
-        return next(there, lookup(label))
+        trainer_pools, _ = build_pools(nodes, self.spec)
+        for pool in trainer_pools + server_pools(nodes, self.spec):
+            if (pool.label, pool.resource) == (label, resource):
+                return pool.hardware
+        return lookup(label)
 
     @property
     def device(self) -> int:

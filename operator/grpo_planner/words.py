@@ -27,8 +27,9 @@ def named(plan: ExecutionPlan) -> str:
     """`full ZeRO-3+offload, Sharded on 8 x NVIDIA-L4`."""
     sharded = sharding(plan.zero_stage, offload=plan.offload != "None")
     method = "LoRA" if plan.method == "LoRA" else "full"
+    gpus = f"{plan.gpus} x {plan.gpu_product or plan.gpu_resource}"
     engine = f", vLLM {plan.engine.kind}" if plan.engine else ""
-    return f"{method} {sharded}, {plan.strategy} on {plan.gpus} x {plan.gpu_product or plan.gpu_resource}{engine}"
+    return f"{method} {sharded}, {plan.strategy} on {gpus}{engine}"
 
 
 def needs(device: float, usable: float, phase: str, seconds: float) -> str:

@@ -101,8 +101,8 @@ def parse_gpus(text: str, host_memory: int | None = None) -> Inventory:
         count=int(match[1] or 1), gpu_product=product, gpus_per_node=gpus, host_memory_gib=host, cpu=DEFAULT_CPU * gpus
     )
     assumed = f"{host} GiB of host memory per node are assumed: say how much there is by --host-memory"
-    told = () if host_memory is not None else (assumed,)
-    return Inventory((_node(group),) if group.count else (), told, reports_disk=True)
+    warnings = () if host_memory is not None else (assumed,)
+    return Inventory((_node(group),) if group.count else (), warnings, reports_disk=True)
 
 
 def _node(group: NodeGroup) -> Node:

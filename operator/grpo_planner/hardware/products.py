@@ -95,10 +95,10 @@ def lookup(label: str) -> Product:
     `AMD_Instinct_MI300X_OAM`. A MIG instance has its slices of the card.
     """
     name = label.replace("_", "-")
-    found = [known for known in table() if _begins_with_product(name, known)]
-    if not found:
+    names = [known for known in table() if _begins_with_product(name, known)]
+    if not names:
         return UNKNOWN
-    product, mig = table()[max(found, key=len)], MIG_PROFILE.search(name)
+    product, mig = table()[max(names, key=len)], MIG_PROFILE.search(name)
     return _slice(product, int(mig[1]), int(mig[2])) if mig else product
 
 

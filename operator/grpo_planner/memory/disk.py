@@ -68,9 +68,9 @@ def staged_bytes(spec: GRPOJobSpec, policy: Shape | None = None) -> int:
         export = max(export_bytes(shape, setup, merged) for setup in setups)
     if spec.checkpoint.store is None:
         return export
-    one = max(checkpoint_bytes(shape, setup, drifts) for setup in setups)
+    checkpoint = max(checkpoint_bytes(shape, setup, drifts) for setup in setups)
     # The checkpoint that was resumed from is there until the next has been sent.
-    return one + max(one, export)
+    return checkpoint + max(checkpoint, export)
 
 
 def _setup(spec: GRPOJobSpec, zero: ZeroStage) -> Setup:
@@ -90,8 +90,8 @@ def _weights(model: ModelSpec, judges: Sequence[ModelReward], policy: Shape | No
     shape = None
     if not model.name.startswith("/"):
         shape = _shape(model) or policy
-    found = _stored(shape.parameters) if shape else 0
-    return found + sum(_stored(_judge(judge)) for judge in judges if not judge.name.startswith("/"))
+    policy_bytes = _stored(shape.parameters) if shape else 0
+    return policy_bytes + sum(_stored(_judge(judge)) for judge in judges if not judge.name.startswith("/"))
 
 
 def _stored(parameters: int) -> int:
@@ -122,9 +122,9 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
             asks.
         policy: as of scratch_bytes.
     """
-    asked = spec.resources.requested.get(EPHEMERAL_STORAGE)
-    if asked is not None:
-        return quantity_bytes(asked)
+    requested = spec.resources.requested.get(EPHEMERAL_STORAGE)
+    if requested is not None:
+        return quantity_bytes(requested)
     place = spec.placement
     # An autoscaler may not know what new nodes will have, and Kueue admits nobody who asks for what no queue lists.
     counted = place.provisioning == "WhenFree" and place.queue_name is None
@@ -135,16 +135,16 @@ def disk_request(spec: GRPOJobSpec, *, reported: bool, policy: Shape | None = No
 
 def disk_note(spec: GRPOJobSpec, policy: Shape | None = None) -> str:
     """The sentence to a user who asks for less than the pods will write; empty to others."""
-    asked, needed = spec.resources.requested.get(EPHEMERAL_STORAGE), scratch_bytes(spec, policy)
-    if asked is None or quantity_bytes(asked) >= needed:
+    requested, needed = spec.resources.requested.get(EPHEMERAL_STORAGE), scratch_bytes(spec, policy)
+    if requested is None or quantity_bytes(requested) >= needed:
         return ""
     limit = spec.resources.limits.get(EPHEMERAL_STORAGE)
     # The kubelet evicts a pod that is above its limit at once; one above its request only when the disk runs full.
     exceeds_limit = limit is not None and quantity_bytes(limit) < needed
     fate = "will be" if exceeds_limit else "may be"
     return (
-        f"spec.resources lets a pod have {asked} of {EPHEMERAL_STORAGE}, and it is expected to write {gib(needed)} to "
-        f"/tmp: it {fate} evicted; raise that{less_disk(spec)}"
+        f"spec.resources lets a pod have {requested} of {EPHEMERAL_STORAGE}, and it is expected to write {gib(needed)} "
+        f"to /tmp: it {fate} evicted; raise that{less_disk(spec)}"
     )
 
 

@@ -102,11 +102,12 @@ def _from_file(model: ModelSpec, read: Mapping[str, Any], facts: ModelFacts) -> 
 def _nested(model: ModelSpec, shape: Shape, whole: int) -> ResolvedModel:
     """A language model inside another: the whole has a tower more than the shape, so its size must be known."""
     if not shape.counted * (1 - TOLERANCE) <= whole <= shape.counted * (1 + TOWER):
-        said = f"{format_parameters(whole)} are declared or stored" if whole else "nothing says how many there are"
+        size = f"{format_parameters(whole)} are declared or stored" if whole else "nothing says how many there are"
+        reason = PlanReason.INVALID_COMBINATION if whole else PlanReason.UNKNOWN_MODEL
         raise SpecRejected(
-            PlanReason.UNKNOWN_MODEL if not whole else PlanReason.INVALID_COMBINATION,
+            reason,
             f"config.json of {model.name} nests its language model of {format_parameters(shape.counted)} parameters in "
-            f"text_config, and of the whole {said}: set spec.model.parameters to the size on its model card",
+            f"text_config, and of the whole {size}: set spec.model.parameters to the size on its model card",
         )
     note = f"{model.name}: parts beside the language model are counted as weights, not as activations"
     return ResolvedModel(replace(shape, declared=max(whole, shape.counted)), "Estimated", "ConfigFile", note)
@@ -154,19 +155,19 @@ def _contradiction(model: ModelSpec, shape: Shape, found_in: ShapeSource, sizes:
     widths = {"Spec": "spec.model.architecture", "ConfigFile": "config.json"}
     numbers = {widths.get(found_in, found_in): shape.counted}
     numbers |= {name: size for name, size in sizes.items() if size}
-    said = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
+    sizes_given = ", ".join(f"{name} gives {format_parameters(count)} ({count:,})" for name, count in numbers.items())
     return SpecRejected(
         PlanReason.INVALID_COMBINATION,
-        f"the sizes of {model.name} contradict each other by more than {TOLERANCE:.0%}: {said} parameters. Correct the "
-        "wrong one; spec.model.parameters may be left out",
+        f"the sizes of {model.name} contradict each other by more than {TOLERANCE:.0%}: {sizes_given} parameters. "
+        "Correct the wrong one; spec.model.parameters may be left out",
     )
 
 
 def _advice(given: Architecture) -> str:
     """How the operator, which reads no config.json, comes to the same plan."""
     fields = given.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
-    said = ", ".join(f"{name}: {_yaml_scalar(value)}" for name, value in fields.items())
-    return f"the operator doesn't read config.json; for this plan there, set spec.model.architecture: {{{said}}}"
+    entries = ", ".join(f"{name}: {_yaml_scalar(value)}" for name, value in fields.items())
+    return f"the operator doesn't read config.json; for this plan there, set spec.model.architecture: {{{entries}}}"
 
 
 def _yaml_scalar(value: object) -> str:

@@ -100,8 +100,10 @@ def nearest_dense(parameters: int) -> tuple[str, Shape]:
     if parameters < SMALL_MODEL:
         return "a small Llama", replace(_small(parameters), declared=parameters)
     plain = {name: shape for name, shape in shapes().items() if _is_plain(shape)}
-    name = min(plain, key=lambda key: (abs(log(plain[key].counted / parameters)), key))
-    return name, replace(plain[name], declared=parameters)
+    # By ratio, so half a size and twice a size are equally far; of equals the first name, as plans must not vary.
+    distances = {name: abs(log(shape.counted / parameters)) for name, shape in plain.items()}
+    nearest = min(distances, key=lambda name: (distances[name], name))
+    return nearest, replace(plain[nearest], declared=parameters)
 
 
 def _is_plain(shape: Shape) -> bool:

@@ -80,9 +80,9 @@ def _generates_text(classes: list[str], kind: str) -> bool:
 
 def _refuse_quantised(config: Mapping[str, Any]) -> None:
     """Refuses weights that are stored in fewer bits than they would be trained in."""
-    found = config.get("quantization_config") or config.get("compression_config")
-    if found:
-        method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
         raise quantised(f"config.json has a quantization_config (quant_method {method})", "spec.model")
 
 

@@ -39,7 +39,11 @@ class Family:
 def families() -> dict[str, Family]:
     """All model types that are known exactly, in the order of families.yaml."""
     listed = yaml.safe_load(files(__package__).joinpath("families.yaml").read_text(encoding="utf-8"))
-    return {kind: Family(**about | {"biases": tuple(about.get("biases", ()))}) for kind, about in listed.items()}
+    known = {}
+    for kind, about in listed.items():
+        biases = tuple(about.get("biases", ()))
+        known[kind] = Family(**about | {"biases": biases})
+    return known
 
 
 def traits(model_type: str | None) -> dict[str, Any]:

@@ -241,8 +241,8 @@ def _adapted_by_layer(shape: Shape, targets: tuple[str, ...]) -> tuple[tuple[Lin
 @lru_cache(maxsize=64)
 def _adapted(shape: Shape, targets: tuple[str, ...]) -> tuple[Linear, ...]:
     """The adapted maps, those of one name together."""
-    found: dict[str, Linear] = {}
+    by_name: dict[str, Linear] = {}
     for linear in chain(*_adapted_by_layer(shape, targets)):
-        before = found[linear.name].copies if linear.name in found else 0
-        found[linear.name] = linear._replace(copies=before + linear.copies)
-    return tuple(found.values())
+        before = by_name[linear.name].copies if linear.name in by_name else 0
+        by_name[linear.name] = linear._replace(copies=before + linear.copies)
+    return tuple(by_name.values())
