@@ -22,9 +22,10 @@ from pathlib import Path
 
 from benchmarks.burst_floor import kinds
 from benchmarks.burst_kinds import CLIENTS, NAMESPACE, ROUND, Kind, fail, sample
-from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
-from grpo_operator.cluster.client import HttpCluster
+from grpo_kube import transport
+from grpo_kube.client import HttpCluster
+from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
+from grpo_operator.records.names import GRPOJOBS
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.fixtures import serve_grpojobs
@@ -216,7 +217,7 @@ async def bench(arguments: list[str], gpus: int = 0) -> AsyncIterator[Bench]:
         serve_grpojobs(cluster)
         port = free_port()
         with operator_process(cluster, port, arguments) as process:
-            async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
+            async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
                 await ready(port)
                 yield Bench(cluster, client, process, port)
 

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 from benchmarks.burst_kinds import NAMESPACE, Kind, Sample, ours, unseen
 from grpo_api.contract import API_VERSION, GROUP, KIND
-from grpo_operator.cluster.api import BOUND_PODS, EVENTS, GRPOJOBS, JOBS, PODS, Selection
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.names import LABEL_JOB
+from grpo_kube.client import HttpCluster
+from grpo_kube.objects.resources import BOUND_PODS, EVENTS, JOBS, PODS, Selection
+from grpo_operator.records.names import GRPOJOBS, LABEL_JOB
 
 SCRIPT = f"bench.{GROUP}/script"
 """Who manages the GRPOJobs that the operator is to leave alone."""

@@ -13,9 +13,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from grpo_api.contract import API_VERSION, GROUP, KIND
-from grpo_operator.cluster.api import EVENTS, GRPOJOBS, JOBS, PODS, Object, Selection
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.reasons import Reason
+from grpo_kube.client import HttpCluster
+from grpo_kube.objects.resources import EVENTS, JOBS, PODS, Object, Selection
+from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.reasons import Reason
 
 NAMESPACE = "default"
 ROUND = f"bench.{GROUP}/round"

@@ -20,7 +20,7 @@ from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of
 from grpo_api.plan import TrainingPlan
 from harness.guard import REPOSITORY
 from harness.images.engines import engine_environment, engine_packages
-from harness.ranks.launch import ISOLATED
+from harness.ranks.fork_servers import ISOLATED
 
 LIMIT = 1.02
 PAGE = REPOSITORY / "docs" / "generation.md"

@@ -9,10 +9,11 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import GIB
 from grpo_api.report import STEP_PHASES
 from grpo_api.status import ConditionType, GRPOJobStatus, Phase
-from grpo_operator.cluster.api import Object
-from grpo_operator.status import to_json
-from grpo_operator.times import timestamp
-from grpo_planner import Inventory, Node, plan_job
+from grpo_kube.objects.resources import Object
+from grpo_kube.objects.times import timestamp
+from grpo_operator.report.status import to_json
+from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.plan import plan_job
 
 PRODUCT = "NVIDIA-H100-80GB-HBM3"
 PROMPT = "Solve the problem. First think inside <reasoning> tags, then give nothing but the number in <answer> tags."

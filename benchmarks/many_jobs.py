@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.contract import KIND
-from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import GRPOJOBS, Object, Resource, Selection
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.names import MANAGER
+from grpo_kube import transport
+from grpo_kube.client import HttpCluster
+from grpo_kube.objects.resources import Object, Resource, Selection
+from grpo_operator.records.names import GRPOJOBS, MANAGER
 from harness.cluster import Cluster
 from harness.controlplane import ControlPlaneSettings, free_port
 from harness.settings import ClusterSettings
@@ -205,7 +205,7 @@ async def populated(live: int, gone: int) -> AsyncIterator[Cluster]:
         cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "grpojob.yaml"))
         path = "jsonpath={.status.acceptedNames.kind}"
         cluster.wait("the CRD", "get", "crd", "grpojobs.grpo.dev", "-o", path, expect=KIND)
-        async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
+        async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
             port, began = free_port(), time.perf_counter()
             with operator_process(cluster, port):
                 await ready(port)

@@ -15,9 +15,10 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.quantity import GIB
-from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.edit import with_value
+from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.hardware.products import lookup
+from grpo_planner.plan import plan_job
 
 PRODUCTS = [
     "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4", "NVIDIA-A10G", "NVIDIA-L40S",

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.burst import Bench, bench
 from benchmarks.burst_kinds import NAMESPACE, ROUND, ours
-from grpo_operator.cluster.api import GRPOJOBS, PODS, Object, Selection
-from grpo_operator.names import LABEL_ATTEMPT
+from grpo_kube.objects.resources import PODS, Object, Selection
+from grpo_operator.records.names import GRPOJOBS, LABEL_ATTEMPT
 from harness.client import ApiClient
 
 RANKS = 4

@@ -90,7 +90,11 @@ def rejected(action: Callable[[], object]) -> str:
 
 def kinds() -> dict[str, Any]:
     """The strategies by name."""
-    from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded
+    from grpo_trainer.reference.adapter import Adapter
+    from grpo_trainer.reference.clone import Clone
+    from grpo_trainer.reference.none import NoReference
+    from grpo_trainer.reference.offload import Offload
+    from grpo_trainer.reference.sharded import Sharded
 
     return {kind.name: kind for kind in (Adapter, Clone, NoReference, Offload, Sharded)}
 

@@ -23,16 +23,16 @@ from typing import Any
 
 from benchmarks.plan_speed import PRODUCTS
 from grpo_api.contract import API_VERSION, KIND
+from grpo_kube import transport
+from grpo_kube.client import HttpCluster
+from grpo_kube.objects.resources import JOBS, PODS, Object, Selection
 from grpo_operator.admission.inventory import NodeFacts
-from grpo_operator.admission.judge import Question, judge
-from grpo_operator.admission.plans import Plans
+from grpo_operator.admission.scheduler import Plans, Question, judge
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import GRPOJOBS, JOBS, PODS, Object, Selection
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.decisions import Limits
-from grpo_operator.parsing import grpojob_record
-from grpo_operator.records import GRPOJobRecord
+from grpo_operator.decide.decisions import Limits
+from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.parsing import grpojob_record
+from grpo_operator.records.records import GRPOJobRecord
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from harness.programs.processes import until
@@ -151,7 +151,7 @@ async def bench(checkout: Path) -> AsyncIterator[Bench]:
         until("GRPOJobs to be served", lambda: cluster.control_plane.client().get(GRPOJOBS.path()), 60)
         port = free_port()
         with operator(checkout, str(cluster.kubeconfig), port) as process:
-            async with HttpCluster(await credentials.load(str(cluster.kubeconfig))) as client:
+            async with HttpCluster(await transport.load(str(cluster.kubeconfig))) as client:
                 await asyncio.to_thread(ready, port)
                 yield Bench(client, process, port)
 

@@ -3,7 +3,7 @@
     python -m benchmarks watch [--jobs 150]
 
 Two processes watch the pods of one API level cluster while bare Jobs of two pods come and go: one through kopf's
-`on.event`, one through grpo_operator.cluster.watcher. Both only keep a record per pod. The difference is why the
+`on.event`, one through grpo_kube.informer. Both only keep a record per pod. The difference is why the
 operator watches pods itself and leaves only GRPOJobs to kopf.
 """
 
@@ -21,16 +21,16 @@ import kopf
 
 from benchmarks.burst import NODES, ROOT
 from benchmarks.burst_kinds import NAMESPACE, ROUND, bare
-from grpo_operator import kopf_settings
-from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import JOBS, PODS, Selection
-from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.cluster.transport import open_session
-from grpo_operator.cluster.unreadable import Unreadables, identity
-from grpo_operator.cluster.watcher import Mirror
-from grpo_operator.parsing import pod_record
-from grpo_operator.records import PodRecord
+from grpo_kube import transport
+from grpo_kube.cache import Cache
+from grpo_kube.client import HttpCluster
+from grpo_kube.informer import Mirror
+from grpo_kube.objects.resources import JOBS, PODS, Selection, identity
+from grpo_kube.quarantine import Unreadables
+from grpo_kube.transport import open_session
+from grpo_operator.process import handlers
+from grpo_operator.records.parsing import pod_record
+from grpo_operator.records.records import PodRecord
 from harness.cluster import Cluster
 from harness.settings import ClusterSettings
 
@@ -46,7 +46,7 @@ def pods() -> Cache[PodRecord]:
 
 async def watch_by_kopf(kubeconfig: str) -> None:
     """Keeps the pods' records by kopf's events, until killed."""
-    configuration, cache, registry = await credentials.load(kubeconfig), pods(), kopf.OperatorRegistry()
+    configuration, cache, registry = await transport.load(kubeconfig), pods(), kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=open_session(configuration))
@@ -59,7 +59,7 @@ async def watch_by_kopf(kubeconfig: str) -> None:
 
     kopf.on.login(registry=registry, id="login")(login)
     kopf.on.event("", "v1", "pods", registry=registry, id="pod")(pod)
-    settings = kopf_settings.settings()
+    settings = handlers.settings()
     settings.watching.label_selectors["", "v1", "pods"] = SELECTOR
     stop = threading.Event()
     await kopf.operator(registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop)
@@ -67,7 +67,7 @@ async def watch_by_kopf(kubeconfig: str) -> None:
 
 async def watch_by_ours(kubeconfig: str) -> None:
     """Keeps the pods' records by our own mirror, until killed."""
-    async with HttpCluster(await credentials.load(kubeconfig)) as cluster:
+    async with HttpCluster(await transport.load(kubeconfig)) as cluster:
         await Mirror(cluster, Selection(PODS, labels=SELECTOR), pods(), lambda _: None, resync=300).follow()
 
 
@@ -77,7 +77,7 @@ WATCHERS = {"kopf": watch_by_kopf, "ours": watch_by_ours}
 async def _load(kubeconfig: str, jobs: int) -> None:
     """Creates Jobs, waits until all their pods run, and deletes everything."""
     pods = Selection(PODS, NAMESPACE, SELECTOR)
-    async with HttpCluster(await credentials.load(kubeconfig)) as client:
+    async with HttpCluster(await transport.load(kubeconfig)) as client:
         for number in range(jobs):
             await client.create(JOBS, NAMESPACE, bare(f"watched-{number}", 2, MARK))
         await _running(client, pods, 2 * jobs)

@@ -4,8 +4,8 @@ from typing import Any
 
 from grpo_cli.export_job import export_job
 from grpo_cli.prefetch_job import prefetch_job
-from grpo_operator.manifests import Attempt, engines_job, indexed_job
-from grpo_operator.pod_defaults import PodDefaults
+from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job
+from grpo_operator.pods.pod_spec import PodDefaults
 
 
 def pods_of_jobs(attempt: Attempt, defaults: PodDefaults) -> dict[str, dict[str, Any]]:

@@ -143,6 +143,7 @@ def coverage_stages() -> list[Stage]:
     data = [str(COVERAGE_DATA / part.name) for part in PARTS if (COVERAGE_DATA / part.name).exists()]
     reports = {
         "all packages": (),
+        "grpo_kube": ("--include=*/grpo_kube/*",),
         "trainer": ("--include=*/grpo_trainer/*",),
         "codegen": ("--include=*/grpo_codegen/*",),
     }

@@ -34,7 +34,7 @@ CONSTRAINTS_FILE = "constraints.txt"
 OPERATOR_SOURCES = (
     "operator/Dockerfile",
     CONSTRAINTS_FILE,
-    *(f"operator/{package}" for package in ("grpo_api", "grpo_planner", "grpo_operator", "grpo_cli")),
+    *(f"operator/{package}" for package in ("grpo_kube", "grpo_api", "grpo_planner", "grpo_operator", "grpo_cli")),
 )
 TRAINER_SOURCES = ("trainer_image/Dockerfile", CONSTRAINTS_FILE, "operator/grpo_api", "trainer_image/grpo_trainer")
 

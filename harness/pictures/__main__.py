@@ -9,7 +9,8 @@ from pathlib import Path
 
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.dashboards.page import PICTURED
-from grpo_codegen.stories import STORIES, Story
+from grpo_codegen.stories import STORIES
+from grpo_codegen.stories.story import Story
 
 from .browser import HEIGHT, Browser, browser
 from .bundle import page

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_codegen.dashboards import DASHBOARDS, grafana
-from grpo_codegen.stories import Story
+from grpo_codegen.stories.story import Story
 from grpo_codegen.timelines import exposition
 
 from ..backfill import Prometheus, filled

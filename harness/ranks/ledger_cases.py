@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from transformers import Qwen2Config
 
-from grpo_planner.memory import Precision, Prediction, Setup, Strategy, ZeroStage, predict
 from grpo_planner.memory.host import offloaded_state
+from grpo_planner.memory.phases import Prediction, predict
+from grpo_planner.memory.setup import Precision, Setup, Strategy, ZeroStage
 from grpo_planner.memory.states import gathering, live_parameters
 from grpo_planner.model.architecture import from_config
 from grpo_planner.model.shapes import Shape

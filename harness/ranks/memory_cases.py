@@ -6,7 +6,8 @@ Apart from the test, because the benchmark memory_truth puts the same questions 
 from dataclasses import replace
 from typing import Any
 
-from grpo_planner.memory import Precision, Prediction, Setup, predict
+from grpo_planner.memory.phases import Prediction, predict
+from grpo_planner.memory.setup import Precision, Setup
 from grpo_planner.model import catalogue
 from grpo_planner.model.shapes import Shape
 

@@ -27,7 +27,7 @@ from grpo_trainer.gang.placement import Placement
 from grpo_trainer.paths import number
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.watchdog import Watchdog
-from grpo_trainer.rewards import build_rewards
+from grpo_trainer.rewards.reward_set import build_rewards
 from grpo_trainer.settings import config_arguments
 from grpo_trainer.telemetry.observer import StepObserver
 from grpo_trainer.weights.fingerprint import combined, fingerprint

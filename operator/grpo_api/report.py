@@ -31,7 +31,7 @@ values of the metrics' label `step_phase`."""
 
 
 Stage = Literal["Starting", "Connecting", "Loading", "Proving", "Training", "Saving", "Exporting", "Finished"]
-"""What an attempt does, in the order in which it does it; patience.py says for how long."""
+"""What an attempt does, in the order in which it does it; hang_timeouts.py says for how long."""
 
 MetricKey = Annotated[str, Field(min_length=1, max_length=128)]
 MetricValue = Annotated[float, Field(allow_inf_nan=True)]

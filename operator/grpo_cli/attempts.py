@@ -5,8 +5,9 @@ from typing import Any
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 from grpo_api.status import ResumeSource
-from grpo_operator.manifests import Attempt
-from grpo_operator.names import ObjectKey, inherited
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.pods.manifests import Attempt
+from grpo_operator.records.names import inherited
 
 TRAINER_IMAGE = "grpo-trainer"
 """Stands for the image that the operator was installed with, where no flag says it."""

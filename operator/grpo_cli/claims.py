@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_operator.podspec import require_name
+from grpo_operator.pods.pod_spec import require_name
 
 from . import kubectl
 from .errors import KubectlError, NotYet

@@ -19,9 +19,9 @@ from grpo_api.artifacts import Export, Listing
 from grpo_api.contract import CONTAINER
 from grpo_api.job import GRPOJob
 from grpo_api.quantity import format_bytes
-from grpo_operator.manifests import Attempt
-from grpo_operator.names import child_job
-from grpo_operator.pod_defaults import USER_HELP, PodDefaults, pod_user
+from grpo_operator.pods.manifests import Attempt
+from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
+from grpo_operator.records.names import child_job
 
 from . import kubectl
 from .attempts import attempt

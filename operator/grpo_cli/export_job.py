@@ -20,9 +20,9 @@ from grpo_api.contract import (
     SCRATCH_VOLUME,
 )
 from grpo_api.quantity import GIB, parameter_count
-from grpo_operator.manifests import Attempt, indexed_job
-from grpo_operator.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE
-from grpo_operator.pod_defaults import PodDefaults
+from grpo_operator.pods.manifests import Attempt, indexed_job
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.records.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE
 
 Manifest = dict[str, Any]
 DELIVERY = ("python", "-m", "grpo_trainer.delivery")

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from grpo_api.contract import CONTAINER
-from grpo_operator.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB
+from grpo_operator.records.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB
 
 from . import kubectl
 from .errors import NotYet

@@ -15,10 +15,10 @@ from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
-from grpo_operator.names import checkpoint_volume, run_folder
-from grpo_planner import Candidate, PlanResult
+from grpo_operator.records.names import checkpoint_volume, run_folder
 from grpo_planner.engine_plan import engine_numbers, sampled_briefly
 from grpo_planner.memory.disk import staged_bytes
+from grpo_planner.result import Candidate, PlanResult
 from grpo_planner.why import why
 from grpo_planner.words import sharding
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import GRPOJobSpec
 from grpo_api.report import Outcome
-from grpo_operator import pod_defaults
-from grpo_operator.names import ObjectKey
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.pods import pod_spec
 
 from . import kubectl
 from .attempts import TRAINER_IMAGE
@@ -36,7 +36,7 @@ def register(parser: ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, such as a suspended one")
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
-    pod_defaults.add_arguments(parser, TRAINER_IMAGE)
+    pod_spec.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -71,7 +71,7 @@ def _one(options: Namespace, name: str, spec: GRPOJobSpec) -> int:
     if not wanted(spec):
         print(f"{name}: nothing to fetch: its models and its dataset are folders")
         return 0
-    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pod_defaults.given(options))
+    body = prefetch_job(ObjectKey(options.namespace or "", name), spec, pod_spec.given(options))
     holder = _start(options, body)
     return _followed(options, prefetch_name(name), holder)
 

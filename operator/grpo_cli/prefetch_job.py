@@ -15,11 +15,11 @@ from grpo_api.pods.resources import ResourceRequirements
 from grpo_api.quantity import GIB
 from grpo_api.report import EXIT_CODES, Result
 from grpo_api.running import PlacementSpec, Toleration
-from grpo_operator.manifests import Attempt, plan_json, training_plan
-from grpo_operator.names import COMPONENT_TRAINER, LABEL_APP, LABEL_INSTANCE, ObjectKey
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.podspec import GPU_TAINTS, pod_spec
-from grpo_operator.roles import Role
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
+from grpo_operator.pods.pod_spec import GPU_TAINTS, PodDefaults, pod_spec
+from grpo_operator.pods.roles import Role
+from grpo_operator.records.names import COMPONENT_TRAINER, LABEL_APP, LABEL_INSTANCE
 
 KEEP_SECONDS = 86_400
 """How long a finished Job stays, for its log."""

@@ -11,16 +11,11 @@ import yaml
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.status import ResumeSource
-from grpo_operator import pod_defaults
-from grpo_operator.manifests import (
-    Attempt,
-    checkpoint_volume_claim,
-    engines_job,
-    indexed_job,
-)
-from grpo_operator.names import checkpoint_claim, run_folder
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.services import engine_service, rendezvous_service
+from grpo_operator.pods import pod_spec
+from grpo_operator.pods.manifests import Attempt, checkpoint_volume_claim, engines_job, indexed_job
+from grpo_operator.pods.namespace_objects import engine_service, rendezvous_service
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.records.names import checkpoint_claim, run_folder
 
 from . import kubectl, sources
 from .attempts import TRAINER_IMAGE, attempt
@@ -35,7 +30,7 @@ def register(parser: ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("name", nargs="?", help="a GRPOJob of the cluster, with the plan of its last attempt")
     source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
-    pod_defaults.add_arguments(parser, TRAINER_IMAGE)
+    pod_spec.add_arguments(parser, TRAINER_IMAGE)
     kubectl.add_namespace(parser)
     sources.add_arguments(parser)
     parser.set_defaults(run=run)
@@ -44,7 +39,7 @@ def register(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Prints YAML documents in the order in which the operator creates the objects."""
     attempts = _planned(options) if options.filename else [_committed(options)]
-    objects = [item for one in attempts for item in _objects(one, pod_defaults.given(options))]
+    objects = [item for one in attempts for item in _objects(one, pod_spec.given(options))]
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return 0
 

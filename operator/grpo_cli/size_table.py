@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from grpo_planner import Size
+from grpo_planner.search.curve import Size
 
 from .plan_table import CHOSEN
 from .terminal import show_table, table

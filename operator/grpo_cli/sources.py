@@ -15,8 +15,12 @@ from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import Learned
 from grpo_api.quantity import quantity_bytes
-from grpo_planner import Inventory, ModelFacts, Planner, PlanResult, Size, plan_job
+from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
+from grpo_planner.model.architecture import ModelFacts
+from grpo_planner.plan import Planner, plan_job
+from grpo_planner.result import PlanResult
+from grpo_planner.search.curve import Size
 
 from . import kubectl
 from .config_file import ConfigUnreadable, fetch_config, read_config

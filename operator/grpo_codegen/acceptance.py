@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_planner.memory import Precision, Setup, predict
 from grpo_planner.memory.device import MARGIN, device_bytes
+from grpo_planner.memory.phases import predict
+from grpo_planner.memory.setup import Precision, Setup
 from grpo_planner.model import catalogue
 
 ROOT = Path(__file__).parents[2]

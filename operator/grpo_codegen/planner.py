@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.quantity import GIB
-from grpo_planner import Inventory, PlanResult, plan_job
 from grpo_planner.engine_plan import sampled_by
 from grpo_planner.hardware.generations import IMAGE, obstacle, written
+from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import parse_inventory
 from grpo_planner.hardware.products import Product, usable_bytes
 from grpo_planner.hardware.products import lookup as product_of
 from grpo_planner.hardware.products import table as table_of_products
 from grpo_planner.model.catalogue import lookup
+from grpo_planner.plan import plan_job
+from grpo_planner.result import PlanResult
 from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED
 from grpo_planner.why import why
 from grpo_planner.words import sharding

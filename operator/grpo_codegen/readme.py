@@ -13,7 +13,8 @@ import yaml
 
 from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import PlanResult, plan_job
+from grpo_planner.plan import plan_job
+from grpo_planner.result import PlanResult
 from grpo_planner.why import why
 
 from .crd import COLUMNS, Column

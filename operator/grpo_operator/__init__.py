@@ -1,5 +1,5 @@
 """The operator: a level-triggered controller that turns GRPOJobs into gangs of training pods and keeps them alive.
 
-`handlers` and `watcher` put keys into `workqueue`; `reconcile` takes them out and asks the pure modules (`observe`,
-`policies`, `status`, `manifests`, `admission`) what to do; `cluster` does it.
+`process` puts one process together. `loop` has the reconcile and all I/O: it asks the pure rooms what to do, then does
+it. Pure rooms are admission, kueue, decide, pods, records, report, usage and tracing.
 """

@@ -19,19 +19,18 @@ import aiohttp
 from kubernetes.aio.client import Configuration
 
 from grpo_api.metrics import HEARD, LEADER, TAKEOVER, UNREADABLE_OBJECTS
+from grpo_kube import transport
+from grpo_kube.client import HttpCluster
+from grpo_kube.leader_election import Elector
+from grpo_kube.objects.errors import ConfigurationError, LeadershipLost
+from grpo_kube.work_queue import WorkQueue
 
-from . import handlers, health, logs, settings
-from .cluster import credentials
-from .cluster.cache import Caches
-from .cluster.client import HttpCluster
-from .cluster.elector import Elector
-from .errors import ConfigurationError, LeadershipLost
-from .job_metrics import JobMetrics
-from .metrics_server import Metrics, application, served
-from .names import FENCE, MANAGER
-from .tasks import until_one_ends
-from .wiring import Operator, tell_fence
-from .workqueue import WorkQueue
+from .loop.caches import Caches
+from .process import handlers, metrics_server, settings
+from .process.job_metrics import JobMetrics
+from .process.metrics_server import Metrics, application, served
+from .process.wiring import Operator, tell_fence, until_one_ends
+from .records.names import FENCE, MANAGER
 
 log = logging.getLogger("grpo_operator")
 
@@ -50,7 +49,7 @@ async def run(
 
     `filled` is called once the caches are full; `wall` gives unix seconds.
     """
-    configuration = await credentials.load(chosen.kubeconfig)
+    configuration = await transport.load(chosen.kubeconfig)
     caches, queue, ending, leading = Caches(), WorkQueue(), asyncio.Event(), asyncio.Event()
     metrics = Metrics(queue, chosen.workers)
     # the lanes of the progress puller bound its connections; one bound for all would make a lane wait for another
@@ -64,7 +63,7 @@ async def run(
             chosen, cluster, caches=caches, queue=queue, metrics=metrics, session=session, leading=leading, wall=wall
         )
         unreadables = caches.unreadables, operator.facts.unreadables
-        metrics.read({HEARD: operator.heard, UNREADABLE_OBJECTS: lambda: health.unreadable(*unreadables)})
+        metrics.read({HEARD: operator.heard, UNREADABLE_OBJECTS: lambda: metrics_server.unreadable(*unreadables)})
         taken = elector.free_since if elector else lambda: None
         metrics.read({LEADER: operator.leads, TAKEOVER: lambda: operator.took(taken())})
         jobs = JobMetrics(operator.own_jobs, wall, operator.standing)
@@ -120,7 +119,7 @@ async def _standing(
 def main() -> int:
     """Runs the operator; 0 after SIGTERM, 1 after another has taken its place, 2 for settings that can't work."""
     chosen = settings.parse()
-    logs.configure(chosen.log_format, chosen.log_level)
+    settings.configure(chosen.log_format, chosen.log_level)
     # a full collection of ten thousand jobs' records holds everybody up for 100 ms and finds nothing: what is there
     # once the caches are full is left out of them, and they come seldom
     gc.set_threshold(*GENERATIONS)

@@ -12,9 +12,10 @@ from grpo_api.learned import HOST
 from grpo_api.plan import ExecutionPlan
 
 from .engine_plan import cpu_engine_plan, engine_warnings
-from .memory import Engine, Setup, predict
 from .memory.device import export_bytes, whole_mib
 from .memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
+from .memory.phases import predict
+from .memory.setup import Engine, Setup
 from .search.batch import accumulation, generation_share, indivisible, micro_batches
 from .search.demand import Demand
 from .search.engines import check, engine_of

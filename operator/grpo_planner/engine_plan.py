@@ -8,10 +8,10 @@ from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import GIB
 
 from .hardware.pools import Pool
-from .memory import Setup
 from .memory import engine as terms
 from .memory.device import whole_mib
 from .memory.host import PROCESS
+from .memory.setup import Setup
 from .model.shapes import Shape
 from .search.demand import Demand
 from .search.engines import OWN_SHARE

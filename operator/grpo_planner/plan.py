@@ -16,7 +16,7 @@ from .fixes import ACCESS_MODE, find_fixes
 from .hardware.declared import declared
 from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
-from .memory import Predictor
+from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve
 from .needs import MOST_RENTED, smallest
 from .places import no_engine, no_place, short_of_disk

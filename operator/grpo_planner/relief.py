@@ -18,8 +18,8 @@ from grpo_api.report import MemoryShortage, Outcome
 
 from .engine_plan import sampled_by
 from .hardware.products import Product, table, usable_bytes
-from .memory import Prediction
 from .memory.device import whole_mib
+from .memory.phases import Prediction
 from .run import Run
 from .words import gib, named, needs, plural, sharding
 

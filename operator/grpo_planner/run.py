@@ -17,9 +17,10 @@ from .engine_plan import cpu_engine_plan, engine_plan
 from .hardware.inventory import Inventory
 from .hardware.pools import Pool, build_pools
 from .hardware.products import Product, lookup
-from .memory import Engine, Precision, Prediction, Setup, Strategy, predict
 from .memory.device import whole_mib
 from .memory.host import host_bytes
+from .memory.phases import Prediction, predict
+from .memory.setup import Engine, Precision, Setup, Strategy
 from .model.architecture import resolve
 from .search import batch
 from .search.demand import Demand, build_demand

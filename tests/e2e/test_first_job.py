@@ -14,8 +14,8 @@ from grpo_api import training_metrics as catalogue
 from grpo_api.contract import PROGRESS_PORT
 from grpo_api.report import STEP_PHASES, Progress, Samples
 from grpo_api.status import MetricsStatus
-from grpo_operator.cluster import keys
-from grpo_operator.tokens import Tokens
+from grpo_operator.loop import tokens
+from grpo_operator.loop.tokens import Tokens
 from harness import stack
 from harness.access import CommandError
 from harness.jobs import Jobs, Object, attempt, condition, is_true, progress, selected
@@ -96,7 +96,7 @@ def refuses(jobs: Jobs, job: Object, page: str, headers: dict[str, str]) -> bool
 def tokens_of(jobs: Jobs) -> Tokens:
     """What the operator shows."""
     secret = jobs.kubectl("get", "secret", TOKENS, "--namespace", stack.SYSTEM_NAMESPACE, "--output=json")
-    return Tokens(keys.read(json.loads(secret)))
+    return Tokens(tokens.read(json.loads(secret)))
 
 
 @pytest.fixture(scope="module")

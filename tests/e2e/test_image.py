@@ -11,9 +11,8 @@ import yaml
 
 from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import parse_spec
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.podspec import pod_spec
-from grpo_operator.roles import roles
+from grpo_operator.pods.pod_spec import PodDefaults, pod_spec
+from grpo_operator.pods.roles import roles
 from harness.fixtures import AnyCluster
 from harness.images import native_parts
 from harness.images.recipes import Image

@@ -25,29 +25,27 @@ from grpo_cli import status as status_screen
 from grpo_cli.__main__ import main
 from grpo_cli.export_job import export_job
 from grpo_cli.prefetch_job import prefetch_job
+from grpo_kube.objects.resources import merge_patch
+from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.cleanup import clean_up
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.events import event, telling_change
-from grpo_operator.isolation import network_policy
-from grpo_operator.job_metrics import JobMetrics
-from grpo_operator.kueue.assignment import Flavor, placed
-from grpo_operator.kueue.body import Priority, adopted, amended, paused, workload
-from grpo_operator.kueue.statuses import cleared, finished, ready
+from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation, Sightings, Silence, observe
+from grpo_operator.decide.policies import decide
+from grpo_operator.kueue.pod_sets import Flavor, placed
 from grpo_operator.kueue.steps import Write, step
-from grpo_operator.manifests import Attempt, attempt_of, checkpoint_volume_claim, engines_job, indexed_job
-from grpo_operator.observe import Observation, Silence, observe
-from grpo_operator.patches import merge_patch
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.policies import decide
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.services import engine_service, rendezvous_service
-from grpo_operator.sightings import Sightings
-from grpo_operator.status import build, to_json
-from grpo_operator.times import Observed
-from grpo_operator.tracing.otlp import export_request
-from grpo_operator.workloads import workload_record
-from grpo_planner import Inventory, plan_job
+from grpo_operator.kueue.workload_manifest import Priority, adopted, amended, cleared, finished, paused, ready, workload
+from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, engines_job, indexed_job
+from grpo_operator.pods.namespace_objects import engine_service, network_policy, rendezvous_service
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.process.job_metrics import JobMetrics
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.records.workloads import workload_record
+from grpo_operator.report.events import event, telling_change
+from grpo_operator.report.status import build, to_json
+from grpo_operator.tracing.spans import export_request
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import plan_job
 from tests.golden.layout import unlike
 from tests.golden.shapes import PLAN_ANNOTATION, condition, fields, filled, objects_of
 from tests.unit.operator_world import KEY, LIMITS, NOW, PODS, make_job, stored

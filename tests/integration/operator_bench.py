@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from grpo_api.contract import API_VERSION, KIND
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB
+from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB
 from harness.client import ApiClient, ApiStatusError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import ClusterError, until

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from grpo_kube import client
+from grpo_kube.objects import resources
 from grpo_operator.__main__ import run
-from grpo_operator.cluster import api, client
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.settings import Settings
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.process.settings import Settings
 from harness.controlplane import free_port
 from harness.fixtures import AnyCluster
 from harness.programs.processes import until
@@ -135,8 +136,10 @@ class Swallowed(threading.Event):
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         create = client.HttpCluster.create
 
-        async def hang(cluster: client.HttpCluster, resource: api.Resource, namespace: str, body: Object) -> Object:
-            if resource is api.JOBS:
+        async def hang(
+            cluster: client.HttpCluster, resource: resources.Resource, namespace: str, body: Object
+        ) -> Object:
+            if resource is resources.JOBS:
                 self.set()
                 await asyncio.Event().wait()
             return await create(cluster, resource, namespace, body)

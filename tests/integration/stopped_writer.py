@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from grpo_api.contract import API_VERSION, KIND
-from grpo_operator import settings
-from grpo_operator.cluster import credentials
-from grpo_operator.cluster.api import CLAIMS, GRPOJOBS, JOBS, NETWORK_POLICIES, PODS, SERVICES, Selection
-from grpo_operator.cluster.cache import version_of
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.cluster.elector import Elector
-from grpo_operator.errors import ClusterError, NotLeading
-from grpo_operator.names import LABEL_MANAGED_BY, MANAGER
-from grpo_operator.settings import Settings
-from grpo_operator.wiring import tell_fence
+from grpo_kube import transport
+from grpo_kube.cache import version_of
+from grpo_kube.client import HttpCluster
+from grpo_kube.leader_election import Elector
+from grpo_kube.objects.errors import ClusterError, NotLeading
+from grpo_kube.objects.resources import CLAIMS, JOBS, NETWORK_POLICIES, PODS, SERVICES, Selection
+from grpo_operator.process import settings
+from grpo_operator.process.settings import Settings
+from grpo_operator.process.wiring import tell_fence
+from grpo_operator.records.names import GRPOJOBS, LABEL_MANAGED_BY, MANAGER
 from harness.programs.processes import until
 
 STOPS, GO = "STOPS", "GO"
@@ -85,7 +85,7 @@ async def main(chosen: Settings) -> None:
     """Leads, stops, writes."""
     assert chosen.election
     namespace, leading = chosen.election.lease.namespace, asyncio.Event()
-    configuration = await credentials.load(chosen.kubeconfig)
+    configuration = await transport.load(chosen.kubeconfig)
     async with HttpCluster(configuration, tries=1) as plain:
         elector = Elector(plain, chosen.election, leading, time.time, tell_fence if chosen.fenced else None)
         standing = asyncio.create_task(elector.run())

@@ -14,7 +14,8 @@ import yaml
 
 from grpo_codegen.alerts import ALERTS
 from grpo_codegen.alerts.alert import Alert
-from grpo_codegen.stories import STORIES, Story
+from grpo_codegen.stories import STORIES
+from grpo_codegen.stories.story import Story
 from grpo_codegen.timelines import values
 from harness.programs.prometheus import program
 from tests.integration.test_chart import CHART, helm, only, rendered

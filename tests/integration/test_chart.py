@@ -16,7 +16,8 @@ import yaml
 from grpo_api import metrics, training_metrics
 from grpo_cli.manifest import load_documents
 from grpo_codegen import recording
-from grpo_operator import names, settings
+from grpo_operator.process import settings
+from grpo_operator.records import names
 from harness.programs.build import toolchain
 
 CHART, DEFINITIONS = Path("charts/grpo-operator"), Path("crds")

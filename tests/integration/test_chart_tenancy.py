@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator import settings
+from grpo_operator.process import settings
 from tests.integration.test_chart import AS_POD, only, rendered
 
 

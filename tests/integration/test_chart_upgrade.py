@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_operator.names import FENCE
+from grpo_operator.records.names import FENCE
 from harness.definitions import definition_change
 from tests.integration.gpu_bench import GpuBench
 from tests.integration.leader_bench import Seat

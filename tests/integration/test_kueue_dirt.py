@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster import api, client
+from grpo_kube import client
+from grpo_kube.objects import resources
+from grpo_operator.records import names
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from tests.generated import cases
@@ -167,10 +169,10 @@ class Mortal:
         call = client.HttpCluster._call
 
         async def once(
-            cluster: client.HttpCluster, method: str, resource: api.Resource, *args: Any, **more: Any
+            cluster: client.HttpCluster, method: str, resource: resources.Resource, *args: Any, **more: Any
         ) -> Any:
             answer = await call(cluster, method, resource, *args, **more)
-            if method in WRITES and resource in (api.JOBS, api.GRPOJOBS, api.WORKLOADS):
+            if method in WRITES and resource in (resources.JOBS, names.GRPOJOBS, names.WORKLOADS):
                 self.last_words.add((method, resource.plural))
                 self.died.set()
                 await asyncio.Event().wait()

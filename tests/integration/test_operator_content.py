@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
+from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from harness.definitions import definition_change

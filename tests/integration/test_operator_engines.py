@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.names import ENGINE_SERVICE, LABEL_COMPONENT
+from grpo_operator.records.names import ENGINE_SERVICE, LABEL_COMPONENT
 from harness.client import ApiStatusError
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
 from tests.integration.operator_thread import OperatorThread

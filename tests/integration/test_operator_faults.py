@@ -17,12 +17,11 @@ from typing import Any
 import kopf
 import pytest
 
-from grpo_operator.cluster import api
-from grpo_operator.cluster.api import Object, Resource
-from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.client import HttpCluster
-from grpo_operator.decisions import Limits
-from grpo_operator.names import ObjectKey
+from grpo_kube.cache import Cache
+from grpo_kube.client import HttpCluster
+from grpo_kube.objects import resources
+from grpo_kube.objects.resources import Object, ObjectKey, Resource
+from grpo_operator.decide.decisions import Limits
 from harness.cluster import Cluster
 from harness.controlplane import free_port
 from tests.generated import gated
@@ -55,7 +54,7 @@ def test_a_job_deleted_before_its_creation_is_answered_is_not_made_again_under_i
 
     async def late(cluster: HttpCluster, resource: Resource, namespace: str, body: Object) -> Object:
         answer = await create(cluster, resource, namespace, body)
-        if resource is not api.JOBS or uids:
+        if resource is not resources.JOBS or uids:
             return answer
         uids.append(answer["metadata"]["uid"])
         # by another, who doesn't ask whether the Job controller has written meanwhile

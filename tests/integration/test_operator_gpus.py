@@ -5,7 +5,7 @@ Each test has nodes of its own, which its jobs select by a label, so that tests 
 
 import pytest
 
-from grpo_operator.decisions import Limits
+from grpo_operator.decide.decisions import Limits
 from harness.client import ApiStatusError
 from tests.integration.gpu_bench import PRODUCT, GpuBench
 from tests.integration.operator_bench import JOBS, PODS, outcome

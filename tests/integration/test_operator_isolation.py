@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import NETWORK_POLICIES
-from grpo_operator.isolation import network_policy
-from grpo_operator.names import NETWORK_POLICY
+from grpo_kube.objects.resources import NETWORK_POLICIES
+from grpo_operator.pods.namespace_objects import network_policy
+from grpo_operator.records.names import NETWORK_POLICY
 from harness.client import ApiStatusError
 from tests.integration.operator_bench import Bench
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_operator.names import FENCE
+from grpo_operator.records.names import FENCE
 from tests.integration import stopped_writer
 from tests.integration.leader_bench import LEASES, Seat, holder, named, seats
 from tests.integration.operator_bench import GRPOJOBS, SPEC, Bench

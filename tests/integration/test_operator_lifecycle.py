@@ -5,8 +5,8 @@ kwok plays the kubelet; everything else is real. The end-to-end tests do the sam
 
 import pytest
 
-from grpo_operator.decisions import Limits
-from grpo_operator.names import RENDEZVOUS_SERVICE
+from grpo_operator.decide.decisions import Limits
+from grpo_operator.records.names import RENDEZVOUS_SERVICE
 from tests.generated import gated
 from tests.integration.operator_bench import GRPOJOBS, JOBS, PODS, Bench, outcome
 from tests.integration.operator_thread import OperatorThread, quiet_for

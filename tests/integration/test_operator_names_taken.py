@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.decisions import Limits
-from grpo_operator.names import RENDEZVOUS_SERVICE
-from grpo_operator.services import rendezvous_service
+from grpo_operator.decide.decisions import Limits
+from grpo_operator.pods.namespace_objects import rendezvous_service
+from grpo_operator.records.names import RENDEZVOUS_SERVICE
 from harness.client import ApiStatusError
 from tests.generated import gated
 from tests.integration.operator_bench import GRPOJOBS, JOBS, Bench

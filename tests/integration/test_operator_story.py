@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from grpo_api.running import RestartsSpec
-from grpo_operator.names import COMPONENT_ENGINE, LABEL_COMPONENT
+from grpo_operator.records.names import COMPONENT_ENGINE, LABEL_COMPONENT
 from harness.client import ApiStatusError
 from harness.cluster import Cluster
 from tests.generated import cases

@@ -13,7 +13,7 @@ import pytest
 from grpo_api.contract import PLAN_ANNOTATION, PROGRESS_BIND_ENV, PROGRESS_PORT
 from grpo_api.plan import TrainingPlan
 from grpo_api.timing import Beginning
-from grpo_operator.settings import Tracing
+from grpo_operator.process.settings import Tracing
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.telemetry.server import serve

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.decisions import Limits
+from grpo_operator.decide.decisions import Limits
 from tests.generated import gated
 from tests.integration.operator_bench import PODS, Bench, outcome
 from tests.integration.operator_thread import quiet_for

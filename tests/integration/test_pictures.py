@@ -12,7 +12,8 @@ import pytest
 
 from grpo_api import metrics, training_metrics
 from grpo_codegen.dashboards import DASHBOARDS
-from grpo_codegen.stories import STORIES, Story
+from grpo_codegen.stories import STORIES
+from grpo_codegen.stories.story import Story
 from harness.pictures.browser import HEIGHT, Browser, browser
 from harness.pictures.bundle import page
 from harness.pictures.drawing import Drawing, View, draw, told

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_operator.manifests import Attempt, engines_job, indexed_job
-from grpo_operator.names import ObjectKey
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.pod_defaults import PodDefaults
+from grpo_operator.pods.pod_spec import PodDefaults
 from harness.cluster import Cluster
 from tests.integration.operator_bench import JOBS, PODS, Bench, Object
 from tests.integration.operator_thread import OperatorThread

@@ -12,9 +12,9 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_cli.manifest import load_documents
-from grpo_operator.manifests import Attempt
-from grpo_operator.names import ObjectKey
-from grpo_operator.pod_defaults import PodDefaults
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.pods.manifests import Attempt
+from grpo_operator.pods.pod_spec import PodDefaults
 from harness.access import CommandError
 from harness.fixtures import AnyCluster
 from harness.programs.processes import until

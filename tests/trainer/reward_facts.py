@@ -15,7 +15,7 @@ from grpo_api.rewards import RewardSpec
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.reference import strategy_for
-from grpo_trainer.rewards import RewardSet, build_rewards
+from grpo_trainer.rewards.reward_set import RewardSet, build_rewards
 from grpo_trainer.weights.models import load_policy
 from grpo_trainer.weights.states import check_states
 from harness.ranks import runs

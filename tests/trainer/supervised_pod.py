@@ -9,7 +9,8 @@ from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_api.report import Outcome
 from grpo_api.running import GuardSpec
 from harness.ranks import runs
-from harness.ranks.launch import ISOLATED, tracer
+from harness.ranks.fork_servers import ISOLATED
+from harness.ranks.launch import tracer
 
 HANG_SECONDS = 10
 """The shortest guard.hangTimeoutSeconds."""

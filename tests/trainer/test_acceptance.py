@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from grpo_trainer.acceptance import attempts, devices, fused_head, memory
 from grpo_trainer.acceptance.findings import Context, State
+from harness.ranks.fork_servers import ISOLATED
 from harness.ranks.gang import run_gang
-from harness.ranks.launch import ISOLATED
 
 pytestmark = pytest.mark.realtime
 

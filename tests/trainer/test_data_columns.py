@@ -18,8 +18,8 @@ from grpo_trainer.building import TrainerParts, make_trainer
 from grpo_trainer.data import columns
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.errors import BadInput
-from grpo_trainer.rewards import RewardSet
 from grpo_trainer.rewards.base import RewardCounters
+from grpo_trainer.rewards.reward_set import RewardSet
 from grpo_trainer.telemetry.observer import StepObserver
 from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs

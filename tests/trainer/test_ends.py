@@ -28,7 +28,8 @@ from grpo_trainer.process import watchdog
 from grpo_trainer.process.outcome import keep
 from grpo_trainer.process.recorder import Recorder
 from harness.ranks import runs
-from harness.ranks.launch import ISOLATED, launch, tracer
+from harness.ranks.fork_servers import ISOLATED
+from harness.ranks.launch import launch, tracer
 from harness.ranks.pods import Gang, free_port
 
 pytestmark = pytest.mark.realtime

@@ -25,7 +25,7 @@ from grpo_trainer.generation.vllm_arguments import PRIVACY
 from grpo_trainer.hub.repositories import Hub
 from grpo_trainer.telemetry.phases import PhaseClock
 from harness.ranks import runs
-from harness.ranks.launch import ISOLATED
+from harness.ranks.fork_servers import ISOLATED
 from harness.ranks.pods import free_port
 from tests.virtual_time import virtually
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, Node, plan_job
+from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.plan import plan_job
 from harness.ranks import ledger_sites
 from harness.ranks.gang import run_gang
 from harness.ranks.ledger_cases import CASES, HELD, MORE, OVER, RESIDENT, UNDER, Case, large_config, live, shape

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_planner.memory import Setup
+from grpo_planner.memory.setup import Setup
 from grpo_planner.memory.states import optimizer_state
 from grpo_planner.model.architecture import from_config
 from harness.ranks import demo_model, runs

@@ -17,9 +17,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, Node, plan_job
+from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.memory import states
 from grpo_planner.model.architecture import from_config
+from grpo_planner.plan import plan_job
 from grpo_trainer.weights import proof
 from harness.ranks.accounting import account
 from harness.ranks.fake_models import Case

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from grpo_planner.memory import Setup
 from grpo_planner.memory.generation import cached_positions
+from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import from_architecture, from_config
 from grpo_planner.model.families import families
 from grpo_planner.model.shapes import ALL_LINEAR, Shape

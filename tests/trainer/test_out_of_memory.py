@@ -16,7 +16,7 @@ from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.telemetry.shortage import requested, shortage_of
 from harness.faults.memory.sitecustomize import FAULT_ENV
 from harness.ranks import demo_model, runs
-from harness.ranks.launch import ISOLATED
+from harness.ranks.fork_servers import ISOLATED
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.test_phases import Counters
 

@@ -37,7 +37,7 @@ from grpo_trainer.process.watchdog import Watchdog
 from grpo_trainer.settings import config_arguments, deepspeed_config
 from grpo_trainer.unsupported import require_supported
 from harness.ranks import runs
-from harness.ranks.launch import ISOLATED
+from harness.ranks.fork_servers import ISOLATED
 from tests.stepped_clock import SteppedClock
 
 pytestmark = pytest.mark.realtime

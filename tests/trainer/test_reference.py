@@ -15,9 +15,12 @@ from trl.trainer.utils import use_adapter
 
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError
-from grpo_trainer.reference import Adapter, Clone, NoReference, Offload, Sharded, strategy_for
-from grpo_trainer.reference.adapter import adapter_is_off, evaluating
-from grpo_trainer.reference.offload import on_device
+from grpo_trainer.reference import strategy_for
+from grpo_trainer.reference.adapter import Adapter, adapter_is_off, evaluating
+from grpo_trainer.reference.clone import Clone
+from grpo_trainer.reference.none import NoReference
+from grpo_trainer.reference.offload import Offload, on_device
+from grpo_trainer.reference.sharded import Sharded
 from grpo_trainer.weights.models import load_policy
 from harness.ranks import demo_model, runs
 from harness.ranks.reference_facts import disturb, score, whole

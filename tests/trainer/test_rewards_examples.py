@@ -17,10 +17,10 @@ from grpo_api.dataset import DatasetFiles
 from grpo_api.job import GRPOJobSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
-from grpo_trainer.rewards import build_rewards
 from grpo_trainer.rewards.answers import expected_answer
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.http_service import HTTPFunction
+from grpo_trainer.rewards.reward_set import build_rewards
 from tests.trainer.example_jobs import ROWS, example
 
 pytestmark = pytest.mark.realtime

@@ -16,10 +16,11 @@ from grpo_api.plan import TrainingPlan
 from grpo_api.report import Result
 from grpo_api.rewards import JUDGED_GENERATIONS, RewardSpec
 from grpo_trainer.errors import RewardError
-from grpo_trainer.rewards import build_rewards, http_service
+from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.base import RewardCounters, Scores
 from grpo_trainer.rewards.failure_limits import FailureLimits, Scored
 from grpo_trainer.rewards.reward_model import RewardModel
+from grpo_trainer.rewards.reward_set import build_rewards
 from harness.ranks import demo_model
 from harness.ranks.pods import Gang, json_lines
 from tests.generated import cases

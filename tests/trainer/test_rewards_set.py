@@ -16,9 +16,9 @@ from grpo_api.contract import reward_mount, reward_token_env
 from grpo_api.rewards import RewardSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.errors import BadInput, TrainingError
-from grpo_trainer.rewards import RewardSet, build_rewards
 from grpo_trainer.rewards.http_service import HTTPFunction
 from grpo_trainer.rewards.reward_model import RewardModel
+from grpo_trainer.rewards.reward_set import RewardSet, build_rewards
 from harness.ranks import demo_model
 
 pytestmark = pytest.mark.realtime

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_api.plan import ExecutionPlan
-from grpo_operator.kueue.body import Priority, workload
-from grpo_operator.observe import Observation
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.workloads import WorkloadRecord, workload_record
+from grpo_operator.decide.observation import Observation
+from grpo_operator.kueue.workload_manifest import Priority, workload
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.records.workloads import WorkloadRecord, workload_record
 from tests.unit.operator_world import PLAN, PODS, Thing, at, make_job, make_seen
 
 QUEUED: dict[str, Any] = {"placement": {"accelerator": "CPU", "nodes": 2, "queueName": "team"}}

@@ -11,8 +11,13 @@ from grpo_api.generation import EnginePlan
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import Outcome, Progress
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.decisions import Decision, Limits
-from grpo_operator.names import (
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, seconds, timestamp
+from grpo_operator.decide.decisions import Decision, Limits
+from grpo_operator.decide.observation import Observation, Pull, Sightings, Silence, observe
+from grpo_operator.decide.policies import decide
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.records.names import (
     COMPONENT_ENGINE,
     COMPONENT_TRAINER,
     LABEL_ATTEMPT,
@@ -20,17 +25,11 @@ from grpo_operator.names import (
     LABEL_INDEX,
     LABEL_JOB,
     LABEL_UID,
-    ObjectKey,
     engine_job,
 )
-from grpo_operator.observe import Observation, Pull, Silence, observe
-from grpo_operator.parsing import grpojob_record, job_record, pod_record
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.policies import decide
-from grpo_operator.records import GRPOJobRecord, JobRecord, PodRecord
-from grpo_operator.sightings import Sightings
-from grpo_operator.status import build, to_json
-from grpo_operator.times import Observed, seconds, timestamp
+from grpo_operator.records.parsing import grpojob_record, job_record, pod_record
+from grpo_operator.records.records import GRPOJobRecord, JobRecord, PodRecord
+from grpo_operator.report.status import build, to_json
 
 NOW = seconds("2026-11-21T12:00:00Z") or 0.0
 KEY = ObjectKey("team-a", "run")

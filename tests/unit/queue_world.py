@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grpo_api.plan import ExecutionPlan
+from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.inventory import node_facts, pod_facts
-from grpo_operator.admission.judge import Question, Verdict, judge
-from grpo_operator.admission.plans import Plans
 from grpo_operator.admission.queue import AdmissionQueue
+from grpo_operator.admission.scheduler import Plans, Question, Verdict, judge
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.names import ObjectKey
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.records import GRPOJobRecord
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import (
     GPU_ENGINE,
     GPU_PLAN,

@@ -23,7 +23,7 @@ from grpo_api.job import parse_spec
 from grpo_api.report import Outcome, Result
 from grpo_cli.manifest import load_jobs
 from grpo_codegen.acceptance import CASES, ROOT, predictions
-from grpo_operator.manifests import Attempt, indexed_job, training_plan
+from grpo_operator.pods.manifests import Attempt, indexed_job, training_plan
 from grpo_trainer.acceptance import __main__ as acceptance
 from grpo_trainer.acceptance import progress, report, runner, versions
 from grpo_trainer.acceptance.catalogue import CHECKS, MEMORY_CASES, Check

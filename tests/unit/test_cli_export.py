@@ -18,7 +18,7 @@ from grpo_cli.download import PAUSES, download, missing, require_folder, require
 from grpo_cli.errors import CliError, KubectlError, NotYet, OptionError
 from grpo_cli.export import exported, requested, require_reported
 from grpo_cli.export_job import export_job
-from grpo_operator.names import LABEL_JOB, LABEL_UID
+from grpo_operator.records.names import LABEL_JOB, LABEL_UID
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PLAN, PODS, UID, active_status, at, make_job

@@ -17,7 +17,8 @@ from grpo_api.report import MESSAGE_CHARACTERS, Outcome, Result
 from grpo_cli import prefetch
 from grpo_cli.__main__ import main
 from grpo_cli.prefetch_job import prefetch_job, wanted
-from grpo_operator.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY, ObjectKey
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.records.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 from tests.unit.operator_world import PODS

@@ -1,6 +1,6 @@
 """What a job is answered that asks for an attempt: a place, a wait or a refusal."""
 
-from grpo_operator.decisions import Action, Decision
+from grpo_operator.decide.decisions import Action, Decision
 from tests.unit.operator_world import active_status, make_job, make_seen
 from tests.unit.queue_world import ASKED, Jobs, answered, cluster, gang, gpu_pod, job, own_pod, queue
 

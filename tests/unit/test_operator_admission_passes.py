@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
+from grpo_kube.objects.errors import Unavailable
+from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission import queue as queue_module
-from grpo_operator.admission.judge import MOST_NEW_SPECS, Pass, Question, judge
-from grpo_operator.admission.plans import Plans
 from grpo_operator.admission.queue import AdmissionQueue
+from grpo_operator.admission.scheduler import MOST_NEW_SPECS, Pass, Plans, Question, judge
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.decisions import Action
-from grpo_operator.errors import Unavailable
-from grpo_operator.names import ObjectKey
-from grpo_operator.records import GRPOJobRecord
+from grpo_operator.decide.decisions import Action
+from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import LIMITS, NOW, PODS, at, condition, make_job, make_seen
 from tests.unit.queue_world import ASKED, Jobs, cluster, gang, gpu_pod, job, own_pod
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from grpo_operator.admission.plans import Plans
-from grpo_planner import Inventory, Planner, plan_job
+from grpo_operator.admission.scheduler import Plans
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import Planner, plan_job
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, spec
 
 SPECS = [spec(LLAMA_1B), spec(QWEN_7B, placement__gpus__min=4), spec(LLAMA_70B, adapter__use="Never")]

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.admission.judge import Question, judge
-from grpo_operator.admission.plans import Plans
-from grpo_operator.admission.quotas import QuotaFacts, counts, quota_facts
-from grpo_operator.untyped import Unreadable
+from grpo_kube.objects.json_reader import Unreadable
+from grpo_operator.admission.scheduler import Plans, Question, judge
+from grpo_operator.admission.snapshot import QuotaFacts, counts, quota_facts
 from tests.unit.operator_world import LIMITS, NOW, at
 from tests.unit.queue_world import answered, cluster, gang, job, judged
 

@@ -8,17 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan import ExecutionPlan
-from grpo_operator.admission.allowance import needs
-from grpo_operator.admission.capacity import Capacity, Claim
-from grpo_operator.admission.gang import gpu_roles
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.admission.capacity import Capacity, Claim, gpu_roles
 from grpo_operator.admission.inventory import node_facts
-from grpo_operator.admission.judge import Question, judge
-from grpo_operator.admission.plans import Plans
-from grpo_operator.admission.quotas import QuotaFacts
-from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.names import ObjectKey
-from grpo_operator.records import GRPOJobRecord
-from grpo_planner import PlanReason, PlanResult
+from grpo_operator.admission.quota_gate import needs
+from grpo_operator.admission.scheduler import Plans, Question, judge
+from grpo_operator.admission.snapshot import QuotaFacts, Snapshot
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_planner.result import PlanReason, PlanResult
 from tests.generated import cases
 from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, SERVED_GPU_PLAN, active_status, condition, make_job
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod, packs, passed

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.admission.gang import gpu_roles
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.admission.capacity import gpu_roles
 from grpo_operator.admission.inventory import NodeFacts, PodFacts, node_facts
-from grpo_operator.admission.judge import Pass, Question, judge
-from grpo_operator.admission.plans import Plans
 from grpo_operator.admission.queue import AdmissionQueue
+from grpo_operator.admission.scheduler import Pass, Plans, Question, judge
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.decisions import Action
-from grpo_operator.names import ObjectKey
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.roles import Role
-from grpo_operator.status import build, to_json
+from grpo_operator.decide.decisions import Action
+from grpo_operator.pods.roles import Role
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.report.status import build, to_json
 from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, PODS, make_job, make_seen
 from tests.unit.queue_world import ASKED, gang, job, packs

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.admission.judge import Question, judge, ordinal
-from grpo_operator.admission.plans import Plans
-from grpo_operator.admission.turns import MOST_PASSED_OVER, in_turn
-from grpo_operator.names import ObjectKey
-from grpo_operator.records import GRPOJobRecord
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.admission.queue_order import MOST_PASSED_OVER, in_turn
+from grpo_operator.admission.scheduler import Plans, Question, judge, ordinal
+from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
 from tests.unit.operator_world import LIMITS, NOW, make_job
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from grpo_api.artifacts import MAX_WHERE, parse_sums, sums_text, weights_hash
 from grpo_api.quantity import MAX_COUNT, format_bytes
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.decisions import Action
-from grpo_operator.observe import Observation
-from grpo_operator.status import to_json
+from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.observation import Observation
+from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     active_status,

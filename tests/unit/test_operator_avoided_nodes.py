@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from grpo_operator.decisions import Action
+from grpo_operator.decide.decisions import Action
 from tests.unit.queue_world import ASKED, answered, cluster, gang, gpu_pod, job, judged, own_pod
 
 BLAMED = replace(ASKED, avoided_nodes=("node-0",))

@@ -14,20 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_kube.informer import Mirror
+from grpo_kube.objects.errors import Denied, Expired, Unavailable
+from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection, identity
+from grpo_kube.objects.times import Observed
+from grpo_kube.pacing import Backoff
 from grpo_operator.admission.inventory import node_facts, pod_facts
-from grpo_operator.cluster.api import GRPOJOBS, PODS, Object, Selection
-from grpo_operator.cluster.backoff import Backoff
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.unreadable import identity
-from grpo_operator.cluster.watcher import Mirror
-from grpo_operator.errors import Denied, Expired, Unavailable
-from grpo_operator.names import ObjectKey
-from grpo_operator.observe import observe
-from grpo_operator.parsing import grpojob_record, job_record, pod_record, service_record
-from grpo_operator.policies import decide
-from grpo_operator.sightings import Sightings
-from grpo_operator.status import build, to_json
-from grpo_operator.times import Observed
+from grpo_operator.decide.observation import Sightings, observe
+from grpo_operator.decide.policies import decide
+from grpo_operator.loop.caches import Caches
+from grpo_operator.records.names import GRPOJOBS
+from grpo_operator.records.parsing import grpojob_record, job_record, pod_record, service_record
+from grpo_operator.report.status import build, to_json
 from tests.generated import cases
 from tests.unit.dirty_objects import (
     EXTREMES,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.decisions import Action, Decision
+from grpo_operator.decide.decisions import Action, Decision
 from tests.unit.operator_world import (
     active_status,
     after,

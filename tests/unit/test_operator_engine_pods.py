@@ -8,10 +8,10 @@ from grpo_api.contract import ENGINE_PORT, PLAN_ANNOTATION
 from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan, TrainingPlan
 from grpo_operator.admission.checks import plan_problem
-from grpo_operator.manifests import Attempt, engines_job, indexed_job, training_plan
-from grpo_operator.names import LABEL_COMPONENT, LABEL_UID
-from grpo_operator.reasons import Reason
-from grpo_operator.services import engine_service
+from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job, training_plan
+from grpo_operator.pods.namespace_objects import engine_service
+from grpo_operator.records.names import LABEL_COMPONENT, LABEL_UID
+from grpo_operator.records.reasons import Reason
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SERVED_GPU_PLAN, SERVED_PLAN, SPEC, UID, make_job
 
 

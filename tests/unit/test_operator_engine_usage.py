@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from grpo_api.timing import Clock
 from grpo_api.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.usage.attempts import looked_at
-from grpo_operator.usage.division import SUCCEEDED, divided, merged, shared_out, summed
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.usage.account import looked_at
+from grpo_operator.usage.gpu_time import SUCCEEDED, divided, merged, shared_out, summed
 from tests.generated import cases
 from tests.unit.operator_world import (
     GPU_PLAN,

@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cleanup import clean_up
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.engines import shown
-from grpo_operator.events import telling_change
-from grpo_operator.observe import Observation
-from grpo_operator.records import PodRecord
-from grpo_operator.starting import asks_about
+from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.decide.start_checks import asks_about, shown
+from grpo_operator.records.records import PodRecord
+from grpo_operator.report.events import telling_change
 from tests.unit.operator_world import (
     KILLED,
     LIMITS,

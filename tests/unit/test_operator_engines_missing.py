@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.cleanup import clean_up
-from grpo_operator.cluster.progress import targets
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.observe import Observation
-from grpo_operator.parsing import job_record
-from grpo_operator.records import JobRecord
-from grpo_operator.untyped import Unreadable
+from grpo_kube.objects.json_reader import Unreadable
+from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.loop.progress import targets
+from grpo_operator.records.parsing import job_record
+from grpo_operator.records.records import JobRecord
 from tests.generated import cases
 from tests.unit.operator_world import (
     KILLED,

@@ -6,8 +6,8 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan
-from grpo_operator.podspec import pod_spec
-from grpo_operator.roles import roles
+from grpo_operator.pods.pod_spec import pod_spec
+from grpo_operator.pods.roles import roles
 from grpo_planner.memory.device import FRAGMENTATION
 from tests.unit.operator_world import GPU_PLAN, PLAN, PODS, SPEC
 from tests.unit.planning import H100, LLAMA_1B, nodes, spec

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from grpo_api.artifacts import Export, weights_hash
 from grpo_api.status import Condition, GRPOJobStatus
 from grpo_api.usage import GPUSeconds, Usage
-from grpo_operator.cluster.recorder import BACKLOG, PATIENCE, SENDERS, EventRecorder
-from grpo_operator.errors import Denied, Unavailable
-from grpo_operator.events import MAX_MESSAGE, event, folded, telling_change
+from grpo_kube.event_sender import BACKLOG, PATIENCE, SENDERS, EventRecorder
+from grpo_kube.objects.errors import Denied, Unavailable
+from grpo_operator.report.events import MAX_MESSAGE, event, folded, telling_change
 from tests.generated import cases
 from tests.unit.operator_world import KEY, NOW, at, make_job
 from tests.virtual_time import virtually

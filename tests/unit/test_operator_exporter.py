@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api import traces
-from grpo_operator.cluster import exporter as module
-from grpo_operator.cluster.exporter import BACKLOG, BATCH, SpanExporter
-from grpo_operator.tracing.otlp import MAX_TEXT, export_request
-from grpo_operator.tracing.spans import Span, Trace
+from grpo_operator.loop import span_exporter as module
+from grpo_operator.loop.span_exporter import BACKLOG, BATCH, SpanExporter
+from grpo_operator.tracing.spans import MAX_TEXT, Span, Trace, export_request
 from harness.controlplane import free_port
 from tests.generated import cases
 from tests.otlp_receiver import Receiver, parsed
 from tests.unit.operator_world import NOW, make_job
-from tests.unit.test_operator_client import serving
+from tests.unit.test_kube_client import serving
 
 pytestmark = pytest.mark.realtime
 

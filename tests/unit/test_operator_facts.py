@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster import facts as facts_module
-from grpo_operator.cluster.api import NODES, PODS, PRIORITY_CLASSES, QUOTAS, SERVICE_ACCOUNTS, Selection
-from grpo_operator.cluster.facts import ClusterFacts
-from grpo_operator.errors import ClusterError, Forbidden, NotFound, Unavailable
+from grpo_kube.objects.errors import ClusterError, Forbidden, NotFound, Unavailable
+from grpo_kube.objects.resources import NODES, PODS, PRIORITY_CLASSES, QUOTAS, SERVICE_ACCOUNTS, Selection
+from grpo_operator.loop import cluster_state as facts_module
+from grpo_operator.loop.cluster_state import ClusterFacts
 from tests.unit.test_operator_inventory import node, pod
 
 Object = dict[str, Any]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from grpo_api.quantity import MAX_COUNT
 from grpo_api.status import GRPOJobStatus, MetricsStatus
 from grpo_api.training_metrics import OUTCOME_KEYS
-from grpo_operator.observe import Observation
-from grpo_operator.status import to_json
+from grpo_operator.decide.observation import Observation
+from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.operator_world import (
     after,

@@ -12,10 +12,10 @@ from grpo_api.learned import Learned, MeasuredLinks
 from grpo_api.model import Architecture
 from grpo_api.status import GRPOJobStatus
 from grpo_api.training_metrics import ALLREDUCE
-from grpo_operator.admission.kept import learning
-from grpo_operator.observe import Observation
-from grpo_operator.status import build, to_json
-from grpo_planner import plan_job
+from grpo_operator.admission.resume_plan import learning
+from grpo_operator.decide.observation import Observation
+from grpo_operator.report.status import build, to_json
+from grpo_planner.plan import plan_job
 from tests.generated import cases
 from tests.unit.operator_world import (
     active_status,

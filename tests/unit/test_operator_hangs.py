@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.decisions import Action
+from grpo_operator.decide.decisions import Action
 from tests.generated import cases
 from tests.unit.operator_world import judged, make_child, make_pod, running, said, terminated
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_operator import health
+from grpo_operator.process import metrics_server
 
 
 def mirrors(**heard_at: float | None) -> Any:
@@ -13,22 +13,22 @@ def mirrors(**heard_at: float | None) -> Any:
 
 
 def test_a_kind_was_heard_of_when_the_namespace_was_where_that_is_longest_ago() -> None:
-    found = health.heard(mirrors(pods_a=90.0, pods_b=40.0, jobs=99.0), 100.0, 1_700_000_100.0)
+    found = metrics_server.heard(mirrors(pods_a=90.0, pods_b=40.0, jobs=99.0), 100.0, 1_700_000_100.0)
     assert found == {"pods": 1_700_000_040.0, "jobs": 1_700_000_099.0}
 
 
 def test_a_watch_that_is_being_tried_is_neither_heard_of_nor_deaf() -> None:
     watched = mirrors(pods_a=None, jobs=10.0)
-    assert health.heard(watched, 100.0, 1e9) == {"jobs": 1e9 - 90.0}
-    assert health.deaf(watched, 100.0, 60.0) == "nothing heard for 60 s from: jobs/*"
-    assert health.deaf(watched, 100.0, 95.0) == ""
+    assert metrics_server.heard(watched, 100.0, 1e9) == {"jobs": 1e9 - 90.0}
+    assert metrics_server.deaf(watched, 100.0, 60.0) == "nothing heard for 60 s from: jobs/*"
+    assert metrics_server.deaf(watched, 100.0, 95.0) == ""
 
 
 def test_what_is_not_served_is_named() -> None:
     watched = mirrors(jobs=None)
     watched["jobs/*"].not_served = "forbidden"
-    assert health.not_served(watched) == "not served now: jobs/*: forbidden"
+    assert metrics_server.not_served(watched) == "not served now: jobs/*: forbidden"
     watched["jobs/*"].optional = True
-    assert health.not_served(watched) == "", "a cluster may well not know the kind"
+    assert metrics_server.not_served(watched) == "", "a cluster may well not know the kind"
     watched["jobs/*"].forbidden = True
-    assert health.not_served(watched)
+    assert metrics_server.not_served(watched)

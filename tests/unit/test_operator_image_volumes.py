@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import SpecInvalid, parse_spec
-from grpo_operator.manifests import IMAGES_NEED, images_need
+from grpo_operator.pods.manifests import IMAGES_NEED, images_need
 from tests.generated import cases
 from tests.unit.operator_world import SPEC
 from tests.unit.test_operator_manifests import mounts, pod

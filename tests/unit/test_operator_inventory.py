@@ -5,9 +5,17 @@ from typing import Any
 import pytest
 
 from grpo_api.running import PlacementSpec
-from grpo_operator.admission.inventory import cards, left_out, node_facts, planner_node, pod_facts, takers
-from grpo_operator.admission.resources import pod_requests, quantity
-from grpo_operator.untyped import Part
+from grpo_kube.objects.json_reader import Part
+from grpo_operator.admission.inventory import (
+    cards,
+    left_out,
+    node_facts,
+    planner_node,
+    pod_facts,
+    pod_requests,
+    quantity,
+    takers,
+)
 
 GFD = {
     "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",

@@ -13,12 +13,12 @@ from grpo_api.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOB_PROGRESS_TIME, 
 from grpo_api.plan import MemoryPhases, MemoryPrediction
 from grpo_api.report import Progress
 from grpo_api.usage import GPUSeconds
-from grpo_operator import job_metrics
-from grpo_operator.job_metrics import JobMetrics, standing
-from grpo_operator.observe import Pull, Silence
-from grpo_operator.parsing import grpojob_record
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.times import Observed
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.observation import Pull, Silence
+from grpo_operator.process import job_metrics
+from grpo_operator.process.job_metrics import JobMetrics, standing
+from grpo_operator.records.parsing import grpojob_record
+from grpo_operator.records.records import GRPOJobRecord
 from tests.generated import cases
 from tests.unit.dirty_objects import GRPOJOB, dirty
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, at, condition, make_job

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.cleanup import clean_up
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.kueue.answers import by_kueue
-from grpo_operator.kueue.planned import planned_for
+from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.kueue.admission_gate import by_kueue
+from grpo_operator.kueue.pod_sets import planned_for
 from grpo_operator.kueue.steps import Write, step
-from grpo_operator.observe import Observation
 from tests.generated import cases
 from tests.unit.kueue_world import (
     ASSIGNED,

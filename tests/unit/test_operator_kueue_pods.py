@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from grpo_operator.admission.checks import queue_problem
-from grpo_operator.kueue.assignment import Contradiction, Flavor, placed
-from grpo_operator.kueue.body import Priority, amended, workload
-from grpo_operator.kueue.planned import planned
-from grpo_operator.kueue.pod_sets import pod_sets, shape
-from grpo_operator.manifests import attempt_of, engines_job, indexed_job
-from grpo_operator.names import workload_name
+from grpo_operator.kueue.pod_sets import Contradiction, Flavor, placed, planned, pod_sets, shape
+from grpo_operator.kueue.workload_manifest import Priority, amended, workload
+from grpo_operator.pods.manifests import attempt_of, engines_job, indexed_job
+from grpo_operator.records.names import workload_name
 from tests.unit.kueue_world import QUEUED, admitted, make_workload
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SERVED_GPU_PLAN, SERVED_PLAN, UID, make_job
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.kueue.statuses import cleared
-from grpo_operator.untyped import Unreadable
-from grpo_operator.workloads import MAX_UPDATES, workload_record
+from grpo_kube.objects.json_reader import Unreadable
+from grpo_operator.kueue.workload_manifest import cleared
+from grpo_operator.records.workloads import MAX_UPDATES, workload_record
 from tests.generated import cases
 from tests.unit.kueue_world import admitted, evicted, make_item, make_workload, told
 from tests.unit.operator_world import NOW

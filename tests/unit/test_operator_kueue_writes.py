@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
+from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
+from grpo_kube.objects.resources import ObjectKey, Resource
+from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.cluster.api import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS, Resource
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.workloads import Workloads, unseen
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.dispatching import Dispatcher
-from grpo_operator.errors import AlreadyExists, Conflict, Denied, NotFound
-from grpo_operator.manifests import attempt_of, indexed_job
-from grpo_operator.names import ObjectKey
-from grpo_operator.observe import Observation
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.times import Observed
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.workload_sync import Dispatcher, Workloads, unseen
+from grpo_operator.pods.manifests import attempt_of, indexed_job
+from grpo_operator.records.names import RESOURCE_FLAVORS, WORKLOAD_PRIORITIES, WORKLOADS
+from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.kueue_world import QUEUED, admitted, evicted, make_item, make_queued, told
 from tests.unit.operator_world import KEY, NOW, PLAN, PODS, active_status, condition, make_job, make_seen
 from tests.unit.queue_world import cluster, queue

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import PODS, Object, Selection
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.late import bring_pods
-from grpo_operator.errors import Unavailable
-from grpo_operator.observe import Observation
-from grpo_operator.records import JobRecord, PodRecord
+from grpo_kube.objects.errors import Unavailable
+from grpo_kube.objects.resources import PODS, Object, Selection
+from grpo_operator.decide.observation import Observation
+from grpo_operator.loop.caches import Caches, bring_pods
+from grpo_operator.records.records import JobRecord, PodRecord
 from tests.unit.operator_world import KEY, UID, active_status, at, judged, make_child, make_job, make_pod, make_seen
 
 ENDED = make_child(ended="Failed", reason="BackoffLimitExceeded")

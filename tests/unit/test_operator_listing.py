@@ -12,12 +12,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.cluster.api import Object, Selection, each_listed
-from grpo_operator.cluster.cache import Cache, Caches, Listing
-from grpo_operator.handlers import take
-from grpo_operator.names import ObjectKey
-from grpo_operator.records import PodRecord
-from grpo_operator.slices import SLICE
+from grpo_kube.cache import Cache, Listing
+from grpo_kube.client import each_listed
+from grpo_kube.objects.resources import Object, ObjectKey, Selection
+from grpo_kube.pacing import SLICE
+from grpo_operator.loop.caches import Caches
+from grpo_operator.process.handlers import take
+from grpo_operator.records.records import PodRecord
 from tests.generated import cases
 from tests.virtual_time import virtually
 

@@ -6,15 +6,9 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.plan import ExecutionPlan, TrainingPlan
-from grpo_operator.manifests import (
-    Attempt,
-    attempt_of,
-    checkpoint_volume_claim,
-    indexed_job,
-    training_plan,
-)
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited
-from grpo_operator.services import rendezvous_service
+from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, indexed_job, training_plan
+from grpo_operator.pods.namespace_objects import rendezvous_service
+from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited
 from tests.unit.operator_world import GPU_PLAN, KEY, PLAN, PODS, SPEC, UID, make_job
 
 

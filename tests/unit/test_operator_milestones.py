@@ -7,10 +7,9 @@ import pytest
 
 from grpo_api.metrics import RESTARTS, TIMES_TO, Metric
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.metrics_server import Metrics
-from grpo_operator.milestones import milestones, restart_reason
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.workqueue import WorkQueue
+from grpo_kube.work_queue import WorkQueue
+from grpo_operator.process.metrics_server import Metrics, milestones, restart_reason
+from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import NOW, active_status, at, condition, make_job
 
 STEPPED = {"step": 1, "lastStepTime": at(0)}

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from grpo_operator.cluster.api import PODS, Object, Selection
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.watcher import Mirror
-from grpo_operator.errors import Unavailable
-from grpo_operator.names import ObjectKey
+from grpo_kube.informer import Mirror
+from grpo_kube.objects.errors import Unavailable
+from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
+from grpo_operator.loop.caches import Caches
 
 RESYNC = 600.0
 """Seconds between two LISTs."""

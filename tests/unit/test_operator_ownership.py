@@ -6,20 +6,20 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.isolation import network_policy
-from grpo_operator.manifests import checkpoint_volume_claim
-from grpo_operator.ownership import (
+from grpo_kube.objects.resources import merge_patch
+from grpo_operator.pods.manifests import checkpoint_volume_claim
+from grpo_operator.pods.namespace_objects import (
     claim_problem,
     foreign_policy,
     foreign_service,
     is_our_policy,
     is_ours,
+    network_policy,
     policy_repair,
+    rendezvous_service,
     service_repair,
 )
-from grpo_operator.parsing import claim_record, policy_record, service_record
-from grpo_operator.patches import merge_patch
-from grpo_operator.services import rendezvous_service
+from grpo_operator.records.parsing import claim_record, policy_record, service_record
 from tests.generated import cases
 from tests.unit.operator_world import UID, at, make_job
 

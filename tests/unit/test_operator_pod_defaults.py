@@ -6,9 +6,9 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_cli.export import chosen
-from grpo_operator import settings
-from grpo_operator.manifests import Attempt
-from grpo_operator.pod_defaults import PodDefaults
+from grpo_operator.pods.manifests import Attempt
+from grpo_operator.pods.pod_spec import PodDefaults
+from grpo_operator.process import settings
 from tests.pods_of_jobs import pods_of_jobs
 from tests.unit.operator_world import KEY, SERVED_GPU_PLAN, SPEC, UID
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.decisions import Action, Decision, Limits
-from grpo_operator.observe import Silence
-from grpo_operator.restarting import pausing
-from grpo_operator.times import Observed
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.decisions import Action, Decision, Limits
+from grpo_operator.decide.observation import Silence
+from grpo_operator.decide.restarts import pausing
 from tests.unit.operator_world import (
     LIMITS,
     NOW,

@@ -13,20 +13,19 @@ from aiohttp.web import Application, Request, Response
 
 from grpo_api.metrics import HEARD, LEADER, OPERATOR, TAKEOVER, UNREADABLE_OBJECTS
 from grpo_api.report import Progress
-from grpo_operator import logs, settings
-from grpo_operator.cluster.api import PODS, Object, Selection
-from grpo_operator.cluster.backoff import Backoff
-from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.progress import Target, http_fetch
-from grpo_operator.cluster.watcher import Mirror
-from grpo_operator.errors import Expired, NotFound, Unavailable
-from grpo_operator.job_metrics import JobMetrics
-from grpo_operator.leadership import Election, Terms
-from grpo_operator.metrics_server import Metrics, application, served
-from grpo_operator.names import ObjectKey
-from grpo_operator.records import PodRecord
-from grpo_operator.tokens import Tokens
-from grpo_operator.workqueue import WorkQueue
+from grpo_kube.cache import Cache
+from grpo_kube.informer import Mirror
+from grpo_kube.leader_election import Election, Terms
+from grpo_kube.objects.errors import Expired, NotFound, Unavailable
+from grpo_kube.objects.resources import PODS, Object, ObjectKey, Selection
+from grpo_kube.pacing import Backoff
+from grpo_kube.work_queue import WorkQueue
+from grpo_operator.loop.progress import Target, http_fetch
+from grpo_operator.loop.tokens import Tokens
+from grpo_operator.process import settings
+from grpo_operator.process.job_metrics import JobMetrics
+from grpo_operator.process.metrics_server import Metrics, application, served
+from grpo_operator.records.records import PodRecord
 from harness.controlplane import free_port
 from tests.unit.operator_world import GPU_PLAN, NOW, active_status, make_job
 from tests.unit.test_operator_queue import item, pods
@@ -124,10 +123,10 @@ def test_a_time_must_be_above_zero(text: str, capsys: pytest.CaptureFixture[str]
 
 def test_a_log_line_is_one_json_object() -> None:
     record = logging.makeLogRecord({"name": "n", "levelname": "INFO", "msg": "%s\nis ü", "args": ("it",), "detail": 7})
-    fields = json.loads(logs.JsonFormatter().format(record))
+    fields = json.loads(settings.JsonFormatter().format(record))
     assert (fields["level"], fields["logger"], fields["message"], fields["detail"]) == ("info", "n", "it\nis ü", 7)
     record.exc_info = (ValueError, ValueError("a bug"), None)
-    line = logs.JsonFormatter().format(record)
+    line = settings.JsonFormatter().format(record)
     assert "\n" not in line
     assert "a bug" in json.loads(line)["traceback"]
 

@@ -9,11 +9,11 @@ from aiohttp import web
 
 from grpo_api.report import Progress
 from grpo_api.tokens import HEADER, is_shown
-from grpo_operator.cluster.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, pulled
-from grpo_operator.names import ObjectKey
-from grpo_operator.times import Observed
-from grpo_operator.tokens import Tokens
-from tests.unit.test_operator_client import Handler, serving
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed
+from grpo_operator.loop.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, pulled
+from grpo_operator.loop.tokens import Tokens
+from tests.unit.test_kube_client import Handler, serving
 
 ANSWER = {"attempt": 1, "step": 3, "totalSteps": 9, "samples": [{"prompt": "p"}], "newer": "field"}
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.report import Progress
-from grpo_operator.cluster.progress import ProgressPuller, PullFailed, Target
-from grpo_operator.names import ObjectKey
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.loop.progress import ProgressPuller, PullFailed, Target
 from tests.generated import cases
 from tests.virtual_time import virtually
 

@@ -5,9 +5,9 @@ from typing import Any
 from grpo_api.contract import IMAGE_ENV, SIGNING_KEY
 from grpo_api.job import parse_spec
 from grpo_api.plan import EarlierEnd
-from grpo_operator.manifests import attempt_of, plan_json, training_plan
-from grpo_operator.podspec import pod_spec
-from grpo_operator.roles import roles
+from grpo_operator.pods.manifests import attempt_of, plan_json, training_plan
+from grpo_operator.pods.pod_spec import pod_spec
+from grpo_operator.pods.roles import roles
 from tests.unit.operator_world import PLAN, PODS, SPEC, active_status, make_job
 from tests.unit.test_operator_milestones import end
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from grpo_operator.decisions import Action
-from grpo_operator.records import GRPOJobRecord
-from grpo_planner import Inventory, plan_job
+from grpo_operator.decide.decisions import Action
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import plan_job
 from tests.unit.operator_world import GPU_PLAN, active_status, at, judged, make_child, make_job, make_pod
 from tests.unit.operator_world import make_seen as seen_of
 from tests.unit.queue_world import cluster, gang, gpu_pod, job

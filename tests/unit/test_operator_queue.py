@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cleanup import CleanUp, clean_up
-from grpo_operator.cluster.api import PODS
-from grpo_operator.cluster.cache import Cache
-from grpo_operator.cluster.unreadable import Unreadables
-from grpo_operator.errors import Conflict, Unavailable
-from grpo_operator.names import ObjectKey
-from grpo_operator.observe import Observation
-from grpo_operator.parsing import pod_record
-from grpo_operator.records import PodRecord
-from grpo_operator.workqueue import Observer, WorkQueue, work
+from grpo_kube.cache import Cache
+from grpo_kube.objects.errors import Conflict, Unavailable
+from grpo_kube.objects.resources import PODS, ObjectKey
+from grpo_kube.quarantine import Unreadables
+from grpo_kube.work_queue import Observer, WorkQueue, work
+from grpo_operator.decide.cleanup import CleanUp, clean_up
+from grpo_operator.decide.observation import Observation
+from grpo_operator.records.parsing import pod_record
+from grpo_operator.records.records import PodRecord
 from tests.unit.operator_world import (
     LIMITS,
     active_status,

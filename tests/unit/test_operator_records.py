@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.content import SHORT
-from grpo_operator.names import LABEL_ATTEMPT
-from grpo_operator.parsing import grpojob_record, pod_record
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.terminations import pod_termination
-from grpo_operator.untyped import Part
+from grpo_kube.objects.json_reader import Part
+from grpo_operator.records.names import LABEL_ATTEMPT
+from grpo_operator.records.packed_job import SHORT
+from grpo_operator.records.parsing import grpojob_record, pod_record
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.records.terminations import pod_termination
 from tests.generated import cases
 from tests.unit.dirty_objects import GRPOJOB, POD, dirty
 from tests.unit.operator_world import condition

@@ -10,14 +10,16 @@ from grpo_api.learned import MAX_REPLANS, Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_api.status import GRPOJobStatus
 from grpo_operator.admission.inventory import node_facts
-from grpo_operator.admission.judge import Question, restart
-from grpo_operator.admission.kept import anew, learning, resumed
+from grpo_operator.admission.resume_plan import anew, learning, resumed
+from grpo_operator.admission.scheduler import Question, restart
 from grpo_operator.admission.snapshot import Snapshot
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.observe import Observation
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.status import build, to_json
-from grpo_planner import Inventory, PlanResult, plan_job
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.report.status import build, to_json
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import plan_job
+from grpo_planner.result import PlanResult
 from tests.unit.operator_world import (
     LIMITS,
     NOW,

@@ -12,11 +12,11 @@ from grpo_api.quantity import MAX_COUNT
 from grpo_api.report import Progress
 from grpo_api.status import GRPOJobStatus
 from grpo_api.timing import LAST_TIME
-from grpo_operator.decisions import Action
-from grpo_operator.events import event, telling_change
-from grpo_operator.observe import Observation, Pull
-from grpo_operator.status import to_json
-from grpo_operator.times import Observed
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.observation import Observation, Pull
+from grpo_operator.report.events import event, telling_change
+from grpo_operator.report.status import to_json
 from tests.generated import cases
 from tests.unit.dirty_objects import VALUES
 from tests.unit.operator_world import (

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from grpo_api.report import Result
 from grpo_api.running import FailedResult, RestartRule, RestartsSpec
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.manifests import attempt_of, indexed_job
-from grpo_operator.observe import Observation
-from grpo_operator.status import build
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.pods.manifests import attempt_of, indexed_job
+from grpo_operator.report.status import build
 from tests.generated import cases
 from tests.unit.operator_world import (
     PLAN,

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_operator.admission.kept import kept_plan
-from grpo_operator.decisions import Action
-from grpo_operator.manifests import attempt_of, indexed_job, training_plan
-from grpo_operator.observe import Observation
-from grpo_operator.records import GRPOJobRecord
+from grpo_operator.admission.resume_plan import kept_plan
+from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.observation import Observation
+from grpo_operator.pods.manifests import attempt_of, indexed_job, training_plan
+from grpo_operator.records.records import GRPOJobRecord
 from tests.unit.operator_world import (
     PLAN,
     PODS,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cleanup import clean_up
-from grpo_operator.decisions import Action
+from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.decisions import Action
 from tests.unit.operator_world import (
     KEY,
     LIMITS,

@@ -5,8 +5,8 @@ from typing import Any
 
 from grpo_api.job import parse_spec
 from grpo_api.report import DATASET_FINGERPRINT
-from grpo_operator.manifests import attempt_of, training_plan
-from grpo_operator.observe import Observation
+from grpo_operator.decide.observation import Observation
+from grpo_operator.pods.manifests import attempt_of, training_plan
 from tests.unit.operator_world import (
     PLAN,
     SPEC,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from grpo_api.causes import DIVERGED
 from grpo_api.report import Generations
 from grpo_api.status import MAX_ROLLBACKS, GRPOJobStatus
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.manifests import attempt_of, training_plan
-from grpo_operator.observe import Observation
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.status import build, to_json
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.pods.manifests import attempt_of, training_plan
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.report.status import build, to_json
 from tests.unit.operator_world import (
     PLAN,
     active_status,

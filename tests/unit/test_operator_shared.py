@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.shared import STAYS_PAUSE, SharedObjects
-from grpo_operator.errors import AlreadyExists, Denied
-from grpo_operator.isolation import network_policy
+from grpo_kube.objects.errors import AlreadyExists, Denied
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.shared_objects import STAYS_PAUSE, SharedObjects
+from grpo_operator.pods.namespace_objects import network_policy
 
 WATCHERS: list[dict[str, Any]] = [{"namespaceSelector": {"matchLabels": {}}}]
 

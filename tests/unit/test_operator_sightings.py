@@ -2,11 +2,10 @@
 
 from collections.abc import Collection
 
-from grpo_operator.decisions import Action
-from grpo_operator.observe import Observation, observe
-from grpo_operator.records import JobRecord
-from grpo_operator.sightings import Sightings
-from grpo_operator.times import Observed
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.observation import Observation, Sightings, observe
+from grpo_operator.records.records import JobRecord
 from tests.unit.operator_world import KEY, NOW, active_status, judged, make_child, make_job
 
 

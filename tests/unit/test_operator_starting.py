@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_operator.conditions import conditions
-from grpo_operator.decisions import Action, Decision, Limits
-from grpo_operator.observe import Observation
-from grpo_operator.policies import decide
-from grpo_operator.starting import asks_about
-from grpo_operator.status import build
+from grpo_operator.decide.decisions import Action, Decision, Limits
+from grpo_operator.decide.observation import Observation
+from grpo_operator.decide.policies import decide
+from grpo_operator.decide.start_checks import asks_about
+from grpo_operator.report.conditions import conditions
+from grpo_operator.report.status import build
 from tests.generated import cases
 from tests.unit.kueue_world import admitted, make_workload
 from tests.unit.operator_world import (

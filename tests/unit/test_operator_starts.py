@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from grpo_api.contract import TOKEN_DIGEST_ENV
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.starts import Starts
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.errors import AlreadyExists, Denied
-from grpo_operator.names import ENGINE_SERVICE
-from grpo_operator.observe import Observation
-from grpo_operator.sightings import Sightings
-from grpo_operator.tokens import Tokens
+from grpo_kube.objects.errors import AlreadyExists, Denied
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation, Sightings
+from grpo_operator.loop.attempt_starter import Starts
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.tokens import Tokens
+from grpo_operator.records.names import ENGINE_SERVICE
 from tests.unit.operator_world import (
     PODS,
     SERVED_GPU_PLAN,

@@ -6,11 +6,11 @@ import pytest
 
 from grpo_api.report import Outcome, Result
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.observe import Observation
-from grpo_operator.patches import merge_patch
-from grpo_operator.reports import duration
-from grpo_operator.status import to_json
+from grpo_kube.objects.resources import merge_patch
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.report.pod_reports import duration
+from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
     GPU_PLAN,
     PLAN,

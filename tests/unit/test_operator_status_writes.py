@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import Object, Resource
-from grpo_operator.errors import Conflict, Denied
-from grpo_operator.reconcile import Reconciler
+from grpo_kube.objects.errors import Conflict, Denied
+from grpo_kube.objects.resources import Object, Resource
+from grpo_operator.loop.reconcile import Reconciler
 from tests.unit.operator_world import make_job
 
 JOB = make_job(resourceVersion="41")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from grpo_api.job import parse_spec
-from grpo_operator.manifests import Attempt, indexed_job, training_plan
+from grpo_operator.pods.manifests import Attempt, indexed_job, training_plan
 from tests.unit.operator_world import KEY, PLAN, PODS, SPEC, UID
 
 

@@ -1,18 +1,18 @@
 """What the operator answers to each end of a gang: one sentence per case.
 
-The precedence of ends is in grpo_operator.terminations, the order of the checks in grpo_operator.policies;
-docs/faults.md is their prose.
+The precedence of ends is in grpo_operator.records.terminations, the order of the checks in
+grpo_operator.decide.policies; docs/faults.md is their prose.
 """
 
 from typing import Any
 
 import pytest
 
-from grpo_operator.decisions import Action
-from grpo_operator.observe import Observation
-from grpo_operator.records import PodRecord
-from grpo_operator.terminations import pod_termination
-from grpo_operator.untyped import Part
+from grpo_kube.objects.json_reader import Part
+from grpo_operator.decide.decisions import Action
+from grpo_operator.decide.observation import Observation
+from grpo_operator.records.records import PodRecord
+from grpo_operator.records.terminations import pod_termination
 from tests.unit.operator_world import (
     active_status,
     judged,

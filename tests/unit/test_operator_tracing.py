@@ -8,11 +8,10 @@ import pytest
 from grpo_api import traces
 from grpo_api.report import Progress, StepTime
 from grpo_api.timing import Account, Clock
-from grpo_operator.observe import Pull
-from grpo_operator.records import GRPOJobRecord
-from grpo_operator.times import Observed
-from grpo_operator.tracing.attempts import AttemptTraces
-from grpo_operator.tracing.rank0 import Rank0Spans
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.observation import Pull
+from grpo_operator.records.records import GRPOJobRecord
+from grpo_operator.tracing.attempt_trace import AttemptTraces, Rank0Spans
 from grpo_operator.tracing.spans import Span, Trace
 from tests.unit.operator_world import (
     KEY,

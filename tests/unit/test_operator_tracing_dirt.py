@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from grpo_api.report import MAX_STEPS, Progress, StepTime
 from grpo_api.status import GRPOJobStatus
 from grpo_api.timing import LAST_TIME, Account, Clock
-from grpo_operator.observe import Pull
-from grpo_operator.records import JobRecord, PodRecord
-from grpo_operator.times import Observed
-from grpo_operator.tracing.attempts import AttemptTraces
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.observation import Pull
+from grpo_operator.records.records import JobRecord, PodRecord
+from grpo_operator.tracing.attempt_trace import AttemptTraces
 from grpo_operator.tracing.spans import Span
 from tests.generated import cases
 from tests.unit.operator_world import KEY, NOW, PLAN, at, make_child, make_job, make_pod, make_seen

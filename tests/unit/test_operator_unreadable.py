@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.cluster.api import Object, Resource
-from grpo_operator.cluster.cache import Caches
-from grpo_operator.cluster.gangs import Gangs
-from grpo_operator.cluster.unreadable import Teller
-from grpo_operator.errors import Conflict, Denied, Unavailable
+from grpo_kube.objects.errors import Conflict, Denied, Unavailable
+from grpo_kube.objects.resources import Object, Resource
+from grpo_operator.loop.caches import Caches
+from grpo_operator.loop.cluster_state import Gangs
+from grpo_operator.loop.quarantine_reporter import Teller
 from tests.unit.dirty_objects import GRPOJOB
 from tests.unit.operator_world import KEY, LIMITS, NOW, SPEC, UID, active_status, condition, make_child
 

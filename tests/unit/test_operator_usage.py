@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_api.timing import LAST_TIME, Beginning, Clock
 from grpo_api.usage import AttemptUsage, GPUSeconds, PodTime, Usage
-from grpo_operator.usage.division import SUCCEEDED, divided, kept_clocks, summed
+from grpo_operator.usage.gpu_time import SUCCEEDED, divided, kept_clocks, summed
 from tests.generated import cases
 from tests.unit.operator_world import at
 from tests.unit.usage_world import LOSSES, World

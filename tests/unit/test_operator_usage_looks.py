@@ -8,11 +8,11 @@ import pytest
 from grpo_api.status import GRPOJobStatus
 from grpo_api.timing import Account, Clock
 from grpo_api.usage import AttemptUsage, Usage
-from grpo_operator.cluster.departed import REMEMBERED, Departed
-from grpo_operator.decisions import Action, Decision
-from grpo_operator.observe import Observation
-from grpo_operator.records import JobRecord, PodRecord
-from grpo_operator.status import to_json
+from grpo_operator.decide.decisions import Action, Decision
+from grpo_operator.decide.observation import Observation
+from grpo_operator.loop.caches import REMEMBERED, Departed
+from grpo_operator.records.records import JobRecord, PodRecord
+from grpo_operator.report.status import to_json
 from tests.unit.operator_world import (
     GPU_PLAN,
     KEY,

@@ -9,8 +9,8 @@ import pytest
 
 from grpo_api.report import Result
 from grpo_api.status import ConditionType, Phase
-from grpo_operator.reasons import Reason
-from grpo_planner import PlanReason
+from grpo_operator.records.reasons import Reason
+from grpo_planner.result import PlanReason
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

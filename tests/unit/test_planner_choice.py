@@ -4,7 +4,9 @@ import pytest
 
 from grpo_api.plan import ExecutionPlan
 from grpo_api.quantity import GIB
-from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import plan_job
+from grpo_planner.result import PlanReason, PlanResult
 from tests.unit.planning import (
     A10G,
     A100,

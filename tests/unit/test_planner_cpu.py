@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from grpo_api.quantity import GIB
-from grpo_planner import Inventory, PlanReason, PlanResult, plan_job
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import plan_job
+from grpo_planner.result import PlanReason, PlanResult
 from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
 
 

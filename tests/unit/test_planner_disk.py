@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.quantity import GIB, MIB, parameter_count
-from grpo_operator.admission.allowance import needs
 from grpo_operator.admission.node_fit import extra_amounts, pod_amounts
-from grpo_planner import Inventory, plan_job
+from grpo_operator.admission.quota_gate import needs
+from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.memory.disk import DATASET, SMALL, WORKING, disk_note, disk_request, scratch_bytes
+from grpo_planner.plan import plan_job
 from grpo_planner.refit import refit
 from tests.generated import cases
 from tests.unit.operator_world import PLAN, make_job

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_planner.hardware.products import lookup
-from grpo_planner.memory import Engine, Setup, predict
 from grpo_planner.memory import engine as terms
+from grpo_planner.memory.phases import predict
+from grpo_planner.memory.setup import Engine, Setup
 from grpo_planner.model.catalogue import lookup as model
 from grpo_planner.model.shapes import Shape
 from grpo_planner.search import enginetime, steptime

@@ -2,11 +2,12 @@
 
 import pytest
 
-from grpo_planner import Inventory, Node, plan_job
 from grpo_planner.hardware.declared import declared
+from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_inventory
 from grpo_planner.hardware.pools import build_pools
 from grpo_planner.hardware.products import UNKNOWN, lookup, table
+from grpo_planner.plan import plan_job
 from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
 
 MIG = "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from grpo_api.quantity import GIB
-from grpo_planner.memory import Setup, predict, states
+from grpo_planner.memory import states
 from grpo_planner.memory.host import PROCESS, host_bytes, offloaded_state, pinned, sub_groups
+from grpo_planner.memory.phases import predict
+from grpo_planner.memory.setup import Setup
 from grpo_planner.memory.tensors import largest_trained, trained_matrices, trained_vectors
 from grpo_planner.model import catalogue
 

@@ -11,9 +11,11 @@ import pytest
 
 from grpo_api.quantity import GIB
 from grpo_planner.hardware.products import usable_bytes
-from grpo_planner.memory import Precision, Setup, Strategy, predict, states
+from grpo_planner.memory import states
 from grpo_planner.memory.device import CONTEXT, checkpoint_bytes, device_bytes, export_bytes
 from grpo_planner.memory.generation import cache
+from grpo_planner.memory.phases import predict
+from grpo_planner.memory.setup import Precision, Setup, Strategy
 from grpo_planner.memory.tensors import persistent, trained_matrices
 from grpo_planner.model import catalogue
 from grpo_planner.model.shapes import Shape

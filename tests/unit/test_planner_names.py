@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from grpo_api.quantity import GIB
 from grpo_cli.__main__ import main
-from grpo_planner import plan_job
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 from grpo_planner.hardware.names import label_of, short_names, unknown_product
 from grpo_planner.hardware.products import lookup, table
+from grpo_planner.plan import plan_job
 from tests.generated import cases
 from tests.unit.planning import H100, LLAMA_1B, spec
 

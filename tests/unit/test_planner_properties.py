@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, Node, Planner, plan_job
 from grpo_planner.edit import with_value
-from grpo_planner.memory import Predictor, Setup, ZeroStage, predict
+from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.memory.phases import Predictor, predict
+from grpo_planner.memory.setup import Setup, ZeroStage
 from grpo_planner.model import catalogue
+from grpo_planner.plan import Planner, plan_job
 from tests.generated import cases
 from tests.unit.planning import A10G, A100, H100, H200, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, T4, nodes, spec
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_api.learned import Learned
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory
+from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.refit import PlanExcluded, refit
 from grpo_planner.run import Run
 from tests.generated import cases

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_api.learned import HOST, MAX_REPLANS, Learned
 from grpo_api.plan import ExecutionPlan
 from grpo_api.report import MemoryShortage, Outcome, Result
-from grpo_planner import Planner
+from grpo_planner.plan import Planner
 from grpo_planner.relief import account, learn, relieved, splits
 from grpo_planner.run import Run
 from tests.generated import cases

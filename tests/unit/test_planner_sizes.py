@@ -13,7 +13,8 @@ from rich.console import Console
 
 from grpo_cli import size_table
 from grpo_cli.__main__ import main
-from grpo_planner import Planner, Size
+from grpo_planner.plan import Planner
+from grpo_planner.search.curve import Size
 from tests.generated import cases
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, QWEN_7B, inventory, nodes, spec

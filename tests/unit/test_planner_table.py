@@ -12,7 +12,8 @@ from grpo_api.job import parse_spec
 from grpo_cli.manifest import load_jobs
 from grpo_codegen.__main__ import ROOT
 from grpo_codegen.planner import CLUSTERS, MODELS, cluster, spec
-from grpo_planner import PlanReason, plan_job
+from grpo_planner.plan import plan_job
+from grpo_planner.result import PlanReason
 
 EXPERT = {
     ("1 × L4", "7B"): ("LoRA", "Adapter", 0, "None"),

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from grpo_api.learned import Learned, MeasuredLinks
-from grpo_planner import Node, plan_job
+from grpo_planner.hardware.inventory import Node
 from grpo_planner.hardware.products import lookup
-from grpo_planner.memory import Setup
+from grpo_planner.memory.setup import Setup
 from grpo_planner.model.catalogue import lookup as model
+from grpo_planner.plan import plan_job
 from grpo_planner.search import steptime
 from grpo_planner.search.steptime import StepTime, step_time
 from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec

@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, ModelFacts, plan_job
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.model.architecture import ModelFacts
+from grpo_planner.plan import plan_job
 from tests.unit.planning import A10G, H100, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, nodes, plan, spec
 
 LLAMA: dict[str, Any] = {

@@ -58,12 +58,15 @@ def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
         assert run("import operator; print(operator.itemgetter(0)('ok'))", folder) == "o"
 
 
+CLUSTER = ("kopf", "kubernetes", "aiohttp")
+
+
 @pytest.mark.realtime
 @pytest.mark.parametrize(
     ("packages", "absent"),
     [
-        (("grpo_api", "grpo_planner", "grpo_cli"), ("kopf", "kubernetes", "torch", "transformers", "aiohttp")),
-        (("grpo_operator",), ("torch", "transformers", "trl", "deepspeed", "peft", "datasets")),
+        (("grpo_kube.objects", "grpo_api", "grpo_planner", "grpo_cli"), (*CLUSTER, "torch", "transformers")),
+        (("grpo_kube", "grpo_operator"), ("torch", "transformers", "trl", "deepspeed", "peft", "datasets")),
     ],
 )
 def test_packages_load_without_what_they_must_not_need(packages: tuple[str, ...], absent: tuple[str, ...]) -> None:

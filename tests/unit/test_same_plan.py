@@ -10,11 +10,11 @@ import yaml
 from grpo_api.job import parse_spec
 from grpo_cli.__main__ import main
 from grpo_cli.render import UNKNOWN_UID
-from grpo_operator.admission.plans import Plans
-from grpo_operator.manifests import Attempt, checkpoint_volume_claim, indexed_job
-from grpo_operator.names import ObjectKey
-from grpo_operator.pod_defaults import PodDefaults
-from grpo_operator.services import rendezvous_service
+from grpo_kube.objects.resources import ObjectKey
+from grpo_operator.admission.scheduler import Plans
+from grpo_operator.pods.manifests import Attempt, checkpoint_volume_claim, indexed_job
+from grpo_operator.pods.namespace_objects import rendezvous_service
+from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_planner.hardware.inventory_file import parse_gpus
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, LLAMA_1B

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api import tokens
-from grpo_operator.cluster import keys
-from grpo_operator.cluster.backoff import Backoff
-from grpo_operator.errors import AlreadyExists, ClusterError, Forbidden, NotFound, Unavailable
-from grpo_operator.names import ObjectKey
-from grpo_operator.tokens import LEAST_KEY, Tokens
-from grpo_operator.untyped import Unreadable
+from grpo_kube.objects.errors import AlreadyExists, ClusterError, Forbidden, NotFound, Unavailable
+from grpo_kube.objects.json_reader import Unreadable
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.pacing import Backoff
+from grpo_operator.loop import tokens as keys
+from grpo_operator.loop.tokens import LEAST_KEY, Tokens
 from tests.generated import cases
 from tests.unit.dirty_objects import VALUES, dirty
 

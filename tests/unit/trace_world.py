@@ -10,10 +10,10 @@ from itertools import pairwise
 
 from grpo_api.report import MAX_STEPS, Progress, StepTime
 from grpo_api.status import GRPOJobStatus
-from grpo_operator.decisions import Decision
-from grpo_operator.observe import Observation, Pull
-from grpo_operator.times import Observed
-from grpo_operator.tracing.attempts import AttemptTraces
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.decisions import Decision
+from grpo_operator.decide.observation import Observation, Pull
+from grpo_operator.tracing.attempt_trace import AttemptTraces
 from grpo_operator.tracing.spans import Span
 from tests.unit.usage_run import Gang, Run
 from tests.unit.usage_world import World

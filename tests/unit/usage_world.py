@@ -12,16 +12,15 @@ from typing import Any
 from grpo_api.report import Outcome, Progress, Result
 from grpo_api.timing import Beginning
 from grpo_api.usage import GPUSeconds, Usage
-from grpo_operator.cleanup import clean_up
-from grpo_operator.decisions import Action, Decision, Limits
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
-from grpo_operator.observe import Observation, Pull, observe
-from grpo_operator.parsing import job_record, pod_record
-from grpo_operator.policies import decide
-from grpo_operator.records import GRPOJobRecord, JobRecord, PodRecord
-from grpo_operator.sightings import Sightings
-from grpo_operator.status import build, to_json
-from grpo_operator.times import Observed
+from grpo_kube.objects.times import Observed
+from grpo_operator.decide.cleanup import clean_up
+from grpo_operator.decide.decisions import Action, Decision, Limits
+from grpo_operator.decide.observation import Observation, Pull, Sightings, observe
+from grpo_operator.decide.policies import decide
+from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB, LABEL_UID
+from grpo_operator.records.parsing import job_record, pod_record
+from grpo_operator.records.records import GRPOJobRecord, JobRecord, PodRecord
+from grpo_operator.report.status import build, to_json
 from tests.unit.operator_world import GPU_PLAN, KEY, NOW, UID, at, make_job
 from tests.unit.usage_run import NEVER, Gang, Pod, Run, truth
 

@@ -39,7 +39,7 @@ from .process.preemption import Preemption
 from .process.recorder import Recorder
 from .process.watchdog import Watchdog
 from .reference import strategy_for
-from .rewards import RewardSet, build_rewards
+from .rewards.reward_set import RewardSet, build_rewards
 from .settings import config_arguments, uses_deepspeed
 from .telemetry.logs import PublishLogs, log_line
 from .telemetry.observer import StepObserver

@@ -46,7 +46,7 @@ from .errors import Diverged
 from .finite_loss import FiniteLossTrainer
 from .generation.base import EngineGeneration
 from .paths import checkpoint_folder
-from .reference import ReferenceStrategy
+from .reference.base import ReferenceStrategy
 from .reference.callback import ReferenceCallback
 from .telemetry.observer import StepObserver
 from .weights import finite

@@ -2,6 +2,8 @@
 
 Admission plays the queue through: each job ahead reserves its nodes before the next is looked at. A Capacity is made
 for one pass of the queue and changes only within it.
+
+What the roles of a gang ask of nodes: how many of their pods a node has room for. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,16 +13,13 @@ from itertools import zip_longest
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
-from grpo_planner import Inventory, Node
+from grpo_planner.hardware.inventory import Inventory, Node
 
-from ..records import GRPOJobRecord
-from ..roles import Role
-from .gang import gpu_roles, matches, rooms, widest_first
-from .inventory import Cards, NodeFacts, PodFacts, planner_node, takers
-from .node_fit import lacks, pod_amounts
-from .resources import Amounts
+from ..pods.roles import Role, roles
+from ..records.records import GRPOJobRecord
+from .inventory import Amounts, Cards, NodeFacts, PodFacts, planner_node, takers
+from .node_fit import Suitability, Suitable, lacks, pod_amounts
 from .snapshot import Snapshot
-from .suitability import Suitability, Suitable
 
 MOST_HOLDERS = 3
 """Holders that a message names."""
@@ -308,3 +307,32 @@ class Capacity:
             pods = (pod for pod in (*self._snapshot.gpu_pods, *self._reserved) if pod.node in names)
             self._holders[key] = takers(pods, role.plan.gpu_resource)
         return {holder: count for holder, count in self._holders[key].items() if holder != str(job.key)}
+
+
+MEMORY, CPU = "memory", "cpu"
+
+
+def gpu_roles(job: GRPOJobRecord, plan: ExecutionPlan) -> tuple[Role, ...]:
+    """The roles of a job's gang that need GPUs, in the order in which they are started; none for an unreadable spec."""
+    if job.spec is None:
+        return ()
+    return tuple(role for role in roles(job.spec, plan) if role.plan.gpus_per_node)
+
+
+def widest_first(role: Role) -> tuple[int, int]:
+    """Sorts the roles of several gangs: the widest pods find a node least easily."""
+    return -role.plan.gpus_per_node, -role.plan.nodes
+
+
+def matches(node: Node, plan: ExecutionPlan) -> bool:
+    """True if the node has the plan's GPUs."""
+    return node.gpu_resource == plan.gpu_resource and node.gpu_product == plan.gpu_product
+
+
+def rooms(node: Node, role: Role, use: Amounts) -> int:
+    """How many pods of the role could be bound to the node now, by its GPUs, memory and cores."""
+    by_gpus = (node.gpus_free, float(role.plan.gpus_per_node))
+    by_memory = (node.host_memory_free, use.get(MEMORY, 0.0))
+    by_cpu = (node.cpu_free, use.get(CPU, 0.0))
+    counts = [int(free // wanted) for free, wanted in (by_gpus, by_memory, by_cpu) if wanted]
+    return max(0, min(counts))

@@ -9,11 +9,11 @@ from grpo_api.generation import MAX_SERVER_JOB_NAME
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
 
-from ..manifests import attempt_of, pod_annotations
-from ..names import LABEL_QUEUE
-from ..reasons import Reason
-from ..records import GRPOJobRecord
-from ..roles import replicas
+from ..pods.manifests import attempt_of, pod_annotations
+from ..pods.roles import replicas
+from ..records.names import LABEL_QUEUE
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
 
 Problem = tuple[Reason, str]
 _QUEUE_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"

@@ -6,7 +6,7 @@ for a reconcile, which reads the last verdict.
 
 GPUs are never given twice, although a pass takes time and a commit does, too:
 
-- A job that a pass admits is assumed to be there from then on (assumptions.py): later passes and restarts count its
+- A job that a pass admits is assumed to be there from then on (verdicts.py): later passes and restarts count its
   plan as taken until its commit is in the cache, or it no longer wants the attempt, or the commit was denied.
 - A commit is made only while the job's assumption holds. It carries the resourceVersion that was looked at, so that a
   change of the job meanwhile makes it fail.
@@ -25,27 +25,24 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from grpo_api.report import Result
-from grpo_planner import Inventory
+from grpo_kube.objects.errors import ClusterError
+from grpo_kube.objects.resources import ObjectKey
+from grpo_planner.hardware.inventory import Inventory
 
-from ..decisions import Action, Decision, Limits
-from ..errors import ClusterError
-from ..kueue.answers import by_kueue
-from ..kueue.planned import planned_for
-from ..names import ObjectKey
-from ..observe import Observation
-from ..pod_defaults import PodDefaults
-from ..reasons import Reason
-from ..records import GRPOJobRecord
-from ..restarting import pausing
-from .assumptions import Assumptions, JobSource
+from ..decide.decisions import Action, Decision, Limits
+from ..decide.observation import Observation
+from ..decide.restarts import pausing
+from ..kueue.admission_gate import by_kueue
+from ..kueue.pod_sets import planned_for
+from ..pods.pod_spec import PodDefaults
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
 from .checks import plan_problem, queue_problem, spec_problem
-from .judge import Pass, Question, Verdict, judge, refusal, restart
-from .kept import WANT_OF_MEMORY, learning
 from .node_fit import reports_disk
-from .notices import Notices, Tell
-from .plans import Plans
+from .resume_plan import WANT_OF_MEMORY, learning
+from .scheduler import Pass, Plans, Question, Verdict, empty_nodes, judge, planned_on, refusal, restart
 from .snapshot import Snapshot, SnapshotSource
-from .unqueued import empty_nodes, planned_on
+from .verdicts import Assumptions, JobSource, Notices, Tell
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,44 @@
 """The podSets of a Workload: one for each role of the gang, as the plan has them, all or none.
 
 Quota and place depend on a part of each pod only; its digest tells whether a Workload still stands for a plan.
+
+The plan that a Workload was made for, stored in an annotation of the Workload.
+
+A job may wait for long. A plan made later, on other nodes, could have another shape and would cost the job its place in
+the queue. So the plan stays with the Workload until the spec changes, or until the job runs out of memory with it.
+
+Merges Kueue's assignment into an attempt's Job: where its flavors are, and what admission checks want of its pods.
+
+What two of them say differently of the same label can't be meant; the pods' own words, by which they are found again,
+are nobody's to change.
 """
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan import ExecutionPlan
+from grpo_kube.objects.resources import ObjectKey
 
-from ..names import ANNOTATIONS_TOPOLOGY, KUEUE, LABEL_INDEX, ObjectKey
-from ..pod_defaults import PodDefaults
-from ..pod_volumes import Manifest
-from ..podspec import pod_spec
-from ..roles import Role, roles
-from ..workloads import WorkloadRecord
+from ..pods.pod_spec import PodDefaults, pod_spec
+from ..pods.pod_volumes import Manifest
+from ..pods.roles import Role, roles
+from ..records.names import (
+    ANNOTATION_WORKLOAD,
+    ANNOTATIONS_TOPOLOGY,
+    KUEUE,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_POD_SET,
+    TOPOLOGY_GATE,
+)
+from ..records.records import GRPOJobRecord
+from ..records.workloads import Assignment, WorkloadRecord
 
 _REQUIRED, _PREFERRED, _UNCONSTRAINED = ANNOTATIONS_TOPOLOGY
 _SLICE, _SLICE_SIZE = f"{KUEUE}/podset-slice-required-topology", f"{KUEUE}/podset-slice-size"
@@ -77,3 +100,98 @@ def stands_for(workload: WorkloadRecord, sets: list[Manifest], known_shape: str)
     if workload.counts != {one["name"]: one["count"] for one in sets}:
         return False
     return known_shape in ("", shape(sets))
+
+
+class Planned(BaseModel):
+    """What stands in the annotation."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    attempt: int
+    """Attempts that the job had had."""
+    generation: int
+    """The spec that was planned."""
+    shape: str
+    """See pod_sets.shape."""
+    plan: ExecutionPlan
+
+
+def planned(workload: WorkloadRecord | None) -> Planned | None:
+    """Return the plan that a Workload was made for; None if the annotation is missing or can't be read."""
+    if workload is None or not workload.planned:
+        return None
+    try:
+        return Planned.model_validate_json(workload.planned)
+    except ValidationError:
+        return None
+
+
+def annotation(job: GRPOJobRecord, plan: ExecutionPlan, shape: str) -> str:
+    """The annotation of a Workload that is made now."""
+    fields: dict[str, Any] = {"attempt": job.status.attempt, "generation": job.generation, "shape": shape, "plan": plan}
+    return Planned.model_validate(fields).model_dump_json(by_alias=True, exclude_none=True)
+
+
+def planned_for(job: GRPOJobRecord, workload: WorkloadRecord | None) -> ExecutionPlan | None:
+    """The plan by which the job waits, or ran last since its Workload was made, if it needs no other one."""
+    found, learned, status = planned(workload), job.status.learned, job.status
+    # what MultiKueue made is of the other cluster's object, whose generation is another
+    if found is None or not (job.kueue.prebuilt or found.generation == job.generation):
+        return None
+    if found.attempt >= status.attempt:
+        return found.plan
+    short = learned is not None and learned.last_of(status.attempt) is not None
+    # of the same shape as the one that the Workload was made for, and by now maybe the answer to a shortfall
+    return None if short else status.plan
+
+
+class Contradiction(ValueError):
+    """Two that may say where pods go contradict each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """What a ResourceFlavor says of its nodes."""
+
+    name: str
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...]
+
+
+def placed(job: Manifest, workload: WorkloadRecord, flavors: Iterable[Flavor]) -> Manifest:
+    """The Job of a role as Kueue wants it; `flavors` are those of its assignment.
+
+    Raises:
+        Contradiction: they say different things of one label.
+    """
+    template: Manifest = job["spec"]["template"]
+    role = template["metadata"]["labels"][LABEL_COMPONENT]
+    assignment = workload.assignments.get(role, Assignment())
+    metadata, pod = dict(template["metadata"]), dict(template["spec"])
+    labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
+    selector, tolerations = pod.get("nodeSelector", {}), list(pod.get("tolerations", ()))
+    for flavor in flavors:
+        selector = _joined(selector, flavor.node_labels, f"nodeSelector and ResourceFlavor {flavor.name}")
+        tolerations += [one for one in flavor.tolerations if one not in tolerations]
+    for update in assignment.updates:
+        labels = _joined(labels, update.labels, "labels and an admission check")
+        annotations = _joined(annotations, update.annotations, "annotations and an admission check")
+        selector = _joined(selector, update.node_selector, "nodeSelector and an admission check")
+        tolerations += [one for one in update.tolerations if one not in tolerations]
+    labels = {**labels, LABEL_POD_SET: role}
+    annotations = {**annotations, ANNOTATION_WORKLOAD: workload.name}
+    if assignment.by_topology:
+        if annotations.keys().isdisjoint(ANNOTATIONS_TOPOLOGY):
+            # the ungater looks for pods with one of these
+            annotations[ANNOTATIONS_TOPOLOGY[-1]] = "true"
+        pod["schedulingGates"] = [{"name": TOPOLOGY_GATE}]
+    metadata |= {"labels": labels, "annotations": annotations}
+    pod |= {"tolerations": tolerations} | ({"nodeSelector": selector} if selector else {})
+    return {**job, "spec": {**job["spec"], "template": {"metadata": metadata, "spec": pod}}}
+
+
+def _joined(known: Mapping[str, str], more: Mapping[str, str], who: str) -> dict[str, str]:
+    for key, value in more.items():
+        if known.get(key, value) != value:
+            raise Contradiction(f"the pods' {who} disagree on {key}: {known[key]} and {value}")
+    return {**known, **more}

@@ -9,12 +9,12 @@ from enum import StrEnum
 
 from grpo_api.plan import ExecutionPlan
 
-from ..decisions import Action, Decision
-from ..observe import Observation
-from ..pod_defaults import PodDefaults
-from ..records import GRPOJobRecord
-from ..workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
-from .answers import wants
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+from ..pods.pod_spec import PodDefaults
+from ..records.records import GRPOJobRecord
+from ..records.workloads import EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, WorkloadRecord
+from .admission_gate import wants
 
 WORKLOAD_PRIORITY = "WorkloadPriorityClass"
 

@@ -2,17 +2,23 @@
 
 Ids follow from the job's uid, the attempt, the span's name and its number alone: who sends a span again, after a
 restart of the operator, sends the same one, and no trace is split. Pure.
+
+Spans as an ExportTraceServiceRequest in OTLP's JSON encoding.
+
+Ids are hex digits, times are nanoseconds as text, and 64-bit numbers are text too, as
+https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding says. Pure.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from grpo_api import traces
-from grpo_api.traces import Attribute, SpanName
+from grpo_api.traces import ATTEMPT, Attribute, SpanName
 
-from ..names import child_job
-from ..records import GRPOJobRecord
+from ..records.names import child_job
+from ..records.records import GRPOJobRecord
 
 Value = str | int | float
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
@@ -100,3 +106,64 @@ class Trace:
 def _digits(size: int, *parts: str | int) -> str:
     """Hex digits of so many bytes, never all 0, which OTLP forbids (2^-64 is never)."""
     return sha256("/".join(map(str, parts)).encode(errors="replace")).hexdigest()[: 2 * size]
+
+
+SCOPE = "grpo_operator"
+INTERNAL, ERROR = 1, 2
+"""Values of the enumerations SpanKind and StatusCode."""
+LAST = 2**63 - 1
+"""The last unix time in nanoseconds that fits into 64 signed bits, in the year 2262."""
+MAX_TEXT = 1024
+"""Longest text that is sent, in characters."""
+
+
+def export_request(spans: Iterable[Span]) -> dict[str, Any]:
+    """The body of a POST to /v1/traces: the spans of each attempt under a resource of its own."""
+    resources: dict[str, dict[str, Any]] = {}
+    for span in spans:
+        found = resources.setdefault(span.trace.id, _resource(span.trace.resource))
+        found["scopeSpans"][0]["spans"].append(_span(span))
+    return {"resourceSpans": list(resources.values())}
+
+
+def _resource(attributes: Mapping[str, Value]) -> dict[str, Any]:
+    scope = {"scope": {"name": SCOPE}, "spans": []}
+    return {"resource": {"attributes": _attributes(attributes)}, "scopeSpans": [scope]}
+
+
+def _span(span: Span) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "traceId": span.trace.id,
+        "spanId": span.id,
+        "name": span.name,
+        "kind": INTERNAL,
+        "startTimeUnixNano": _nanoseconds(span.begin),
+        "endTimeUnixNano": _nanoseconds(span.end),
+        "attributes": _attributes(span.attributes),
+    }
+    if span.parent:
+        body["parentSpanId"] = span.parent
+    elif before := span.trace.before:
+        body["links"] = [{"traceId": before.id, "spanId": before.span_id(ATTEMPT)}]
+    if span.failed:
+        body["status"] = {"code": ERROR, "message": _text(span.message)}
+    return body
+
+
+def _attributes(values: Mapping[str, Value]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in values.items()]
+
+
+def _value(value: Value) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"stringValue": _text(value)}
+    return {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
+
+
+def _text(text: str) -> str:
+    """As much of the text as is sent; what is not Unicode would cost the whole request."""
+    return text[:MAX_TEXT].encode(errors="replace").decode()
+
+
+def _nanoseconds(unix: float) -> str:
+    return str(min(max(0, round(unix * 1e9)), LAST))

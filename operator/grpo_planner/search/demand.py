@@ -14,10 +14,11 @@ from grpo_api.quantity import parse_quantity, quantity_bytes
 from grpo_api.rewards import ModelReward
 
 from ..hardware.products import Product
-from ..memory import Precision, Prediction, Setup
 from ..memory.activations import no_grad_transient
 from ..memory.device import MARGIN, device_bytes
 from ..memory.disk import disk_note, disk_request
+from ..memory.phases import Prediction
+from ..memory.setup import Precision, Setup
 from ..model.architecture import ResolvedModel, by_name_and_size
 from ..model.shapes import Shape
 from . import batch

@@ -7,7 +7,7 @@ others are then compared by time: an engine that stays awake, Transformers, and 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..memory import Engine
+from ..memory.setup import Engine
 from ..words import gib, vllm
 from .choice import NEAR
 from .option import Option

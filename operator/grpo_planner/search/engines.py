@@ -15,8 +15,8 @@ from grpo_api.job import GRPOJobSpec
 from ..hardware.declared import declared
 from ..hardware.inventory import Inventory
 from ..hardware.pools import Place, Pool, build_pools
-from ..memory import Engine, Precision, Setup
 from ..memory import engine as terms
+from ..memory.setup import Engine, Precision, Setup
 from ..result import PlanReason, SpecRejected
 from ..words import gib, plural
 from .demand import Demand

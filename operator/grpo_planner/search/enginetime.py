@@ -8,8 +8,8 @@ docs/generation.md lists them. All results are seconds.
 from functools import lru_cache
 
 from ..hardware.products import Product
-from ..memory import Setup
 from ..memory import engine as terms
+from ..memory.setup import Setup
 from ..model.shapes import Shape
 
 READ_SHARE = 0.7

@@ -14,9 +14,10 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.learned import HOST
 
 from ..hardware.pools import Place
-from ..memory import Engine, Precision, Prediction, Predictor, Setup
 from ..memory import engine as terms
 from ..memory.host import host_bytes
+from ..memory.phases import Prediction, Predictor
+from ..memory.setup import Engine, Precision, Setup
 from . import batch
 from .demand import Demand
 from .methods import Method

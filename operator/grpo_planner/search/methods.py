@@ -10,7 +10,7 @@ from typing import Literal
 
 from grpo_api.job import GRPOJobSpec
 
-from ..memory import Strategy, ZeroStage
+from ..memory.setup import Strategy, ZeroStage
 from ..result import PlanReason, SpecRejected
 from ..words import sharding
 

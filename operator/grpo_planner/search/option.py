@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..hardware.pools import Place, Pool
-from ..memory import Engine
+from ..memory.setup import Engine
 from .footprints import Footprint
 from .steptime import StepTime
 

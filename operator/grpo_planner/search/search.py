@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from ..hardware.pools import Place, Pool
-from ..memory import Engine, Precision, Setup
+from ..memory.setup import Engine, Precision, Setup
 from .choice import Objective, Score, as_good, choose, precedence, score, score_of
 from .demand import Demand
 from .engines import Engines

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from grpo_api.contract import GROUP, PLAN_ANNOTATION
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, RENDEZVOUS_SERVICE
+from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, RENDEZVOUS_SERVICE
 from harness.client import ApiStatusError
 
 from .trainer import succeed

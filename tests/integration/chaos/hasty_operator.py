@@ -6,9 +6,9 @@ A storm of minutes would otherwise meet mostly jobs that wait for their next att
 import asyncio
 from dataclasses import replace
 
-from grpo_operator import logs, settings
 from grpo_operator.__main__ import run
-from grpo_operator.decisions import Limits
+from grpo_operator.decide.decisions import Limits
+from grpo_operator.process import settings
 
 LIMITS = Limits(
     scheduling=15.0,
@@ -25,5 +25,5 @@ LIMITS = Limits(
 
 if __name__ == "__main__":
     chosen = settings.parse()
-    logs.configure(chosen.log_format, chosen.log_level)
+    settings.configure(chosen.log_format, chosen.log_level)
     asyncio.run(run(replace(chosen, limits=LIMITS)))

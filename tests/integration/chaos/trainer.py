@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_api.contract import CONTAINER
 from grpo_api.report import EXIT_CODES, Result
-from grpo_operator.names import LABEL_INDEX
+from grpo_operator.records.names import LABEL_INDEX
 
 from .ledger import Deed, Entry
 from .world import PODS, SILENT, Object, World, quiet

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_api.contract import API_VERSION, PLAN_ANNOTATION
-from grpo_operator.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
+from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
 from harness.client import ApiClient, ApiStatusError
 from harness.cluster import Cluster
 from harness.programs.processes import until

@@ -12,8 +12,8 @@ from torch import nn
 from trl.data_utils import apply_chat_template
 
 from ..data.prompts import Prompt
-from ..rewards import RewardSet
 from ..rewards.base import Completion, Scores
+from ..rewards.reward_set import RewardSet
 
 Columns = Mapping[str, Sequence[Any]]
 """The dataset's columns but the prompt's, a cell per completion."""

@@ -13,8 +13,8 @@ from ..data.dataset import load_prompts
 from ..data.prompts import Prompt
 from ..errors import BadInput
 from ..hub.repositories import Hub
-from ..rewards import RewardSet, build_rewards
 from ..rewards.base import Scores
+from ..rewards.reward_set import RewardSet, build_rewards
 from ..weights.models import Source, load_tokenizer
 from .rewarding import Columns, means, rewarded, weighted
 from .sampling import load, sample

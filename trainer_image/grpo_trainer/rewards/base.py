@@ -9,8 +9,9 @@ from typing import Any
 
 from grpo_api.clock import Clock
 from grpo_api.rewards import AccuracyReward, FormatReward
-from grpo_trainer.clock import SYSTEM_CLOCK
-from grpo_trainer.errors import RewardError
+
+from ..clock import SYSTEM_CLOCK
+from ..errors import RewardError
 
 Message = dict[str, Any]
 Completion = str | list[Message]

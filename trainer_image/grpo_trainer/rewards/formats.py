@@ -12,9 +12,9 @@ import regex
 
 from grpo_api.clock import Clock
 from grpo_api.rewards import FormatReward
-from grpo_trainer.clock import SYSTEM_CLOCK
-from grpo_trainer.errors import BadInput
 
+from ..clock import SYSTEM_CLOCK
+from ..errors import BadInput
 from .base import Completion, Deadline, RewardCounters, Scores, completion_text
 
 

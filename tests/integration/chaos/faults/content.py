@@ -4,7 +4,7 @@ import random
 import time
 
 from grpo_api.report import Result
-from grpo_operator.names import (
+from grpo_operator.records.names import (
     COMPONENT_RENDEZVOUS,
     LABEL_ATTEMPT,
     LABEL_COMPONENT,

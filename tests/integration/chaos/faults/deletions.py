@@ -3,7 +3,7 @@
 import random
 import time
 
-from grpo_operator.names import RENDEZVOUS_SERVICE, child_job
+from grpo_operator.records.names import RENDEZVOUS_SERVICE, child_job
 
 from ..ledger import Deed, Entry
 from ..population import draw_spec

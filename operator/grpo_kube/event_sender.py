@@ -1,0 +1,123 @@
+"""Sends events in the background, so that no reconcile waits for them.
+
+Events are dropped when the API server can't keep up. Those of one job are sent in their order, those of different jobs
+at the same time. While reconciles run an event waits, but no longer than PATIENCE: under lasting load events come late,
+but they come. An admission event that still waits when its job starts is merged with the start event.
+"""
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .client import Cluster
+from .objects.errors import ClusterError
+from .objects.resources import EVENTS, Object, ObjectKey
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1000
+SENDERS = 4
+"""Events that are on their way at a time, each of another job."""
+PATIENCE = 10.0
+"""Longest time that an event waits for the work queue to be empty, in seconds since it was recorded."""
+_LOOK = 0.05
+"""Seconds between two looks at the work queue."""
+
+
+Fold = Callable[[Object, Object], Object | None]
+"""Makes one event of an earlier and a later one of the same object; None where both must be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    body: Object
+    since: float
+
+
+class EventRecorder:
+    """Sends events: one after the other of a job, several at a time of all."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        fold: Fold = lambda *_: None,
+        busy: Callable[[], bool] = lambda: False,
+        count: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Take where to send, and how to yield to reconciles.
+
+        Args:
+            cluster: where events are created.
+            fold: makes one event of one that waits and the next of the same object.
+            busy: True while jobs are reconciled; they go before events.
+            count: called for every event with `sent`, `refused` (by the API server), `folded` (into one that waited) or
+                `dropped`.
+        """
+        self._cluster = cluster
+        self._fold = fold
+        self._busy = busy
+        self._count = count
+        self._waiting: dict[ObjectKey, deque[_Waiting]] = {}
+        """Events of each job, oldest first; of a job with one on its way, those after that."""
+        self._ready: asyncio.Queue[ObjectKey] = asyncio.Queue()
+        """Jobs with events of which none is on its way."""
+        self._left = BACKLOG
+        """Events that may still come before one is dropped."""
+
+    def record(self, key: ObjectKey, body: Object) -> None:
+        """Queue an event, the body of a core/v1 Event on the object of that key."""
+        waiting = self._waiting.get(key)
+        if waiting and (both := self._fold(waiting[-1].body, body)):
+            waiting[-1] = _Waiting(both, waiting[-1].since)
+            self._count("folded")
+        elif not self._left:
+            self._count("dropped")
+            log.warning("%s: event %s dropped, %d are waiting", key, body["reason"], BACKLOG)
+        else:
+            self._left -= 1
+            self._put(key, _Waiting(body, asyncio.get_running_loop().time()))
+
+    def _put(self, key: ObjectKey, one: _Waiting) -> None:
+        if key not in self._waiting:
+            self._waiting[key] = deque()
+            self._ready.put_nowait(key)
+        self._waiting[key].append(one)
+
+    async def run(self) -> None:
+        """Sends until cancelled."""
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(SENDERS):
+                senders.create_task(self._send_forever())
+
+    async def _send_forever(self) -> None:
+        while True:
+            key = await self._ready.get()
+            waiting = self._waiting[key]
+            # The job's queue stays in `_waiting` while its event is sent, so that no other sender takes its next one.
+            await self._let_work_go_first(waiting[0].since)
+            await self._send(waiting.popleft().body)
+            self._left += 1
+            if waiting:
+                self._ready.put_nowait(key)
+            else:
+                del self._waiting[key]
+
+    async def _send(self, body: Object) -> None:
+        try:
+            await self._cluster.create(EVENTS, body["metadata"]["namespace"], body)
+        except ClusterError as error:
+            self._count("refused")
+            log.warning("event %s not recorded: %s", body["reason"], error)
+        else:
+            self._count("sent")
+
+    async def _let_work_go_first(self, since: float) -> None:
+        # A POST per event competes with the reconciles' requests for the API server, and nobody waits for an event.
+        left = since + PATIENCE - asyncio.get_running_loop().time()
+        for _ in range(math.ceil(left / _LOOK)):
+            if not self._busy():
+                return
+            await asyncio.sleep(_LOOK)

@@ -1,0 +1,190 @@
+"""Mirrors one kind of object into a cache: a LIST, a watch from there, and a LIST again every so often.
+
+An event stream alone is never enough: deletions get lost in watch gaps, and nothing tells. The periodic LIST is real,
+not a replay of the cache. kopf watches GRPOJobs; Jobs, pods and Services are watched here, where an event costs a
+dictionary update instead of a task (measured in the benchmark watch).
+
+Nothing that the API server answers ends a mirror. A namespace that is not served, because it is gone or the operator
+may not read it, is tried again with growing pauses and reported; the others go on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Generic
+
+from .cache import Cache, R, same, version_of
+from .client import Cluster, each_listed
+from .objects.errors import ClusterError, Denied, Forbidden, NotFound, Stale, Unavailable
+from .objects.resources import Object, ObjectKey, Selection, identity
+from .pacing import Backoff
+
+log = logging.getLogger(__name__)
+
+
+class Mirror(Generic[R]):
+    """Keeps `cache` like what the selection holds in the cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        selection: Selection,
+        cache: Cache[R],
+        changed: Callable[[Iterable[ObjectKey]], None],
+        *,
+        resync: float,
+        backoff: Backoff | None = None,
+        optional: bool = False,
+    ) -> None:
+        """Take what to mirror and where.
+
+        Args:
+            cluster: where to list and watch.
+            selection: the objects to mirror.
+            cache: where they are stored.
+            changed: called with the indexed keys that a change concerns; with none if the objects are not served.
+            resync: time between two LISTs, in seconds.
+            backoff: pauses between tries that fail; None: the default ones.
+            optional: True if a cluster may lack the kind. It is then asked for at the pace of the LISTs, and when
+                `want_list` is called.
+        """
+        self.optional = optional
+        self._cluster = cluster
+        self._selection = selection
+        self._cache = cache
+        self._changed = changed
+        self._resync = resync
+        self._backoff = backoff or Backoff()
+        self._listing = asyncio.Lock()
+        self._wanted = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Set once the first LIST is in the cache, or the API server has refused it."""
+        self.heard_at: float | None = None
+        """The event loop's time of the last LIST, event or bookmark; None while the selection is not served."""
+        self.not_served = ""
+        """Why the API server does not serve this selection now; empty while it does."""
+        self.forbidden = False
+        """True if that is because the operator may not see it."""
+
+    @property
+    def is_missing_kind(self) -> bool:
+        """True if the cluster does not serve the selection now, and may well lack its kind."""
+        return self.optional and bool(self.not_served)
+
+    async def list(self) -> int:
+        """Take a full LIST into the cache; return its resourceVersion."""
+        async with self._listing:
+            ghosts = self._cache.ghosts
+            with self._cache.listing(self._selection.namespace) as listing:
+                try:
+                    version = await each_listed(self._cluster, self._selection, listing.begin, listing.take)
+                    listing.finish(version)
+                finally:
+                    # Also for a LIST that broke off: what it put into the cache stays there.
+                    self._changed(listing.changed)
+        if found := self._cache.ghosts - ghosts:
+            log.info("a LIST of %s found %d deletions that no event told of", self._selection.resource.plural, found)
+        self._served()
+        return version
+
+    async def relist_forever(self) -> None:
+        """Only the LISTs, for a kind whose events come from elsewhere: every so often, and when they are wanted."""
+        while True:
+            self._wanted.clear()
+            await self.list_until_served()
+            await self._until_wanted()
+
+    async def _until_wanted(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._resync * random.uniform(0.9, 1.1)):
+                await self._wanted.wait()
+
+    def want_list(self) -> None:
+        """Ask for a LIST now: the source of events has restarted and may have missed some, or a kind is needed."""
+        self._wanted.set()
+
+    async def follow(self) -> None:
+        """LIST, watch until the next LIST is due, and so on."""
+        while True:
+            # A watch goes on from a LIST's resourceVersion, so that nothing is missed in between.
+            version = await self.list_until_served()
+            clock = asyncio.get_running_loop().time
+            # With jitter: otherwise all kinds would be listed at the same moment, for ever.
+            due = clock() + self._resync * random.uniform(0.9, 1.1)
+            try:
+                while (left := due - clock()) > 0:
+                    version = await self._watch(version, left)
+            except ClusterError as error:
+                await self._failed(error)
+
+    async def list_until_served(self) -> int:
+        """Takes a full LIST in, however often it takes; returns its resourceVersion."""
+        while (version := await self.list_if_served()) is None:
+            pass  # each failure has waited already
+        return version
+
+    async def list_if_served(self) -> int | None:
+        """Store a full LIST and return its resourceVersion; None once the API server refuses the selection."""
+        while True:
+            try:
+                return await self.list()
+            except ClusterError as error:
+                await self._failed(error)
+                if self.not_served:
+                    return None
+
+    async def _watch(self, version: int, seconds: float) -> int:
+        """Follows the stream while it lasts; returns the version to go on from."""
+        try:
+            async for kind, item in self._cluster.watch(self._selection, version, seconds):
+                # An object whose version can't be read must not make the next watch begin at 0.
+                version = version_of(item)[1] or version
+                self.heard_at = asyncio.get_running_loop().time()
+                self._backoff.reset()
+                if kind != "BOOKMARK":
+                    self._changed(self._take(kind, item))
+        # The next watch goes on from the last version; after any other error a LIST comes first.
+        except Unavailable as error:
+            await self._failed(error)
+        return version
+
+    def _take(self, kind: str, item: Object) -> tuple[ObjectKey, ...]:
+        if kind == "DELETED":
+            gone = self._cache.discard(identity(item), version_of(item)[0])
+            return (self._cache.index(gone),) if gone else ()
+        # An event that changes no field of the record calls for no work: four pods send 14 to 17 events while they
+        # start, and most change nothing that is read.
+        before = self._cache.get(identity(item))
+        kept = self._cache.put(item)
+        if kept is None:
+            return (self._cache.index(before),) if before else ()
+        return () if same(before, kept) else (self._cache.index(kept),)
+
+    def _served(self) -> None:
+        if self.not_served:
+            log.info("%s are served again", self._selection)
+        self.not_served, self.forbidden = "", False
+        self.heard_at = asyncio.get_running_loop().time()
+        self.settled.set()
+
+    async def _failed(self, error: ClusterError) -> None:
+        """Says so and waits. A refusal may last: it settles the mirror, so that nobody else waits for it."""
+        if isinstance(error, Denied | NotFound):
+            if not self.not_served:
+                is_usual = self.optional and isinstance(error, NotFound)
+                level = logging.INFO if is_usual else logging.WARNING
+                log.log(level, "%s are not served now; trying again: %s", self._selection, error)
+            self.not_served, self.heard_at = str(error), None
+            self.forbidden = isinstance(error, Forbidden)
+            self.settled.set()
+            # No object has changed, but the right to see them has.
+            self._changed(())
+        else:
+            log.log(logging.INFO if isinstance(error, Stale) else logging.WARNING, "%s; trying again", error)
+        if self.is_missing_kind:
+            self._wanted.clear()
+            await self._until_wanted()
+        else:
+            await self._backoff.wait()

@@ -1,0 +1,375 @@
+"""Elects one of several operators by a Lease: decides when to take it, to renew it or to wait, and when it is lost.
+
+Pure: callers pass the Lease as they read it, and times as readings of this process's monotonic clock. No other
+process's clock is compared: a Lease is free once its record has not changed for its duration, by the observer's clock.
+A holder counts from the moment at which it sent the renewal, which nobody could see earlier. It stops writing well
+before others may take over.
+
+Holds a Lease against other operators: what Leadership says is next, done on the API server.
+
+It has a client of its own, so that a burst of writes never keeps a renewal waiting; all others ask it before a write.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+from .client import HttpCluster
+from .objects.errors import AlreadyExists, ClusterError, Conflict, LeadershipLost, NotFound, NotLeading
+from .objects.json_reader import MAX_OBJECT, Part
+from .objects.resources import LEASES, Object, ObjectKey
+
+LONGEST = 60.0
+"""Seconds after which a Lease is free whatever it promises: what is written there may be anything."""
+MOST_TRANSITIONS = 2**31 - 1
+"""What the API server can count to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """For how long a Lease is held, in seconds."""
+
+    duration: float = 10.0
+    """Others wait for so long without a change before they take over."""
+
+    @property
+    def deadline(self) -> float:
+        """The holder stops writing so long after its last renewal. What is on its way then has the rest of the duration
+        to arrive."""
+        return 0.6 * self.duration
+
+    @property
+    def retry(self) -> float:
+        """Time between two renewals."""
+        return 0.2 * self.duration
+
+    @property
+    def look(self) -> float:
+        """Time between two looks of those who wait."""
+        return 0.1 * self.duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Election:
+    """The Lease by which one of several operators leads."""
+
+    lease: ObjectKey
+    identity: str
+    """Name of this process's pod, written into the Lease as its holder. The chart's policy compares writers with it."""
+    terms: Terms = field(default_factory=Terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A Lease as it was read or is to be written. Its times are for people: nobody compares them with a clock."""
+
+    version: str
+    """Its resourceVersion; not part of the record."""
+    holder: str
+    seconds: int
+    transitions: int
+    acquired: str
+    renewed: str
+
+    def same_record(self, other: "Lease | None") -> bool:
+        """True if nobody has renewed, taken or released it in between."""
+        return other is not None and replace(self, version=other.version) == other
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """As the API server takes it: it refuses an empty time."""
+        fields = {
+            "holderIdentity": self.holder,
+            "leaseDurationSeconds": self.seconds,
+            "leaseTransitions": self.transitions,
+            "acquireTime": self.acquired,
+            "renewTime": self.renewed,
+        }
+        return {name: value for name, value in fields.items() if value != ""}
+
+
+def lease_of(item: Any) -> Lease:
+    """The Lease of an API object.
+
+    Raises:
+        Unreadable: it is no Lease.
+    """
+    whole = Part(item)
+    meta, spec = whole.part("metadata"), whole.part("spec")
+    return Lease(
+        version=meta.text("resourceVersion"),
+        holder=spec.text("holderIdentity", MAX_OBJECT),
+        seconds=spec.integer("leaseDurationSeconds"),
+        transitions=spec.integer("leaseTransitions"),
+        acquired=spec.text("acquireTime"),
+        renewed=spec.text("renewTime"),
+    )
+
+
+class Turn(Enum):
+    """What a candidate or leader has to do next."""
+
+    WAIT = "wait"
+    ACQUIRE = "acquire"
+    RENEW = "renew"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The next thing to do, and for WAIT how long."""
+
+    turn: Turn
+    seconds: float = 0.0
+    why: str = ""
+
+
+class Leadership:
+    """One candidate: at first it waits, it leads at most once, and what is lost stays lost."""
+
+    def __init__(self, identity: str, terms: Terms) -> None:
+        """`identity` is what the Lease names when this one holds it."""
+        self.terms = terms
+        self._identity = identity
+        self._lease: Lease | None = None
+        self._changed_at = -math.inf
+        self._renewed_at = -math.inf
+        """When the newest renewal that was answered had been sent."""
+        self._tried_at = -math.inf
+        self._led = False
+        self._lost = ""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The Lease as it was last read; None if it does not exist."""
+        return self._lease
+
+    @property
+    def changed_at(self) -> float:
+        """When its record was first seen as it is now."""
+        return self._changed_at
+
+    def saw(self, lease: Lease | None, now: float) -> None:
+        """Record the Lease as it was read at this moment; None if it does not exist."""
+        known = self._lease
+        same = lease.same_record(known) if lease else known is None
+        if self._changed_at == -math.inf or not same:
+            self._changed_at = now
+        if known and lease and lease.version != known.version:
+            # what was tried could not succeed: a renewal whose answer got lost is in between
+            self._tried_at = -math.inf
+        self._lease = lease
+        if self._led and lease and lease.holder != self._identity:
+            self._lost = self._lost or f"{lease.holder or 'nobody'} holds the Lease now"
+
+    def step(self, now: float) -> Step:
+        """What to do next."""
+        if not self._led:
+            return self._candidate(now)
+        if not self._lost and now - self._renewed_at >= self.terms.deadline:
+            self._lost = f"the Lease was not renewed for {now - self._renewed_at:.1f} s"
+        if self._lost:
+            return Step(Turn.LOST, why=self._lost)
+        # a renewal that failed is not tried again at once
+        due = max(self._renewed_at, self._tried_at) + self.terms.retry
+        if due <= now:
+            return Step(Turn.RENEW)
+        return Step(Turn.WAIT, min(due, self._renewed_at + self.terms.deadline) - now)
+
+    def _candidate(self, now: float) -> Step:
+        left = max(self._taken_for(now), self._tried_at + self.terms.look - now)
+        return Step(Turn.WAIT, min(left, self.terms.look)) if left > 0 else Step(Turn.ACQUIRE)
+
+    def _taken_for(self, now: float) -> float:
+        """Seconds until the Lease is free, unless it changes; one of our own is, for its process has ended."""
+        lease = self._lease
+        if lease is None or lease.holder in ("", self._identity):
+            return 0.0
+        return self._changed_at + max(self.terms.duration, min(float(lease.seconds), LONGEST)) - now
+
+    def proposal(self, now: float, timestamp: str) -> Lease:
+        """The Lease to write at this moment, on the version that was seen; `timestamp` is for people."""
+        self._tried_at = now
+        known = self._lease
+        if known and known.holder == self._identity:
+            return replace(known, seconds=self._seconds, renewed=timestamp)
+        version, transitions = (known.version, min(known.transitions + 1, MOST_TRANSITIONS)) if known else ("", 0)
+        return Lease(version, self._identity, self._seconds, transitions, timestamp, timestamp)
+
+    @property
+    def _seconds(self) -> int:
+        return math.ceil(self.terms.duration)
+
+    def wrote(self, lease: Lease, sent_at: float, now: float) -> None:
+        """A proposal sent then was taken as this."""
+        self.saw(lease, now)
+        if not self._lost:
+            self._led = True
+            self._renewed_at = max(self._renewed_at, sent_at)
+
+    def resign(self, timestamp: str) -> Lease | None:
+        """Writes no more; returns the Lease to write so that others need not wait, None without one to release."""
+        held = self._led and not self._lost
+        self._led, self._lost = True, self._lost or "it was released"
+        lease = self._lease
+        if not held or lease is None or lease.holder != self._identity:
+            return None
+        return replace(lease, holder="", renewed=timestamp)
+
+    def leads(self, now: float) -> bool:
+        """True if writes may be sent at this moment."""
+        return self._led and not self._lost and now - self._renewed_at < self.terms.deadline
+
+    def answer_within(self, now: float) -> float:
+        """Seconds for which a write that is sent now may be under way: others take over no sooner.
+
+        Raises:
+            NotLeading: none may be sent.
+        """
+        if not self.leads(now):
+            raise NotLeading(self._lost or "the Lease is not held, or was not renewed in time")
+        return self._renewed_at + self.terms.duration - now
+
+
+log = logging.getLogger(__name__)
+
+BeforeLeading = Callable[[HttpCluster, Election], Awaitable[None]]
+"""Called when the Lease is held and before `leading` is set; as long as it raises a ClusterError, nothing is led."""
+
+
+class Elector:
+    """One candidate for a Lease."""
+
+    def __init__(
+        self,
+        cluster: HttpCluster,
+        election: Election,
+        leading: asyncio.Event,
+        wall: Callable[[], float],
+        before_leading: BeforeLeading | None = None,
+    ) -> None:
+        """`cluster` must have no gate, and give up soon; `leading` is set once this process leads, and it ends when
+        that is over. `wall` gives unix seconds for people.
+        """
+        self._cluster = cluster
+        self._election = election
+        self._before_leading = before_leading
+        self._lease = election.lease
+        self._identity = election.identity
+        self._leadership = Leadership(election.identity, election.terms)
+        self.leading = leading
+        """Set once this process leads."""
+        self._clock = asyncio.get_running_loop().time
+        self._wall = wall
+        self._began = self._clock()
+        self._free_since: float | None = None
+
+    async def run(self) -> None:
+        """Stands until it leads, then renews.
+
+        Raises:
+            LeadershipLost: another may lead by now.
+        """
+        await self._look()
+        while True:
+            step = self._leadership.step(self._clock())
+            if step.turn is Turn.LOST:
+                raise LeadershipLost(f"Lease {self._lease}: {step.why}")
+            if step.turn is not Turn.WAIT:
+                await self._write()
+            # The Lease alone is not enough: work begins only after what must be recorded before the first write.
+            elif self.leads() and not self.leading.is_set():
+                await self._begin()
+            else:
+                await asyncio.sleep(step.seconds)
+                # A leader learns of a change by its own renewal; only a candidate has to look.
+                if not self.leading.is_set():
+                    await self._look()
+
+    def answer_within(self) -> float:
+        """The gate of everybody's writes: see Leadership.answer_within."""
+        return self._leadership.answer_within(self._clock())
+
+    def leads(self) -> bool:
+        """True if writes may be sent now."""
+        return self._leadership.leads(self._clock())
+
+    def free_since(self) -> float | None:
+        """Return the loop's time of the last sign of the leader before, or of the own start; None for a follower."""
+        return self._free_since if self.leading.is_set() else None
+
+    async def release(self) -> None:
+        """Ends the lead, so that others need not wait; nothing more is written, whatever the API server answers."""
+        lease = self._leadership.resign(self._timestamp())
+        if lease is None:
+            return
+        try:
+            await self._cluster.replace(LEASES, *self._lease, self._body(lease))
+        except ClusterError as error:
+            log.warning("the Lease is not released, others take it when its time is over: %s", error)
+        else:
+            log.info("Lease %s is released", self._lease)
+
+    async def _look(self) -> None:
+        try:
+            found: Object | None = await self._cluster.get(LEASES, *self._lease)
+        except NotFound:
+            found = None
+        except ClusterError as error:
+            log.warning("%s; trying again", error)
+            await asyncio.sleep(self._leadership.terms.look)
+            return
+        self._leadership.saw(lease_of(found) if found else None, self._clock())
+
+    async def _write(self) -> None:
+        """Takes or renews the Lease; where somebody was faster, looks what is there now."""
+        # Taken before the request: others count from when they see the renewal, which is later.
+        sent_at = self._clock()
+        if not self.leads():
+            self._free_since = max(self._leadership.changed_at, self._began)
+        lease = self._leadership.proposal(sent_at, self._timestamp())
+        try:
+            answer = await self._send(lease)
+        # Somebody else wrote or deleted the Lease meanwhile: what is there now decides whose turn it is.
+        except (AlreadyExists, Conflict, NotFound) as error:
+            log.info("Lease %s has changed; looking again", self._lease, extra={"detail": str(error)})
+            await self._look()
+            return
+        except ClusterError as error:
+            log.warning("%s; trying again", error)
+            return
+        self._leadership.wrote(lease_of(answer), sent_at, self._clock())
+
+    async def _begin(self) -> None:
+        """Lets the work begin, once what has to come before it is done."""
+        try:
+            if self._before_leading:
+                await self._before_leading(self._cluster, self._election)
+        except ClusterError as error:
+            log.warning("%s holds Lease %s but does not lead yet: %s", self._identity, self._lease, error)
+            await asyncio.sleep(self._leadership.terms.look)
+            return
+        log.info("%s leads, by Lease %s", self._identity, self._lease)
+        self.leading.set()
+
+    async def _send(self, lease: Lease) -> Object:
+        if lease.version:
+            return await self._cluster.replace(LEASES, *self._lease, self._body(lease))
+        return await self._cluster.create(LEASES, self._lease.namespace, self._body(lease))
+
+    def _body(self, lease: Lease) -> Object:
+        metadata = {"name": self._lease.name, "namespace": self._lease.namespace}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata | ({"resourceVersion": lease.version} if lease.version else {}),
+            "spec": lease.spec,
+        }
+
+    def _timestamp(self) -> str:
+        return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,95 @@
+"""Kinds of objects with their paths, keys and selections, and the patch that turns one JSON object into another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .json_reader import MAX_NAME
+
+
+def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The RFC 7396 merge patch that turns `old` into `new`; empty when they are equal."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        known = old.get(key)
+        if isinstance(value, dict) and isinstance(known, dict):
+            if inner := merge_patch(known, value):
+                patch[key] = inner
+        elif known != value:
+            patch[key] = value
+    return patch
+
+
+class ObjectKey(NamedTuple):
+    """Namespace and name of an object; a GRPOJob's is what the work queue is about."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """`namespace/name`, for messages and logs."""
+        return f"{self.namespace}/{self.name}"
+
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object by its path: `base` such as `/apis/batch/v1`, `plural` such as `jobs`."""
+
+    base: str
+    plural: str
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """The URL path of an object, of a namespace's objects, or of all."""
+        middle = f"/namespaces/{namespace}" if namespace else ""
+        tail = "".join(f"/{part}" for part in (name, subresource) if part)
+        return f"{self.base}{middle}/{self.plural}{tail}"
+
+
+JOBS = Resource("/apis/batch/v1", "jobs")
+PODS = Resource("/api/v1", "pods")
+SERVICES = Resource("/api/v1", "services")
+CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
+NETWORK_POLICIES = Resource("/apis/networking.k8s.io/v1", "networkpolicies")
+SECRETS = Resource("/api/v1", "secrets")
+EVENTS = Resource("/api/v1", "events")
+NODES = Resource("/api/v1", "nodes")
+QUOTAS = Resource("/api/v1", "resourcequotas")
+SERVICE_ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
+PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
+
+LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that have not ended."""
+BOUND_PODS = f"spec.nodeName!=,{LIVE_PODS}"
+"""Of those among them that take something of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which objects of a resource: of one namespace or all, by labels and fields."""
+
+    resource: Resource
+    namespace: str | None = None
+    labels: str = ""
+    fields: str = ""
+
+    def __str__(self) -> str:
+        """`pods of namespace team-a`, for messages."""
+        return f"{self.resource.plural} of {f'namespace {self.namespace}' if self.namespace else 'all namespaces'}"
+
+    def query(self, **more: str | int) -> dict[str, str]:
+        """The URL query."""
+        given: Mapping[str, str | int] = {"labelSelector": self.labels, "fieldSelector": self.fields, **more}
+        return {key: str(value) for key, value in given.items() if value}
+
+
+def identity(item: object) -> ObjectKey:
+    """Return namespace and name of any object; `?` for a part that can't be read."""
+    # The object may be anything; its name is needed all the same, to set it aside and to report it.
+    meta = item.get("metadata") if isinstance(item, dict) else None
+    named: dict[str, Any] = meta if isinstance(meta, dict) else {}
+    namespace, name = named.get("namespace") or "?", named.get("name") or "?"
+    return ObjectKey(str(namespace)[:MAX_NAME], str(name)[:MAX_NAME])

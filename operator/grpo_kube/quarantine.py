@@ -1,0 +1,66 @@
+"""Sets objects aside that can't be read: counts them, logs each problem once and reports it on GRPOJobs.
+
+An unreadable object must affect nothing but itself. A label from a stranger, or a status from a newer version of the
+operator, must not end a watch, hide other objects or keep the process from starting.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from .objects.resources import Object, ObjectKey, identity
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_PROBLEM = 1024
+
+
+class Unreadables:
+    """What is set aside now, by kind and name."""
+
+    def __init__(self) -> None:
+        """Nothing is."""
+        self._problems: dict[str, dict[ObjectKey, str]] = {}
+        self.quarantined: Callable[[str, Object, str], None] = lambda *_: None
+        """Called with the kind's plural name, the object and its problem whenever an object is set aside."""
+
+    def read(self, plural: str, parse: Callable[[Any], T], item: object) -> T | None:
+        """What `parse` makes of an object; None for one that it can't read, which is set aside."""
+        try:
+            return parse(item)
+        # whatever is wrong with it: the content is not ours, and must cost this object only
+        except Exception as error:
+            self._set_aside(plural, item, error)
+            return None
+
+    def _set_aside(self, plural: str, item: object, error: Exception) -> None:
+        """Takes an object in; the same problem of the same object is logged and told once."""
+        key, problem = identity(item), " ".join(str(error).split())[:MAX_PROBLEM]
+        known = self._problems.setdefault(plural, {})
+        if known.get(key) != problem:
+            known[key] = problem
+            log.warning("%s %s can't be read and is set aside: %s", plural, key, problem)
+            if isinstance(item, dict):
+                self.quarantined(plural, item, problem)
+
+    def forget_problem(self, plural: str, key: ObjectKey) -> None:
+        """Forget that an object's problem was reported, so that the next LIST or event reports it again."""
+        if key in self._problems.get(plural, {}):
+            self._problems[plural][key] = ""
+
+    def forget(self, plural: str, key: ObjectKey) -> None:
+        """The object can be read again, or is gone."""
+        if self._problems.get(plural, {}).pop(key, None) is not None:
+            log.info("%s %s is no longer set aside", plural, key)
+
+    def keep(self, plural: str, keys: Collection[ObjectKey], namespace: str | None) -> None:
+        """After a full LIST of a namespace (None: of all): forgets those that are not among the keys."""
+        for key in [key for key in self._problems.get(plural, {}) if namespace in (None, key.namespace)]:
+            if key not in keys:
+                self.forget(plural, key)
+
+    def counts(self) -> Mapping[str, int]:
+        """How many are set aside, by plural name of their kind."""
+        return Counter({plural: len(known) for plural, known in self._problems.items()})

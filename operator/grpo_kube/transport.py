@@ -1,0 +1,184 @@
+"""One kind of HTTP session for everything that talks to the API server: our own client and kopf's watch.
+
+A session adds what both need on every request: TLS from the kubeconfig, an Authorization header that follows renewed
+tokens, and a pause before a watch whose predecessors ended at once.
+
+How the operator reaches the API server: from the pod's service account, or from a kubeconfig.
+
+The loaders are the kubernetes package's, which also renew tokens that run out.
+"""
+
+import asyncio
+import os
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from .objects.errors import ConfigurationError
+
+Send = Callable[[aiohttp.ClientRequest], Awaitable[aiohttp.ClientResponse]]
+
+USER_AGENT = "grpo-kube"
+"""What a session calls itself unless its owner has a name."""
+SHORT_WATCH = 1.0
+"""A watch that ends sooner, without a byte, tells that the next one would do so too. In seconds."""
+FIRST_PAUSE, LAST_PAUSE = 0.8, 30.0
+"""Pauses before the next watch after one short one, and after many; both client-go's (tools/cache/reflector.go)."""
+NOTHING = "metadata.name=-"
+"""Field selector that no object can meet: names begin with a letter or digit."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    began: float
+    answer: aiohttp.ClientResponse
+    short: int
+    """Watches in a row that ended at once, up to the one before this."""
+
+
+class WatchPace:
+    """A middleware that makes watches wait when those before them ended at once.
+
+    A proxy or an overloaded server may close every watch cleanly as soon as it is opened. Nothing fails then, so
+    nothing else would keep a client from asking thousands of times a second.
+    """
+
+    def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.8, 1.2)) -> None:
+        """`jitter` is a factor around 1."""
+        self._jitter = jitter
+        self._last: dict[str, _Watch] = {}
+
+    async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+        """Sends the request, after a pause if it is a watch that would only end at once."""
+        if request.url.query.get("watch") != "true":
+            return await send(request)
+        path = request.url.path
+        short = self._short(path)
+        if short:
+            await asyncio.sleep(min(LAST_PAUSE, FIRST_PAUSE * 2.0 ** (short - 1)) * self._jitter())
+        began = asyncio.get_running_loop().time()
+        answer = await send(request)
+        self._last[path] = _Watch(began, answer, short)
+        return answer
+
+    def _short(self, path: str) -> int:
+        """How many watches of this path in a row have ended at once."""
+        last = self._last.get(path)
+        if (
+            last is None
+            or asyncio.get_running_loop().time() - last.began >= SHORT_WATCH
+            or last.answer.content.total_bytes
+        ):
+            return 0
+        # bounded, so that the power of two stays a finite number; 2^16 is far beyond the longest pause
+        return min(last.short + 1, 16)
+
+
+class EmptyLists:
+    """A middleware that empties the LISTs of a client, which then only watches; our mirrors list the objects.
+
+    kopf asks for all GRPOJobs in one LIST: ten thousand are 120 MB, held in memory and decoded at once. Here its LIST
+    is made to select none, so that kopf learns only the resourceVersion from which its watch begins. Then the mirror is
+    asked for a LIST of its own: that one is newer, so nothing is missed in between.
+    """
+
+    def __init__(self, listed: Mapping[str, Callable[[], None]]) -> None:
+        """`listed` has callbacks by the URL path of the objects, called after each LIST that was answered."""
+        self._listed = listed
+
+    async def __call__(self, request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+        """Sends the request, selecting nothing if it is a LIST of these objects."""
+        # the API server may stand behind a path of its own
+        heard = next((heard for path, heard in self._listed.items() if request.url.path.endswith(path)), None)
+        if heard is None or request.method != "GET" or request.url.query.get("watch") == "true":
+            return await send(request)
+        request.url = request.url.update_query(fieldSelector=NOTHING)
+        answer = await send(request)
+        if answer.ok:
+            heard()
+        return answer
+
+
+async def json_only(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+    """A middleware for a client that takes every success for JSON.
+
+    A proxy in between may answer with a page of its own. kopf would end its watch over that, with tracebacks; what it
+    knows how to ask again after is a connection that broke.
+
+    Raises:
+        aiohttp.ClientConnectionError: the answer is a success, and no JSON.
+    """
+    answer = await send(request)
+    if answer.ok and answer.content_type != "application/json":
+        answer.close()
+        raise aiohttp.ClientConnectionError(f"{request.url.path} was answered with {answer.content_type}, not JSON")
+    return answer
+
+
+def open_session(
+    configuration: Configuration,
+    limit: int = 0,
+    *middlewares: aiohttp.ClientMiddlewareType,
+    user_agent: str = USER_AGENT,
+) -> aiohttp.ClientSession:
+    """A session with the API server, of at most `limit` connections at a time (0: any number); the caller closes it.
+
+    `middlewares` come before those of every session.
+    """
+
+    async def authorize(request: aiohttp.ClientRequest, send: Send) -> aiohttp.ClientResponse:
+        request.headers.update(await authorization(configuration))
+        return await send(request)
+
+    return aiohttp.ClientSession(
+        configuration.host,
+        connector=aiohttp.TCPConnector(ssl=_tls(configuration), limit=limit),
+        headers={"User-Agent": user_agent, "Accept": "application/json"},
+        middlewares=(*middlewares, authorize, WatchPace()),
+    )
+
+
+def _tls(configuration: Configuration) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+_BEARER = "BearerToken"
+
+
+async def load(kubeconfig: str | None = None) -> Configuration:
+    """The connection's settings: the given kubeconfig, else the service account, else the user's kubeconfig.
+
+    Raises:
+        ConfigurationError: none of them is there, or one can't be read.
+    """
+    configuration = Configuration()
+    path = kubeconfig or os.environ.get("KUBECONFIG")
+    try:
+        # Every pod has this variable. A kubeconfig that is named goes before it, for an operator that is run by hand.
+        if path or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            await load_kube_config(config_file=path, client_configuration=configuration)
+        else:
+            load_incluster_config(client_configuration=configuration)
+    except (ConfigException, OSError) as error:
+        where = path or str(Path("~/.kube/config"))
+        raise ConfigurationError(
+            f"no way to the API server: no service account and no usable {where}: {error}"
+        ) from error
+    return configuration
+
+
+async def authorization(configuration: Configuration) -> dict[str, str]:
+    """The Authorization header, with a token that the loader renews; empty for client certificates."""
+    value = await configuration.get_api_key_with_prefix(_BEARER)
+    return {"Authorization": value} if value else {}

@@ -1,0 +1,68 @@
+"""The order of the queue: priority, then who has been passed over too often, then the namespace's share, then age.
+
+Priorities are the PriorityClasses' values. Among equals, the namespace that holds fewest GPUs goes first, and within a
+namespace the oldest job; every place that is given out counts at once, so that namespaces take turns. A share alone
+could leave a job waiting for ever behind newcomers of namespaces that hold less. So a job that MOST_PASSED_OVER younger
+ones of its priority have overtaken goes before all others of it, by age, and what it waits for is then reserved for it.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+from ..records.records import GRPOJobRecord
+
+MOST_PASSED_OVER = 8
+"""Younger jobs of its priority that may start before a job; then it is next."""
+
+
+def age(job: GRPOJobRecord) -> tuple[float, str]:
+    """Sorts jobs by age, the oldest first."""
+    return job.created, job.uid
+
+
+def priority(job: GRPOJobRecord, priorities: Mapping[str, int]) -> int:
+    """The value of the job's PriorityClass; that of the cluster's default for a job that names none."""
+    name = job.spec.placement.priority_class_name if job.spec else None
+    return priorities.get(name or "", 0)
+
+
+def in_turn(
+    waiting: Iterable[GRPOJobRecord],
+    priorities: Mapping[str, int],
+    held: Mapping[str, int],
+    passed_over: Mapping[str, int],
+) -> Iterator[GRPOJobRecord]:
+    """The waiting jobs, each as its turn comes.
+
+    Args:
+        waiting: jobs that want admission.
+        priorities: values of PriorityClasses by name.
+        held: GPUs by namespace. The caller adds what a job gets before it asks for the next job.
+        passed_over: by uid, how many younger jobs have started first.
+    """
+    # groupby needs equal priorities side by side; within one, the sort by age stays.
+    ranked = sorted(waiting, key=lambda job: (-priority(job, priorities), *age(job)))
+    for _, group in groupby(ranked, key=lambda job: priority(job, priorities)):
+        jobs = list(group)
+        overdue = [job for job in jobs if passed_over.get(job.uid, 0) >= MOST_PASSED_OVER]
+        yield from overdue
+        late = {job.uid for job in overdue}
+        yield from _sharing([job for job in jobs if job.uid not in late], held)
+
+
+def _sharing(jobs: list[GRPOJobRecord], held: Mapping[str, int]) -> Iterator[GRPOJobRecord]:
+    """Jobs of one priority, oldest first within a namespace, from the namespace with the smallest share."""
+    lines: dict[str, list[GRPOJobRecord]] = {}
+    for job in reversed(jobs):
+        lines.setdefault(job.key.namespace, []).append(job)
+    # A heap of the oldest job of each namespace. Only the namespace whose job was just yielded can hold more GPUs now,
+    # so the other entries stay valid while the caller adds to `held`.
+    heads = [(held.get(namespace, 0), age(line[-1]), namespace) for namespace, line in lines.items()]
+    heapq.heapify(heads)
+    while heads:
+        _, _, namespace = heapq.heappop(heads)
+        line = lines[namespace]
+        yield line.pop()
+        if line:
+            heapq.heappush(heads, (held.get(namespace, 0), age(line[-1]), namespace))

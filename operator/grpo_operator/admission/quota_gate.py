@@ -1,0 +1,102 @@
+"""What keeps a gang's pods from being created although GPUs are free: quotas, and names that nothing answers to.
+
+A gang that is admitted without its pods being allowed holds GPUs for nothing. So what the namespace's ResourceQuotas
+leave, and whether the PriorityClass and the ServiceAccount exist, is looked at before a place is given. What can't be
+seen is unknown and refuses nobody; a gang whose pods don't appear is released all the same.
+"""
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+
+from ..pods.roles import roles
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
+from .checks import Problem
+from .inventory import Amounts
+from .node_fit import pod_amounts, pod_limits
+from .snapshot import QuotaFacts, Snapshot, counts
+
+PODS = ("pods", "count/pods")
+JOBS = "count/jobs.batch"
+REQUESTS, LIMITS = "requests.", "limits."
+DEFAULT_ACCOUNT = "default"
+
+
+def needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
+    """How much of a quota's resource a gang takes, all of its roles."""
+    return sum(_needs(role.spec, role.plan, wanted) for role in roles(spec, plan))
+
+
+def _needs(spec: GRPOJobSpec, plan: ExecutionPlan, wanted: str) -> float:
+    pods = plan.nodes
+    if wanted in PODS:
+        return float(pods)
+    if wanted == JOBS:
+        return 1.0
+    if wanted.startswith(LIMITS):
+        return pods * pod_limits(spec, plan).get(wanted.removeprefix(LIMITS), 0.0)
+    return pods * pod_amounts(spec, plan).get(wanted.removeprefix(REQUESTS), 0.0)
+
+
+class Allowance:
+    """What quotas leave, while a pass gives places out."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Start with what the snapshot's quotas leave."""
+        self._snapshot = snapshot
+        self._given: dict[tuple[str, str], Amounts] = {}
+
+    def problem(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Problem | None:
+        """Why the gang's pods would not be created."""
+        if job.spec is None:
+            return None
+        return self._missing(job, job.spec) or self._exceeded(job, job.spec, plan)
+
+    def take(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+        """Counts a gang that has been admitted and whose pods no quota counts yet."""
+        if job.spec is None:
+            return
+        # quota.used does not show the gang's pods yet, and the jobs behind it must not be given the same room.
+        for quota in self._quotas(job, job.spec):
+            given = self._given.setdefault((quota.namespace, quota.name), {})
+            for name in quota.hard:
+                given[name] = given.get(name, 0.0) + needs(job.spec, plan, name)
+
+    def _missing(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> Problem | None:
+        wanted, known = spec.placement.priority_class_name, self._snapshot.priorities
+        # Nothing known means that the kind can't be listed: what can't be seen refuses nobody.
+        if wanted and known and wanted not in known:
+            return Reason.PRIORITY_CLASS_NOT_FOUND, (
+                f"spec.placement.priorityClassName: no PriorityClass {wanted} exists; the pods wait until somebody "
+                "creates it"
+            )
+        account = spec.pod_template.spec.service_account_name or DEFAULT_ACCOUNT
+        accounts = self._snapshot.service_accounts.get(job.key.namespace)
+        if accounts and account not in accounts:
+            return Reason.SERVICE_ACCOUNT_NOT_FOUND, (
+                f"spec.podTemplate.spec.serviceAccountName: namespace {job.key.namespace} has no ServiceAccount "
+                f"{account}; the pods wait until somebody creates it"
+            )
+        return None
+
+    def _exceeded(self, job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan) -> Problem | None:
+        for quota in self._quotas(job, spec):
+            given = self._given.get((quota.namespace, quota.name), {})
+            for name, hard in sorted(quota.hard.items()):
+                wanted = needs(spec, plan, name)
+                used = quota.used.get(name, 0.0) + given.get(name, 0.0)
+                if wanted and used + wanted > hard:
+                    return Reason.WAITING_FOR_QUOTA, (
+                        f"ResourceQuota {quota.name} of namespace {quota.namespace} allows {_shown(hard)} {name}; "
+                        f"{_shown(used)} are used, and the gang needs {_shown(wanted)}"
+                    )
+        return None
+
+    def _quotas(self, job: GRPOJobRecord, spec: GRPOJobSpec) -> list[QuotaFacts]:
+        name = spec.placement.priority_class_name or self._snapshot.default_priority
+        return [quota for quota in self._snapshot.quotas.get(job.key.namespace, ()) if counts(quota, name)]
+
+
+def _shown(amount: float) -> str:
+    """A quantity as people write it: whole gibibytes where it is that large, else plain."""
+    return f"{amount / 2**30:g}Gi" if amount >= 2**30 else f"{amount:g}"

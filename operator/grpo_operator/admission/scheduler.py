@@ -1,0 +1,376 @@
+"""One pass over the queue: each waiting job in turn is planned on what those ahead leave, and takes its place.
+
+A gang starts only when all of it fits. A job that waits reserves what it waits for: those behind may take only what is
+left. Only jobs that can be planned take a place; what can never run, and what the planner stumbles over, holds nobody
+up. Pure: a Question in, a Pass out.
+
+Caches the planner's answers by spec and by the nodes that it may use.
+
+The queue is judged again at every change of the cluster, and most of its jobs get the same answer as before. So each
+spec keeps its Planner, and nodes are compared by their resources, not by their names. The answers are the planner's
+own, byte for byte, without the candidates that were not chosen.
+
+Plans of jobs that nobody else's GPUs stand in the way of: on CPUs, or admitted by Kueue as if all were free.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from grpo_api.job import GRPOJobSpec
+from grpo_api.learned import Learned
+from grpo_api.plan import ExecutionPlan
+from grpo_api.running import PlacementSpec
+from grpo_kube.objects.times import seconds
+from grpo_planner.hardware.declared import declared
+from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.plan import Planner, plan_job
+from grpo_planner.result import PlanResult
+
+from ..decide.decisions import Limits
+from ..decide.restarts import pausing
+from ..pods.roles import replicas
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
+from .capacity import Capacity, Claim, claim_of
+from .checks import Problem, plan_problem, spec_problem
+from .node_fit import Suitability
+from .queue_order import age, in_turn, priority
+from .quota_gate import Allowance
+from .resume_plan import next_plan, shortfall
+from .snapshot import Snapshot
+
+MOST_SPECS = 1024
+"""Specs whose planners are kept, the least recently asked for leave first: about 0.1 MiB each."""
+
+
+class Plans:
+    """Plans jobs on inventories. For one thread at a time."""
+
+    def __init__(self, most: int = MOST_SPECS) -> None:
+        """Keep the planners of at most `most` specs."""
+        self._most = most
+        self.made = 0
+        """Specs that were planned for the first time, or again after they had been forgotten."""
+        self._planners: OrderedDict[str, Planner] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many specs' planners are kept."""
+        return len(self._planners)
+
+    def expect(self, specs: int) -> None:
+        """Make room for twice this number of specs: a full cache would drop each planner just before its next use."""
+        self._most = max(self._most, 2 * specs)
+
+    def plan(self, spec: GRPOJobSpec, inventory: Inventory, learned: Learned | None = None) -> PlanResult:
+        """What plan_job answers, without candidates."""
+        key = spec.model_dump_json() + (learned.model_dump_json() if learned else "")
+        # Popped and put back: the order of the dictionary is then that of the last use.
+        planner = self._planners.pop(key, None)
+        if planner is None:
+            planner = Planner(spec, brief=True, learned=learned)
+            self.made += 1
+        self._planners[key] = planner
+        if len(self._planners) > self._most:
+            self._planners.popitem(last=False)
+        # Equal nodes are merged, so that another node's name alone does not call for another plan.
+        return planner.plan(inventory.merged)
+
+
+log = logging.getLogger(__name__)
+
+MOST_NEW_SPECS = 64
+"""Specs that a pass plans for the first time, at some ten milliseconds each. It ends there: those ahead need not wait
+until everybody behind them has been planned, too."""
+UNCOUNTED_SECONDS = 10.0
+"""Until so long after its commit, a gang without a bound pod is taken for one that no quota counts yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found for one job, on the spec of that generation."""
+
+    generation: int
+    plan: ExecutionPlan | None = None
+    admitted: bool = False
+    refused: bool = False
+    """True if the job can't run until it is changed; it takes no place."""
+    blocked: bool = False
+    """True if the job waits for something other than GPUs; it takes no place meanwhile."""
+    reason: str = Reason.ADMITTED
+    message: str = ""
+    passed_over: int = 0
+    """Younger jobs of its priority that have started first."""
+    avoids: bool = True
+    """False: there are not enough nodes without those that the job should be kept away from."""
+
+    def placed(self, job: GRPOJobRecord) -> GRPOJobRecord:
+        """The job, kept away from nodes as the verdict was found."""
+        return job if self.avoids else job.avoiding(())
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """The parts of a verdict whose change is published at once; a change of the sentence alone can wait."""
+        return self.generation, self.admitted, self.refused, self.reason, self.plan is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The input of a pass."""
+
+    jobs: tuple[GRPOJobRecord, ...]
+    snapshot: Snapshot
+    now: float
+    limits: Limits
+    assumed: Mapping[str, Claim] = field(default_factory=dict)
+    """By uid, attempts that were admitted and are not in their jobs' status yet."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """By uid, as counted by earlier passes; a job's status may be behind."""
+    resting: frozenset[str] = frozenset()
+    """uids of jobs whose commit the API server has just denied."""
+    default_image: str = ""
+
+    def claims(self) -> list[Claim]:
+        """Return the claims of admitted attempts. An assumed attempt replaces the one in its job's status."""
+        found = (claim_of(job) for job in self.jobs if job.uid not in self.assumed)
+        return [*(claim for claim in found if claim), *self.assumed.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """The verdicts of a pass by uid, and the seconds until time alone may change them."""
+
+    verdicts: Mapping[str, Verdict]
+    look_again: float | None = None
+    unjudged: frozenset[str] = frozenset()
+    """uids of jobs that the pass did not come to: the next goes on from what this one has planned."""
+
+
+def judge(asked: Question, plans: Plans) -> Pass:
+    """Judge all waiting jobs in the order of the queue."""
+    waiting: list[GRPOJobRecord] = []
+    look_again: float | None = None
+    for job in asked.jobs:
+        # an assumed job has its place already, although its status still says that it waits
+        if job.uid in asked.assumed or not job.wants_admission:
+            continue
+        pause = pausing(job, asked.now, asked.limits)
+        if pause:
+            look_again = pause if look_again is None else min(look_again, pause)
+        elif job.uid not in asked.resting:
+            waiting.append(job)
+    plans.expect(len(waiting))
+    if not waiting:
+        return Pass(verdicts={}, look_again=look_again)
+    one = _Round(asked, plans)
+    verdicts = one.play(waiting)
+    unjudged = frozenset(job.uid for job in waiting if job.uid not in verdicts)
+    due = [pause for pause in (look_again, one.counted_in) if pause is not None]
+    return Pass(verdicts=verdicts, look_again=0.0 if unjudged else min(due, default=None), unjudged=unjudged)
+
+
+def restart(job: GRPOJobRecord, asked: Question) -> Verdict:
+    """A gang that ended takes its own place again, with its own plan, ahead of all who wait.
+
+    Where that plan ran out of memory it takes the one that answers that.
+    """
+    others, plan = [claim for claim in asked.claims() if claim.job.uid != job.uid], job.status.plan
+    if plan is None:
+        raise ValueError(f"{job.key} is active without a plan")
+    capacity = Capacity(asked.snapshot, others)
+    if shortfall(job) and job.spec is not None:
+        there = capacity.inventory(job)
+        result, _ = next_plan(job, job.spec, there, lambda spec, known: plan_job(spec, there, learned=known))
+        if result.chosen is None:
+            return verdict_of(job, result)
+        plan = result.chosen
+    # A node that two attempts ended on is avoided only while there are enough nodes without it.
+    avoids = job.creates_pods or capacity.possible(job, plan)
+    job = job if avoids else job.avoiding(())
+    admitted = job.creates_pods or capacity.fits(job, plan)
+    return Verdict(
+        generation=job.generation,
+        plan=plan,
+        admitted=admitted,
+        reason=Reason.ADMITTED if admitted else Reason.WAITING_FOR_GPUS,
+        message=plan.reason if admitted else capacity.shortage(job, plan),
+        avoids=avoids,
+    )
+
+
+class _Round:
+    """What changes while the queue is played through."""
+
+    def __init__(self, asked: Question, plans: Plans) -> None:
+        """Reserve the places of attempts that were admitted before."""
+        claims, suitability = asked.claims(), Suitability(asked.snapshot.nodes)
+        self._asked, self._plans = asked, plans
+        # what is left after those ahead decides; what would be left without them tells each job whom it waits for
+        self._left = Capacity(asked.snapshot, claims, suitability)
+        self._alone = Capacity(asked.snapshot, claims, suitability)
+        self._held: dict[str, int] = {}
+        for claim in claims:
+            self._grow(claim.job, claim.plan)
+        self.counted_in: float | None = None
+        """Seconds until quotas surely show the pods of all who have been admitted; None if they do."""
+        self._allowance = Allowance(asked.snapshot)
+        for claim in filter(self._uncounted, claims if asked.snapshot.quotas else ()):
+            self._allowance.take(claim.job, claim.plan)
+        self._places: list[tuple[GRPOJobRecord, Verdict]] = []
+        self._waited_for: set[str] = set()
+        """Nodes that are reserved for those who wait."""
+
+    def play(self, waiting: list[GRPOJobRecord]) -> dict[str, Verdict]:
+        """Return the verdicts by uid."""
+        passed_over = {job.uid: self._passed_over(job) for job in waiting}
+        found: dict[str, Verdict] = {}
+        # A queue of new specs is judged over several passes, so that those ahead start before the last is planned.
+        enough = self._plans.made + MOST_NEW_SPECS
+        priorities = self._asked.snapshot.priorities
+        for job in in_turn(waiting, priorities, self._held, dict(passed_over)):
+            if self._plans.made >= enough:
+                break
+            found[job.uid] = verdict = self._survived(job)
+            # A job that can't run, or that waits for something else, must not keep GPUs from those behind it.
+            if verdict.plan and not verdict.refused and not verdict.blocked:
+                # also where it does not fit yet: nobody behind may take what a bigger gang ahead is waiting for
+                held = self._left.reserve(verdict.placed(job), verdict.plan)
+                self._waited_for |= set() if verdict.admitted else held
+                self._grow(job, verdict.plan)
+                if verdict.admitted:
+                    self._allowance.take(job, verdict.plan)
+                self._places.append((job, verdict))
+        found |= self._in_line()
+        started = [(priority(job, priorities), age(job)) for job, verdict in self._places if verdict.admitted]
+        for job, verdict in self._places:
+            rank = priority(job, priorities)
+            # who starts while an older job of its priority keeps its place has gone past it
+            if not verdict.admitted:
+                passed_over[job.uid] += sum(one == rank and by > age(job) for one, by in started)
+        return {uid: replace(one, passed_over=passed_over[uid]) for uid, one in found.items()}
+
+    def _uncounted(self, claim: Claim) -> bool:
+        """True if a gang has just been admitted, so that its quota may not show its pods yet."""
+        if claim.job.uid in self._asked.assumed:
+            return True
+        # quota.used follows the pods, which the Job controller creates a moment after the commit
+        began = seconds(claim.job.status.attempt_start_time)
+        left = UNCOUNTED_SECONDS - (self._asked.now - began) if began is not None else 0.0
+        if left <= 0 or self._left.bound(claim.job):
+            return False
+        self.counted_in = max(left, self.counted_in or 0.0)
+        return True
+
+    def _grow(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+        namespace = job.key.namespace
+        self._held[namespace] = self._held.get(namespace, 0) + plan.all_gpus
+
+    def _passed_over(self, job: GRPOJobRecord) -> int:
+        return max(self._asked.passed_over.get(job.uid, 0), job.status.passed_over or 0)
+
+    def _survived(self, job: GRPOJobRecord) -> Verdict:
+        """The verdict on one job. A spec that the planner stumbles over must not keep everybody behind it waiting."""
+        try:
+            verdict = self._judge(job)
+            if not job.status.avoided_nodes or job.creates_pods:
+                return verdict
+            if verdict.plan and self._left.possible(job, verdict.plan):
+                return verdict
+            return replace(self._judge(job.avoiding(())), avoids=False)
+        except Exception as error:
+            log.exception("%s: the planner failed", job.key)
+            message = f"the planner failed, please report it: {error!r}"
+            return Verdict(generation=job.generation, reason=Reason.PLANNER_FAILED, message=message)
+
+    def _judge(self, job: GRPOJobRecord) -> Verdict:
+        if job.spec is None:
+            raise ValueError(f"{job.key} has no valid spec to plan")
+        if problem := spec_problem(job.spec, self._asked.default_image):
+            return refusal(job, problem)
+        inventory = self._left.inventory(job)
+        result, kept = next_plan(
+            job, job.spec, inventory, lambda spec, learned: self._plans.plan(spec, inventory, learned)
+        )
+        plan = result.chosen
+        if plan is None:
+            return verdict_of(job, result)
+        # the planner has looked for the nodes of one role alone
+        fits = result.fits_now
+        if kept or replicas(plan):
+            fits = self._left.fits(job, plan)
+        if problem := plan_problem(job, plan):
+            return refusal(job, problem)
+        if problem := self._allowance.problem(job, plan):
+            return Verdict(generation=job.generation, plan=plan, blocked=True, reason=problem[0], message=problem[1])
+        if job.creates_pods:
+            # its pods take whatever GPU gets free on their nodes, so nobody ahead may be waiting for those
+            fits = self._waited_for.isdisjoint(node.name for node in inventory.nodes)
+        if fits:
+            return Verdict(generation=job.generation, plan=plan, admitted=True, message=plan.reason)
+        return self._wait(job, plan)
+
+    def _wait(self, job: GRPOJobRecord, plan: ExecutionPlan) -> Verdict:
+        """It fits but for those ahead, or not even without them."""
+        reason = Reason.WAITING_IN_QUEUE if self._alone.fits(job, plan) else Reason.WAITING_FOR_GPUS
+        message = self._alone.shortage(job, plan)
+        return Verdict(generation=job.generation, plan=plan, reason=reason, message=message)
+
+    def _in_line(self) -> dict[str, Verdict]:
+        """The verdicts on those who wait with a place, and which place it is."""
+        line = [(job, verdict) for job, verdict in self._places if not verdict.admitted]
+        found: dict[str, Verdict] = {}
+        for number, (job, verdict) in enumerate(line, 1):
+            behind = f", behind {line[number - 2][0].key}" if number > 1 else ""
+            where = f"{verdict.message}; {ordinal(number)} of {len(line)} in the queue{behind}"
+            found[job.uid] = replace(verdict, message=where)
+        return found
+
+
+def refusal(job: GRPOJobRecord, problem: Problem) -> Verdict:
+    """The verdict on a job that can't be run as it is."""
+    return Verdict(generation=job.generation, refused=True, reason=problem[0], message=problem[1])
+
+
+def verdict_of(job: GRPOJobRecord, result: PlanResult, *, admitted: bool = False) -> Verdict:
+    """Return the verdict that follows from the planner's answer, with or without a plan."""
+    return Verdict(
+        generation=job.generation,
+        plan=result.chosen,
+        admitted=admitted and bool(result.chosen),
+        reason=result.reason,
+        message=result.message,
+    )
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`, `21st`."""
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if 10 < number % 100 < 14 else endings.get(number % 10, 'th')}"
+
+
+def planned_on(there: Inventory, job: GRPOJobRecord, spec: GRPOJobSpec) -> Verdict:
+    """The verdict on a job that may have all of these nodes."""
+
+    def plan(spec: GRPOJobSpec, learned: Learned | None) -> PlanResult:
+        return plan_job(spec, there, learned=learned)
+
+    verdict = verdict_of(job, next_plan(job, spec, there, plan).result, admitted=True)
+    problem = plan_problem(job, verdict.plan) if verdict.plan else None
+    return refusal(job, problem) if problem else verdict
+
+
+def empty_nodes(job: GRPOJobRecord, spec: GRPOJobSpec, snapshot: Callable[[], Snapshot]) -> Inventory:
+    """The nodes on which a job that Kueue admits is planned; those of another cluster are as the spec declares them."""
+    if job.dispatched and (gpus := _declared_per_node(spec.placement)):
+        return declared(spec.placement.model_copy(update={"gpus_per_node": gpus}))
+    return Capacity(snapshot(), ()).inventory(job).emptied
+
+
+def _declared_per_node(placement: PlacementSpec) -> int:
+    """GPUs of each node of a gang; 0 where the spec leaves some of it open."""
+    gpus, nodes = placement.gpus, placement.nodes
+    # Only a gang of one shape is planned alike on both clusters; everything else is planned on what this one has.
+    if not (gpus and nodes and placement.gpu_product) or gpus.min != gpus.max or gpus.min % nodes:
+        return 0
+    return gpus.min // nodes

@@ -1,0 +1,158 @@
+"""Tells jobs of their verdicts: a new status or reason at once, a new sentence when its turn comes.
+
+When one job starts, the place of every job behind it changes. A write per job and change would cost the API server more
+than the jobs themselves, and nobody reads two hundred sentences a second. So what a job reads is its last verdict, but
+for sentences that wait for their turn.
+
+Attempts that were admitted and are not in their jobs' status yet: their GPUs count as taken meanwhile.
+
+Between a verdict and its commit there are a work queue and a write. A pass in that time must count the place as taken,
+and the commit is valid only while it does. kube-scheduler's cache uses the same word.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from grpo_api.plan import ExecutionPlan
+from grpo_kube.objects.resources import ObjectKey
+
+from ..records.records import GRPOJobRecord
+from .capacity import Claim
+from .scheduler import Verdict
+
+NEWS_PAUSE = 0.5
+"""Seconds between two jobs whose sentence is updated."""
+
+
+class Tell(Protocol):
+    """How jobs hear that there is something to read."""
+
+    def __call__(self, keys: Iterable[ObjectKey], *, slow: bool = False) -> None:
+        """Queue these jobs for a reconcile; `slow` puts them behind jobs that wait for a step."""
+        ...
+
+
+class Notices:
+    """What each waiting job reads."""
+
+    def __init__(self, tell: Tell) -> None:
+        """Start without verdicts; the callback queues jobs for a reconcile."""
+        self._tell = tell
+        self._verdicts: Mapping[str, Verdict] = {}
+        self._told: dict[str, Verdict] = {}
+        self._news: dict[str, ObjectKey] = {}
+        self._newsworthy = asyncio.Event()
+
+    def read(self, uid: str) -> Verdict | None:
+        """Return the verdict that the job's status shows, or is about to show; None without one."""
+        return self._told.get(uid)
+
+    def post(self, verdicts: Mapping[str, Verdict], keys: Mapping[str, ObjectKey], others: Collection[str]) -> None:
+        """Store the verdicts of a pass and queue jobs with news.
+
+        The uids in `others` keep their last verdict; all remaining ones lose theirs.
+        """
+        self._verdicts = verdicts
+        self._told = {uid: published for uid, published in self._told.items() if uid in verdicts or uid in others}
+        self._news = {uid: key for uid, key in self._news.items() if uid in verdicts}
+        urgent = []
+        for uid, verdict in verdicts.items():
+            published = self._told.get(uid)
+            # who is admitted now was not, or no longer, when it read its last verdict
+            if published is None or published.news != verdict.news or verdict.admitted:
+                self._told[uid] = verdict
+                self._news.pop(uid, None)
+                urgent.append(keys[uid])
+            elif published != verdict:
+                # Only the place in the queue has changed: it waits for its turn, and keeps the turn that it has.
+                self._news.setdefault(uid, keys[uid])
+        if self._news:
+            self._newsworthy.set()
+        self._tell(urgent)
+
+    async def run(self) -> None:
+        """Tells new sentences, one job after the other, until cancelled."""
+        while True:
+            await self._newsworthy.wait()
+            self.tell_one()
+            await asyncio.sleep(NEWS_PAUSE)
+
+    def tell_one(self) -> None:
+        """Tells the job that has waited longest for its new sentence."""
+        # the dictionary keeps the order in which jobs came, so the first has waited longest
+        if self._news:
+            uid = next(iter(self._news))
+            self._told[uid] = self._verdicts[uid]
+            self._tell([self._news.pop(uid)], slow=True)
+        if not self._news:
+            self._newsworthy.clear()
+
+
+DENIED_PAUSE = 15.0
+"""Seconds for which a job whose commit the API server denied takes no place."""
+
+
+class JobSource(Protocol):
+    """Gives all GRPOJobs as they are known now."""
+
+    def __iter__(self) -> Iterator[GRPOJobRecord]:
+        """Each of them."""
+        ...
+
+    def get(self, key: ObjectKey) -> GRPOJobRecord | None:
+        """Return the GRPOJob of this namespace and name."""
+        ...
+
+    @property
+    def look_again(self) -> float | None:
+        """Seconds until time alone takes a job out of these; None while it doesn't."""
+        ...
+
+
+class Assumptions:
+    """The assumed attempts, and the jobs whose commit was denied."""
+
+    def __init__(self, jobs: JobSource) -> None:
+        """Start without assumptions; `jobs` shows which of them have been committed since."""
+        self._jobs = jobs
+        self._claims: dict[str, Claim] = {}
+        self._resting: dict[str, float] = {}
+
+    def claims(self) -> dict[str, Claim]:
+        """Return the claims of assumed attempts by uid, without those that are committed or no longer wanted."""
+        self._claims = {uid: claim for uid, claim in self._claims.items() if self._open(claim)}
+        return dict(self._claims)
+
+    def add(self, job: GRPOJobRecord, plan: ExecutionPlan) -> None:
+        """Assumes the job's next attempt, unless the job has changed since it was judged."""
+        claim = Claim(job=job, plan=plan, attempt=job.status.attempt + 1)
+        if self._open(claim):
+            self._claims[job.uid] = claim
+
+    def holds(self, uid: str) -> bool:
+        """True if the job is assumed, so that its attempt may be committed."""
+        claim = self._claims.get(uid)
+        return claim is not None and self._open(claim)
+
+    def _open(self, claim: Claim) -> bool:
+        """True if the attempt is still to be committed."""
+        job = self._jobs.get(claim.job.key)
+        # A changed spec has another plan, and a job made again under the name is another one: both are judged again.
+        if job is None or (job.uid, job.generation) != (claim.job.uid, claim.job.generation):
+            return False
+        may_commit = job.wants_admission or job.active
+        return may_commit and job.status.attempt + 1 == claim.attempt
+
+    def deny(self, uid: str, now: float) -> bool:
+        """Drop the assumption of a job whose commit the API server denied; return False if it had none."""
+        if self._claims.pop(uid, None) is None:
+            return False
+        # Else the next pass would admit it again at once, and its denial would keep the place from all behind it.
+        self._resting[uid] = now + DENIED_PAUSE
+        return True
+
+    def resting(self, now: float) -> dict[str, float]:
+        """Return, by uid, the seconds for which a job takes no place because its commit was denied."""
+        self._resting = {uid: until for uid, until in self._resting.items() if until > now}
+        return {uid: until - now for uid, until in self._resting.items()}

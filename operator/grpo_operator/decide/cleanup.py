@@ -1,0 +1,107 @@
+"""What is left over of attempts that are not to run, and must end.
+
+It follows from the state of the world alone, whatever was decided: so an operator that died between a decision and its
+deletions makes up for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grpo_api.status import ConditionType
+
+from ..records.names import runs_engines
+from ..records.records import GRPOJobRecord, JobRecord, PodRecord
+from .decisions import Limits
+from .observation import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """What to delete or stop of attempts that are not to run: Jobs by name, and attempts with live pods by number."""
+
+    delete_jobs: tuple[str, ...] = ()
+    stop_attempts: tuple[int, ...] = ()
+    stop_engines: tuple[int, ...] = ()
+    """Attempts with live engine pods that no Job has any more."""
+
+
+def clean_up(seen: Observation, limits: Limits) -> CleanUp:
+    """Return what to delete or stop so that only the current attempt and the last failed attempt's logs remain."""
+    pods = _pods_to_end(seen, limits)
+    return CleanUp(
+        delete_jobs=tuple(_jobs_to_delete(seen)),
+        stop_attempts=_attempts_to_stop(pods),
+        stop_engines=_attempts_with_orphaned_engines(pods),
+    )
+
+
+def _jobs_to_delete(seen: Observation) -> Iterator[str]:
+    """Yield the names of Jobs that run no current attempt and keep no logs worth having."""
+    job, current = seen.job, seen.child
+    holds_nothing = _holds_nothing_for_kueue(job)
+    for earlier in seen.earlier_jobs:
+        if holds_nothing or not _keeps_last_logs(earlier, seen):
+            yield earlier.name
+    # Engines never exit by themselves: their Job is deleted as soon as a training pod of their attempt has ended.
+    if seen.engines and (seen.sighting.over or not job.active):
+        yield seen.engines.name
+    if current and not job.active and not job.finished:
+        has_logs = bool(seen.terminations or current.ended)
+        if holds_nothing or not has_logs:
+            yield current.name
+
+
+def _holds_nothing_for_kueue(job: GRPOJobRecord) -> bool:
+    """True if Kueue has revoked the job's admission or not given it: then no Job may stay, not even for its logs."""
+    return bool(job.queue_name) and not job.active and not job.finished
+
+
+def _keeps_last_logs(earlier: JobRecord, seen: Observation) -> bool:
+    """True for the gang's Job of the attempt before the current one, unless it was made again after that."""
+    if earlier.attempt < seen.job.status.attempt - 1 or runs_engines(earlier.name):
+        return False
+    # An operator that led once, and didn't know yet that it leads no more, may have made it again: that Job has no logs
+    # worth keeping.
+    made_again = seen.child is not None and earlier.created > seen.child.created
+    return not made_again
+
+
+def _pods_to_end(seen: Observation, limits: Limits) -> list[PodRecord]:
+    """Return the pods of attempts that are not to run: earlier ones, and the current one if the job is not active."""
+    pods = list(seen.earlier_pods)
+    succeeded = seen.job.is_true(ConditionType.SUCCEEDED)
+    # Peers of a rank 0 that is done get a moment to end by themselves.
+    may_end_alone = succeeded and seen.since(ConditionType.SUCCEEDED) < limits.survivors
+    if not seen.job.active and not may_end_alone:
+        pods += seen.pods
+    return pods
+
+
+def _attempts_to_stop(pods: list[PodRecord]) -> tuple[int, ...]:
+    """Return the attempts whose live training pods nobody else ends."""
+    live: set[int] = set()
+    failing: set[int] = set()
+    for pod in pods:
+        if pod.engine:
+            continue
+        if pod.live:
+            live.add(pod.attempt)
+        # The Job controller itself ends the survivors of a Job with a failed pod, a second later. A pod whose container
+        # has just ended is not Failed yet for a moment, and deleting it then would take its logs. Nobody else ends the
+        # survivors of a Job that was deleted without its pods.
+        if pod.controller_uid and _has_failed(pod):
+            failing.add(pod.attempt)
+    return tuple(sorted(live - failing))
+
+
+def _has_failed(pod: PodRecord) -> bool:
+    """True if the pod has failed, or its container has and the kubelet has not set the phase yet."""
+    if pod.phase == "Failed":
+        return True
+    return pod.termination is not None and bool(pod.termination.exit_code)
+
+
+def _attempts_with_orphaned_engines(pods: list[PodRecord]) -> tuple[int, ...]:
+    """Return the attempts with live engine pods that no Job controls any more."""
+    engines = (pod for pod in pods if pod.engine and pod.live)
+    return tuple(sorted({pod.attempt for pod in engines if not pod.controller_uid}))

@@ -1,0 +1,107 @@
+"""What a decision about a GRPOJob is, and the times that the operator was installed with: the words of all checks."""
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+
+from grpo_api.learned import Learned
+from grpo_api.plan import ExecutionPlan
+from grpo_api.report import Outcome
+from grpo_api.status import ResumeSource, Rollback
+
+from .observation import Observation
+
+
+class Action(StrEnum):
+    """What the reconciler does next."""
+
+    WAIT = "Wait"
+    REJECT = "Reject"
+    ADMIT = "Admit"
+    COMMIT = "Commit"
+    QUEUE = "Queue"
+    START = "Start"
+    SUSPEND = "Suspend"
+    RELEASE = "Release"
+    SUCCEED = "Succeed"
+    FAIL = "Fail"
+    RETRY = "Retry"
+    RESOLVE = "Resolve"
+    DELETE = "Delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The action, why, and for whom it may concern: the end that it answers and the plan that it commits."""
+
+    action: Action
+    reason: str = ""
+    message: str = ""
+    _: KW_ONLY
+    ended: Outcome | None = None
+    """The end of the current attempt that this answers."""
+    counted: bool = False
+    """True if that end counts against spec.restarts.limit."""
+    rollback: Rollback | None = None
+    """What further attempts leave out, for the current one diverged on it."""
+    learned: Learned | None = None
+    """What the job has learned, since the current attempt ran out of memory."""
+    node: str = ""
+    """The node that the attempt ended on without a word of the trainer; empty if that is not why it ended."""
+    avoided_nodes: tuple[str, ...] | None = None
+    """The nodes that further attempts are kept away from; None: those of before."""
+    plan: ExecutionPlan | None = None
+    """For COMMIT, QUEUE and RESOLVE: how the next attempt runs or would run."""
+    resume_from: ResumeSource | None = None
+    """For RESOLVE: the checkpoints to begin with; `plan` made them."""
+    revisions: dict[str, str] | None = None
+    """For RESOLVE: commits of what both jobs name alike."""
+    passed_over: int = 0
+    """For QUEUE: younger jobs of its priority that have started first."""
+    look_again: float | None = None
+    """Seconds after which time alone may change the decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A check has no answer yet, but will have one when time has passed."""
+
+    seconds: float
+    """Above 0: a deadline that is over has its answer, and is never waited for again."""
+
+
+Check = Callable[[Observation, "Limits"], Decision | Due | None]
+"""Returns a Decision, the time after which it has one, or None to leave the answer to the next check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Times that the operator was installed with, in seconds."""
+
+    scheduling: float = 300.0
+    """A gang that isn't bound whole by then is released and queued again."""
+    release_pause: float = 30.0
+    """Pause of a gang after its first release; it doubles with each further one, up to `longest_release_pause`."""
+    longest_release_pause: float = 600.0
+    pods: float = 5.0
+    """Time after which a Job whose pods don't appear is asked why."""
+    words: float = 60.0
+    """Time after which a gang that has nodes but doesn't run is asked why."""
+    settle: float = 2.5
+    """Longest time from an end that may only be a symptom until its cause must be known (a kubelet tells of an end 1 to
+    2 s late)."""
+    settle_hang: float = 15.0
+    """The same after a hang: all ranks run into the limit, and one whose watchdog can't is ended 11 s after the others
+    of its pod (process/supervisor.py)."""
+    late_pods: float = 60.0
+    """Longest time from the end of a Job until its pods, which still seem to run, must be known (a watch that was cut
+    comes back after 45 s at the latest)."""
+    restart_pause: float = 10.0
+    """Pause before the second restart in a row; the first has none, and each further one doubles it."""
+    longest_restart_pause: float = 300.0
+    healthy: float = 600.0
+    """A gang that has run for so long restarts without a pause again."""
+    survivors: float = 30.0
+    """Time that peers of a rank 0 that is done have to end by themselves."""
+    silence: float = 120.0
+    """Time without an answer of rank 0 after which its progress counts as unknown."""

@@ -1,0 +1,461 @@
+"""One GRPOJob and everything that belongs to it, at one moment: what the policies decide on.
+
+Decisions see facts ("the gang runs", "this termination is the cause"), not API objects. Records and the time in,
+Observation out.
+
+Records when this operator first saw each state of a job's children.
+
+Kubelets and the API server write their own times into objects, and their clocks may be minutes off. So the order of
+events and the waits follow from this operator's clock alone. The records live in memory only: a new process sees all
+states for the first time at the same moment, and then knows no order.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from grpo_api.causes import Tier
+from grpo_api.report import Outcome, Progress, Result
+from grpo_api.status import ConditionType
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, seconds
+
+from ..pods.roles import replicas
+from ..records.names import runs_engines
+from ..records.records import ENDED_PHASES, GRPOJobRecord, JobRecord, PodRecord
+from ..records.terminations import PodTermination
+from ..records.workloads import WorkloadRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """First sights of one job's current attempt."""
+
+    attempt: int = 0
+    child_uid: str = ""
+    """uid of the attempt's Job, also when it is gone again."""
+    child: Observed | None = None
+    """First sight of the attempt's Job, if it is there."""
+    ended: Mapping[str, Observed] = field(default_factory=dict)
+    """First sight of the end of each pod that has ended, by its uid."""
+    deleted: Mapping[str, Observed] = field(default_factory=dict)
+    """First sight of the deletion of each pod that is being deleted, by its uid."""
+    over: Observed | None = None
+    """First sight of a sign that the attempt is over: one of these, or its Job has ended or is gone."""
+
+    def end_of(self, pod: PodRecord, at: Observed) -> Observed:
+        """When a pod's end was first seen; now, if it is seen for the first time."""
+        return self.ended.get(pod.uid, at)
+
+    def deletion_of(self, pod: PodRecord, at: Observed) -> Observed:
+        """When a pod's deletion was first seen; now, if it is seen for the first time."""
+        return self.deleted.get(pod.uid, at)
+
+
+class Sightings:
+    """The sightings of all jobs with an attempt."""
+
+    def __init__(self) -> None:
+        """Start without sightings."""
+        self._jobs: dict[ObjectKey, Sighting] = {}
+
+    def created(self, key: ObjectKey, attempt: int, uid: str, at: Observed) -> None:
+        """Record that the attempt's Job was created: if it is not there later, it was deleted."""
+        self._jobs[key] = Sighting(attempt=attempt, child_uid=uid, child=at)
+
+    def of(
+        self,
+        key: ObjectKey,
+        attempt: int,
+        child: JobRecord | None,
+        pods: Collection[PodRecord],
+        at: Observed,
+        *,
+        expected: bool,
+    ) -> Sighting:
+        """A job's sightings after a look at its current attempt's Job and pods at this moment.
+
+        `expected`: the Job was started, so that it is gone if it isn't there.
+        """
+        known = self._jobs.get(key, Sighting())
+        if known.attempt != attempt:
+            known = Sighting(attempt=attempt)
+        ended = {pod.uid: known.ended.get(pod.uid, at) for pod in pods if pod.termination}
+        deleted = {pod.uid: known.deleted.get(pod.uid, at) for pod in pods if pod.deleting}
+        if child is None:
+            child_uid, child_seen_at = known.child_uid, None
+            job_is_over = expected or bool(known.child_uid)
+        else:
+            child_uid = child.uid
+            child_seen_at = known.child if child.uid == known.child_uid else at
+            job_is_over = bool(child.ended)
+        over: Observed | None = None
+        if ended or deleted or job_is_over:
+            over = known.over or at
+        found = Sighting(
+            attempt=attempt, child_uid=child_uid, child=child_seen_at, ended=ended, deleted=deleted, over=over
+        )
+        self._jobs[key] = found
+        return found
+
+    def forget(self, key: ObjectKey) -> Sighting:
+        """Drop the sightings of a job that is gone or has no attempt; return an empty Sighting."""
+        self._jobs.pop(key, None)
+        return Sighting()
+
+
+NO_PODS: tuple[PodRecord, ...] = ()
+_STARTED_PHASES = ("Running", *ENDED_PHASES)
+_BEGUN = ("Training", "Saving", "Exporting", "Finished")
+"""Stages of an attempt that waits for no engine's first sign any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """The last successful pull of a running attempt's /progress."""
+
+    progress: Progress
+    at: Observed
+    """When it was pulled."""
+    advanced_at: Observed
+    """When a pull first showed this step, this stage and this number of events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Rank 0 of a running attempt does not answer."""
+
+    since: Observed
+    """When it answered last, or was asked first."""
+    problem: str
+    """What the last pull failed with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """The world as one GRPOJob sees it."""
+
+    job: GRPOJobRecord
+    now: float
+    """Unix seconds of the operator's own clock, for what is stored."""
+    at: Observed
+    """The same moment, for what is measured."""
+    child: JobRecord | None = None
+    """The Job of the current attempt, if it is this GRPOJob's own and (once known) the one that was started."""
+    pods: tuple[PodRecord, ...] = NO_PODS
+    """Training pods of the current attempt, by index, then name."""
+    engines: JobRecord | None = None
+    """The Job of the current attempt's engines, if it is this GRPOJob's own."""
+    engine_pods: tuple[PodRecord, ...] = NO_PODS
+    """Its pods, by index, then name: also those that failed and were made again."""
+    sighting: Sighting = field(default_factory=Sighting)
+    """When the operator first saw these."""
+    earlier_jobs: tuple[JobRecord, ...] = ()
+    """This GRPOJob's Jobs of earlier attempts, oldest first."""
+    earlier_pods: tuple[PodRecord, ...] = NO_PODS
+    """Pods that carry an earlier attempt's labels; and the current one's, where it is not to run and its Job doesn't
+    control them."""
+    departed: tuple[PodRecord, ...] = NO_PODS
+    """Pods of any attempt that ended and were deleted since, as they were last seen."""
+    orphaned: bool = False
+    """True if pods of the current attempt are there without their Job: it was deleted, maybe before it was known."""
+    pull: Pull | None = None
+    """Last answer of the current attempt's rank 0."""
+    silence: Silence | None = None
+    """Since when and why rank 0 does not answer; None while it does."""
+    source: GRPOJobRecord | None = None
+    """The GRPOJob that spec.resumeFrom names, if it is there."""
+    gang_left: bool = False
+    """True if a pod of any attempt has not ended, or a Job may still make one."""
+    pods_left: bool = False
+    """True if a pod of any attempt has not ended."""
+    workload: WorkloadRecord | None = None
+    """Kueue's Workload of this GRPOJob, if it is there and this GRPOJob's own."""
+    kueue_problem: str = ""
+    """Why the Workload can't be looked up; empty if it can, or if Kueue doesn't admit the job."""
+    words: str = ""
+    """What an event says of the Job or pod that is not getting on, such as `FailedMount: …`; empty when unknown."""
+
+    @property
+    def retry_asked(self) -> bool:
+        """True if the job has failed, and the user has raised spec.retry since."""
+        job = self.job
+        if not job.ended or job.spec is None or not job.is_true(ConditionType.FAILED):
+            return False
+        return job.spec.retry > job.status.retry
+
+    @property
+    def replicas(self) -> int:
+        """How many engines in pods of their own the plan has."""
+        return replicas(self.job.status.plan)
+
+    @property
+    def ran(self) -> bool:
+        """True if the whole gang has run, so that a missing pod has ended, and engines are created again.
+
+        Also true if it trains without engines that did not come in guard.rendezvousTimeoutSeconds.
+        """
+        if self.job.is_true(ConditionType.RUNNING):
+            return True
+        has_begun = self.pull is not None and self.pull.progress.stage in _BEGUN
+        return has_begun and bool(self.replicas)
+
+    @cached_property
+    def pods_bound(self) -> bool:
+        """True if every training pod has a node."""
+        return self._has_all_pods and all(pod.node for pod in self.pods)
+
+    @property
+    def _has_all_pods(self) -> bool:
+        return len(self.pods) >= self.job.nodes
+
+    @cached_property
+    def bound(self) -> bool:
+        """True if every pod of the gang has a node, before it runs its engines among them."""
+        if not self.pods_bound:
+            return False
+        return self.ran or len(self.engines_bound) >= self.replicas
+
+    @cached_property
+    def engines_bound(self) -> frozenset[int]:
+        """Indices of the engines that have a node, or had one."""
+        return frozenset(pod.index for pod in self.engine_pods if pod.node)
+
+    @cached_property
+    def pods_started(self) -> bool:
+        """True if every training pod runs or has run."""
+        return self._has_all_pods and all(pod.phase in _STARTED_PHASES for pod in self.pods)
+
+    @cached_property
+    def started(self) -> bool:
+        """True if every pod of the gang runs or has run, before that its engines among them."""
+        if not self.pods_started:
+            return False
+        return self.ran or len(self.engines_up) >= self.replicas
+
+    @cached_property
+    def engines_up(self) -> frozenset[int]:
+        """Indices of the engines that run."""
+        return frozenset(pod.index for pod in self.engine_pods if self._is_up(pod))
+
+    def _is_up(self, engine: PodRecord) -> bool:
+        """True if an engine's pod runs, and it is one of those that the plan has."""
+        if engine.phase != "Running" or not engine.live or engine.termination:
+            return False
+        return not engine.node_lost and engine.index < self.replicas
+
+    @cached_property
+    def terminations(self) -> tuple[PodTermination, ...]:
+        """How the current attempt's pods ended, deletions and lost nodes among them."""
+        return tuple(self._ends.values())
+
+    @cached_property
+    def _ends(self) -> dict[str, PodTermination]:
+        """The terminations by uid of the pod."""
+        found = {pod.uid: _termination(pod, self._deleted_first(pod), self._any_ended) for pod in self.pods}
+        return {uid: end for uid, end in found.items() if end}
+
+    @cached_property
+    def _any_ended(self) -> bool:
+        return any(pod.termination for pod in self.pods)
+
+    def _deleted_first(self, pod: PodRecord) -> bool:
+        """True if the pod's deletion was seen before any pod failed by itself.
+
+        After a failure it is the Job controller that deletes the others. A deletion and a failure that were first seen
+        at the same moment may have come in either order: then the failure is the cause.
+        """
+        if not pod.deleting:
+            return False
+        failed = [self.sighting.end_of(one, self.at) for one in self.pods if self._failed_by_itself(one)]
+        return not failed or self.sighting.deletion_of(pod, self.at) < min(failed)
+
+    def _failed_by_itself(self, pod: PodRecord) -> bool:
+        """True if a pod failed, and not because it was deleted: that ends a program too, mostly without a report."""
+        end = pod.termination
+        if end is None or not end.own_failure:
+            return False
+        if not pod.deleting:
+            return True
+        ended, deleted = self.sighting.end_of(pod, self.at), self.sighting.deletion_of(pod, self.at)
+        return ended < deleted or (end.reported and ended == deleted)
+
+    @cached_property
+    def succeeded(self) -> Outcome | None:
+        """Rank 0's word that training is done, or that of all ranks together."""
+        outcomes: list[Outcome] = []
+        rank0_is_done = False
+        for pod in self.pods:
+            end = pod.termination
+            if end and end.succeeded:
+                outcomes.append(end.outcome)
+                rank0_is_done |= pod.index == 0
+        if not rank0_is_done and len(outcomes) < self.job.nodes:
+            return None
+        return min(outcomes, key=lambda outcome: outcome.rank)
+
+    @cached_property
+    def cause(self) -> PodTermination | None:
+        """The end to blame for the end of the attempt; None while nothing has ended badly.
+
+        The first pod of a gang to fail is often only a symptom: when one rank dies, its peers lose their connections,
+        and the Job controller deletes the survivors. So the lowest tier is blamed, then what was seen first.
+        """
+        failed: list[tuple[Tier, Observed, int, str]] = []
+        for uid, end in self._ends.items():
+            if not end.succeeded:
+                first_seen = self.sighting.ended.get(uid, self.at)
+                failed.append((end.tier, first_seen, end.outcome.rank, uid))
+        if not failed:
+            return None
+        _, _, _, blamed = min(failed)
+        return self._ends[blamed]
+
+    @property
+    def over_for(self) -> float:
+        """Seconds since the operator first saw a sign that the current attempt is over; infinite without one."""
+        return self.at - self.sighting.over if self.sighting.over else float("inf")
+
+    @cached_property
+    def settled(self) -> bool:
+        """True once no later event can change the cause of the failure."""
+        if self.cause is None:
+            return False
+        return self.cause.certain or len(self.terminations) >= self.job.nodes
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that count for spec.activeDeadlineSeconds."""
+        before = float(self.job.status.active_seconds)
+        since = seconds(self.job.status.attempt_start_time)
+        return before if since is None else before + max(0.0, self.now - since)
+
+    @property
+    def running_seconds(self) -> float:
+        """How long the whole gang of the current attempt has run."""
+        return self.since(ConditionType.RUNNING) if self.job.is_true(ConditionType.RUNNING) else 0.0
+
+    def since(self, kind: ConditionType) -> float:
+        """Seconds since the condition last changed; 0 when it was never written, or the clock was set back since."""
+        found = self.job.condition(kind)
+        if found is None:
+            return 0.0
+        changed_at = seconds(found.last_transition_time) or self.now
+        return max(0.0, self.now - changed_at)
+
+
+def _termination(pod: PodRecord, deleted_first: bool, any_ended: bool) -> PodTermination | None:
+    """A pod's end, or its deletion or lost node as one.
+
+    A lost node explains its peers' ends, but is none by itself: the node may come back.
+    """
+    known = pod.termination
+    if known:
+        blamed = deleted_first and not known.disrupted and known.tier >= Tier.HANG
+        return replace(known, disrupted=True, node="") if blamed else known
+    if deleted_first:
+        message, node = f"pod {pod.name} was deleted while it ran", ""
+    elif pod.node_lost and any_ended:
+        message, node = f"node {pod.node} of pod {pod.name} is not ready", pod.node
+    else:
+        return None
+    outcome = Outcome(result=Result.PREEMPTED, message=message)
+    return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node)
+
+
+def observe(
+    job: GRPOJobRecord,
+    children: Collection[JobRecord],
+    pods: Collection[PodRecord],
+    *,
+    now: float,
+    at: Observed,
+    sightings: Sightings,
+) -> Observation:
+    """Sorts a GRPOJob's children into the current attempt and earlier ones; strangers' are left out.
+
+    Labels are hints that anybody can set. A Job is this GRPOJob's if that is its controller; a pod of the current
+    attempt counts only if its controller is the attempt's Job. Pods of attempts that are not to run only have to end,
+    so that for them the labels do: somebody may have orphaned them, and the next attempt waits for what they hold.
+    """
+    attempt = job.status.attempt
+    own_jobs = [child for child in children if child.grpojob_uid == job.uid]
+    own_jobs.sort(key=lambda child: child.attempt)
+    labelled = [pod for pod in pods if pod.grpojob_uid == job.uid]
+    labelled.sort(key=lambda pod: (pod.index, pod.name))
+    current = [child for child in own_jobs if child.attempt == attempt]
+    gang_jobs = [child for child in current if not runs_engines(child.name)]
+    child = _current_child(gang_jobs, job.status.job_uid)
+    engines = _current_engines(current)
+    controllers = {job.status.job_uid, *(gang_job.uid for gang_job in gang_jobs)}
+    of_roles = _by_role(labelled, attempt, controllers, engines)
+    orphaned = any(pod.controller_uid for pod in of_roles.stray)
+    if job.active:
+        expected = bool(job.status.job_uid) or orphaned
+        sighting = sightings.of(job.key, attempt, child, of_roles.trainers, at, expected=expected)
+    else:
+        sighting = sightings.forget(job.key)
+    pods_left = any(pod.phase not in ENDED_PHASES for pod in labelled)
+    to_end = () if job.active else of_roles.stray
+    return Observation(
+        job=job,
+        now=now,
+        at=at,
+        child=child,
+        pods=of_roles.trainers,
+        engines=engines,
+        engine_pods=of_roles.engines,
+        sighting=sighting,
+        orphaned=orphaned,
+        gang_left=pods_left or any(not own_job.ended for own_job in own_jobs),
+        pods_left=pods_left,
+        earlier_jobs=_earlier_jobs(own_jobs, attempt),
+        earlier_pods=tuple(pod for pod in labelled if pod.attempt < attempt or pod in to_end),
+    )
+
+
+class _PodsByRole(NamedTuple):
+    """Pods of the current attempt: of its gang's Job, of its engines' Job, and of neither."""
+
+    trainers: tuple[PodRecord, ...]
+    engines: tuple[PodRecord, ...]
+    stray: tuple[PodRecord, ...]
+
+
+def _by_role(
+    labelled: Collection[PodRecord], attempt: int, controllers: Collection[str | None], engines: JobRecord | None
+) -> _PodsByRole:
+    """Sort the pods with the attempt's label by the Job that controls them; `controllers` are uids of gangs' Jobs."""
+    trainers: list[PodRecord] = []
+    of_engines: list[PodRecord] = []
+    stray: list[PodRecord] = []
+    for pod in labelled:
+        if pod.attempt != attempt:
+            continue
+        if pod.controller_uid in controllers:
+            trainers.append(pod)
+        elif engines and pod.controller_uid == engines.uid:
+            of_engines.append(pod)
+        else:
+            stray.append(pod)
+    return _PodsByRole(tuple(trainers), tuple(of_engines), tuple(stray))
+
+
+def _current_child(gang_jobs: Collection[JobRecord], expected: str | None) -> JobRecord | None:
+    """Return the Job of the current attempt's gang: the one that was started, once its uid is known."""
+    for child in gang_jobs:
+        is_expected = expected is None or child.uid == expected
+        if is_expected and not child.deleting:
+            return child
+    return None
+
+
+def _current_engines(current: Collection[JobRecord]) -> JobRecord | None:
+    """Return the Job of the current attempt's engines, if it is there and not being deleted."""
+    engines = (child for child in current if runs_engines(child.name))
+    return next((child for child in engines if not child.deleting), None)
+
+
+def _earlier_jobs(own_jobs: Collection[JobRecord], attempt: int) -> tuple[JobRecord, ...]:
+    return tuple(child for child in own_jobs if child.attempt < attempt and not child.deleting)

@@ -1,0 +1,65 @@
+"""What an attempt teaches about its job: the model's architecture, the GPUs' links, and the memory that it lacked.
+
+The next attempt is planned with that knowledge, because the same plan would fail in the same way. After MAX_REPLANS
+plans that ran out of memory the job fails. All of it is kept in the status, so that a new operator process goes on
+where the last one was.
+"""
+
+from dataclasses import replace
+
+from grpo_api.learned import MAX_REPLANS, Learned, MeasuredLinks
+from grpo_api.plan import ExecutionPlan
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import Outcome, Result
+from grpo_api.training_metrics import ALLREDUCE
+from grpo_planner.relief import account, found, learn
+from grpo_planner.result import SpecRejected
+from grpo_planner.run import Run
+
+from .decisions import Action, Decision
+from .observation import Observation
+
+
+def known(seen: Observation) -> Learned:
+    """What the job has learned, with what the current attempt says of its model and its links."""
+    plan, learned = seen.job.status.plan, seen.job.status.learned or Learned()
+    if seen.pull is None or seen.job.spec is None or plan is None:
+        return learned
+    progress = seen.pull.progress
+    if links := _links(plan, progress.metrics.get(ALLREDUCE.key)):
+        learned = learned.model_copy(update={"links": links})
+    return found(Run(plan, seen.job.spec, learned), progress.architecture) if progress.architecture else learned
+
+
+def _links(plan: ExecutionPlan, measured: float | None) -> MeasuredLinks | None:
+    """The links between a plan's GPUs by its all-reduce; None without one that can be believed."""
+    if plan.gpus <= 1 or measured is None or not 1 <= measured <= MAX_COUNT:
+        return None
+    return MeasuredLinks(gpu_product=plan.gpu_product, nodes=plan.nodes, bytes_per_second=round(measured))
+
+
+def taught(seen: Observation, ended: Outcome, decision: Decision) -> Decision:
+    """The decision on an end as OutOfMemory, with what it teaches; the end where no further plan is made."""
+    if decision.action not in (Action.ADMIT, Action.FAIL):
+        return decision
+    run = learned_from(seen, ended)
+    if run is None:
+        return decision
+    if decision.action is Action.FAIL:
+        return replace(decision, message=f"{decision.message}. The job {account(run)}", learned=run.learned)
+    if len(run.learned.shortfalls) > MAX_REPLANS:
+        message = f"out of memory after {MAX_REPLANS} new plans: {ended.message}. The job {account(run)}"
+        return replace(decision, action=Action.FAIL, reason=Result.OUT_OF_MEMORY, message=message, learned=run.learned)
+    return replace(decision, learned=run.learned)
+
+
+def learned_from(seen: Observation, ended: Outcome) -> Run | None:
+    """The attempt's plan beside what is known since it ended; None where nothing is known of the model's size."""
+    job = seen.job
+    if job.spec is None or job.status.plan is None:
+        return None
+    try:
+        run = Run(job.status.plan, job.spec, known(seen))
+        return replace(run, learned=learn(run, job.status.attempt, ended))
+    except SpecRejected:
+        return None

@@ -1,0 +1,352 @@
+"""What to do about a GRPOJob: ordered checks, the first that has an answer decides.
+
+Every answer to a failure can be read here, with its reason and its sentence for the user. Observation in, Decision out;
+the order of CHECKS is the policy.
+
+Checks of a job that Kueue admits: its attempts run as long as their Workload is admitted.
+
+An eviction is no failure: the gang ends, the job is queued again, and no restart is counted.
+
+spec.resumeFrom.grpoJob: where that job's checkpoints are, or why this job must wait for them.
+
+It is found out once, before the first attempt, and kept in the status: the other job may be deleted later, while its
+claim stays. With it goes its plan, since checkpoints continue exactly only with the split that made them.
+"""
+
+from dataclasses import replace
+
+from grpo_api.causes import DIVERGED, PERMANENT, named_hang
+from grpo_api.job import GRPOJobSpec
+from grpo_api.report import Outcome, Result
+from grpo_api.status import MAX_ROLLBACKS, ConditionType, ResumeSource
+from grpo_kube.objects.times import seconds
+
+from ..records.names import checkpoint_volume, run_folder
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
+from ..records.terminations import PodTermination
+from .decisions import Action, Check, Decision, Due, Limits
+from .observation import Observation
+from .oom_feedback import taught
+from .restarts import again, pausing, rollback_of, rule_for
+from .start_checks import engines_not_started, never_bound, never_started, not_started, pods_missing
+
+UNKNOWN_PAUSE = 15.0
+"""Seconds until it is looked again whether Kueue's objects can be seen."""
+
+
+def evicted(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Release an attempt whose Workload isn't admitted any more. While that is not known, start none and end none."""
+    job, workload = seen.job, seen.workload
+    if not job.active or not job.queue_name:
+        return None
+    if seen.kueue_problem:
+        message = f"not started while its Workload is not known: {seen.kueue_problem}"
+        wait = Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=UNKNOWN_PAUSE)
+        return None if seen.child else wait
+    if workload is None:
+        return _taken_back("its Workload is gone")
+    if workload.keeps:
+        return None
+    return _taken_back(f"Workload {workload.name}: {workload.lost or 'its Admitted condition is not True any more'}")
+
+
+def _taken_back(why: str) -> Decision:
+    return Decision(Action.RELEASE, Reason.EVICTED, f"Kueue has taken its admission back: {why}")
+
+
+LOOK_AGAIN = 10.0
+"""Seconds until the other job is looked at again: nobody tells when it comes, or has made a step."""
+
+
+def resolved(job: GRPOJobRecord) -> bool:
+    """True if there is nothing to find out, or it has been found out."""
+    wanted, found = job.resume_job, job.status.resume_from
+    if wanted is None:
+        return True
+    return found is not None and found.grpo_job == wanted
+
+
+def source_unresolved(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """A job that begins with another's checkpoints waits until they can be named."""
+    if seen.job.active or resolved(seen.job):
+        return None
+    found = _source(seen.job, seen.source)
+    if isinstance(found, str):
+        message = f"spec.resumeFrom.grpoJob: {found}"
+        return Decision(Action.REJECT, Reason.WAITING_FOR_CHECKPOINT, message, look_again=LOOK_AGAIN)
+    plan = seen.source.status.plan if seen.source else None
+    message = f"begins with the checkpoints of {found.grpo_job}"
+    commits = _commits(seen.job.spec, seen.source)
+    return Decision(Action.RESOLVE, Reason.RESOLVED, message, plan=plan, resume_from=found, revisions=commits)
+
+
+def _commits(spec: GRPOJobSpec | None, source: GRPOJobRecord | None) -> dict[str, str]:
+    """The other job's commits of what both specs name alike: branches may have moved since."""
+    if spec is None or source is None or source.spec is None:
+        return {}
+    mine, theirs = _repositories(spec), _repositories(source.spec)
+    known = source.status.revisions or {}
+    named_alike = [path for path, named in mine.items() if theirs.get(path) == named]
+    return {path: known[path] for path in named_alike if path in known}
+
+
+def _repositories(spec: GRPOJobSpec) -> dict[str, tuple[str | None, str | None]]:
+    """Name and revision of each repository, by its path in the spec."""
+    rewards = {f"rewards[{at}].model": reward.model for at, reward in enumerate(spec.rewards)}
+    return {
+        "model": (spec.model.name, spec.model.revision),
+        "dataset": (spec.dataset.name, spec.dataset.revision),
+        **{path: (model.name, model.revision) for path, model in rewards.items() if model},
+    }
+
+
+def _source(job: GRPOJobRecord, source: GRPOJobRecord | None) -> ResumeSource | str:
+    """Where the checkpoints are, or what is missing."""
+    name = job.resume_job or ""
+    if source is None or source.deleting:
+        return f"there is no GRPOJob {name} in this namespace"
+    if source.spec is None:
+        return f"the spec of GRPOJob {name} can't be read"
+    store, volume = source.spec.checkpoint.store, checkpoint_volume(name, source.spec.checkpoint)
+    if volume is None and store is None:
+        return f"GRPOJob {name} has no checkpoint.volume, volumeClaimTemplate or store, so nothing of it is kept"
+    progress = source.status.progress
+    has_stepped = bool(progress and progress.step)
+    if source.status.plan is None or not has_stepped:
+        return f"GRPOJob {name} has not made a step yet"
+    return ResumeSource(
+        grpo_job=name,
+        uid=source.uid,
+        claim_name=volume.claim_name if volume else None,
+        sub_path=volume.sub_path if volume else None,
+        store=store,
+        folder=run_folder(name, source.uid),
+    )
+
+
+def retried(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Start a failed job again after the user has raised `spec.retry`."""
+    if not seen.retry_asked or seen.job.spec is None:
+        return None
+    message = f"spec.retry was raised to {seen.job.spec.retry}: the job starts again from its last checkpoint"
+    return Decision(Action.RETRY, Reason.RETRYING, message)
+
+
+def finished(seen: Observation, limits: Limits) -> Decision | None:
+    """Leave a finished job as it is, and delete it after its time to live. Its last pods get a moment to end."""
+    if not seen.job.finished:
+        return None
+    due = []
+    if (ttl := seen.job.time_to_live) is not None:
+        completed_at = seconds(seen.job.status.completion_time) or seen.now
+        left = ttl - (seen.now - completed_at)
+        if left <= 0:
+            return Decision(Action.DELETE)
+        due.append(left)
+    if any(pod.live for pod in seen.pods) and (left := limits.survivors - seen.since(ConditionType.SUCCEEDED)) > 0:
+        due.append(left)
+    return Decision(Action.WAIT, look_again=min(due, default=None))
+
+
+def succeeded(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Succeed once an Outcome says so, whatever else has happened to the gang."""
+    if not seen.job.active or seen.succeeded is None:
+        return None
+    message = seen.succeeded.message or f"finished after step {seen.succeeded.step}"
+    return Decision(Action.SUCCEED, Reason.SUCCEEDED, message, ended=seen.succeeded)
+
+
+def failed_for_good(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Fail the job after an end that the same input would cause again."""
+    cause = seen.cause
+    if not seen.job.active or cause is None or not cause.reported or cause.outcome.result not in PERMANENT:
+        return None
+    if rule_for(seen.job, cause) or rollback_of(seen.job, cause):
+        return None
+    message, rollbacks = cause.outcome.message, seen.job.status.rollbacks
+    if rollbacks and cause.outcome.result in DIVERGED:
+        message = f"diverged again after {len(rollbacks)} of {MAX_ROLLBACKS} rollbacks: {message}"
+    return Decision(Action.FAIL, cause.outcome.result, message, ended=cause.outcome)
+
+
+def invalid_spec(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Start nothing for a spec that the types reject, and leave an attempt alone that runs already.
+
+    So is its end: the rules for it stand in the spec, and in an upgrade one that can read them is about to lead.
+    """
+    if seen.job.spec is not None:
+        return None
+    problems = "; ".join(seen.job.problems)
+    if not (seen.job.active and seen.child):
+        return Decision(Action.REJECT, Reason.INVALID_SPEC, problems)
+    if seen.cause is None and not seen.child.ended:
+        return Decision(Action.WAIT)
+    number = seen.job.status.attempt
+    message = f"attempt {number} has ended; how it goes on stands in the spec, which can't be read: {problems}"
+    return Decision(Action.WAIT, Reason.INVALID_SPEC, message)
+
+
+def suspended(seen: Observation, limits: Limits) -> Decision | None:  # noqa: ARG001
+    """Suspend the attempt when `spec.suspend` is true. A suspension does not count as a failure."""
+    if not seen.job.suspended:
+        return None
+    return Decision(Action.SUSPEND, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
+
+
+def deadline_exceeded(seen: Observation, limits: Limits) -> Decision | Due | None:  # noqa: ARG001
+    """Fail the job after `spec.activeDeadlineSeconds`, by the operator's clock: a suspension resets the Job's own."""
+    limit = seen.job.active_deadline
+    if not seen.job.active or limit is None:
+        return None
+    if seen.elapsed < limit:
+        return Due(limit - seen.elapsed)
+    message = f"ran for {seen.elapsed:.0f} s; spec.activeDeadlineSeconds allows {limit} s"
+    return Decision(Action.FAIL, Reason.DEADLINE_EXCEEDED, message)
+
+
+def not_admitted(seen: Observation, limits: Limits) -> Decision | None:
+    """Ask for an attempt if none is active; after a release, only when the pause is over."""
+    if seen.job.active:
+        return None
+    if left := pausing(seen.job, seen.now, limits):
+        return Decision(Action.WAIT, look_again=left)
+    return Decision(Action.ADMIT)
+
+
+def attempt_ended(seen: Observation, limits: Limits) -> Decision | None:
+    """Answer the cause of a failure, after a moment if the failed pod may be only a symptom."""
+    cause = seen.cause
+    if cause is None:
+        return None
+    longest = limits.settle_hang if cause.outcome.result is Result.HANG else limits.settle
+    if not seen.settled and seen.over_for < longest:
+        return Decision(Action.WAIT, look_again=longest - seen.over_for)
+    outcome = _named(cause, seen)
+    counted = not (cause.disrupted or cause.outcome.result is Result.PREEMPTED)
+    matching_rule = rule_for(seen.job, cause)
+    if matching_rule:
+        path, rule = matching_rule
+        if rule.action == "Fail":
+            message = f"{path} says Fail for this end: {outcome.message}"
+            return Decision(Action.FAIL, outcome.result, message, ended=outcome)
+        counted = rule.action == "Restart"
+    if not matching_rule and (rollback := rollback_of(seen.job, cause)):
+        # it has a limit of its own, which is stricter
+        return replace(again(seen, limits, outcome, counted=False), rollback=rollback)
+    decision = again(seen, limits, outcome, counted=counted, node=_suspect(cause))
+    return taught(seen, outcome, decision) if outcome.result is Result.OUT_OF_MEMORY else decision
+
+
+def _named(cause: PodTermination, seen: Observation) -> Outcome:
+    """The cause's outcome; of a hang, with the rank that the others waited for and where that one stood."""
+    if cause.outcome.result is not Result.HANG:
+        return cause.outcome
+    return named_hang(cause.outcome, [end.outcome for end in seen.terminations if end.reported])
+
+
+def _suspect(cause: PodTermination) -> str:
+    """The node that may be to blame: the trainer didn't say a word, and it isn't the program's memory either."""
+    if cause.reported or cause.outcome.result is Result.OUT_OF_MEMORY:
+        return ""
+    return cause.node
+
+
+def job_gone(seen: Observation, limits: Limits) -> Decision | None:
+    """Restart after somebody has deleted the attempt's Job. This is no failure of the training, so it doesn't count.
+
+    Its name is not used again: pods of it may still write, and checkpoints are fenced by the attempt.
+    """
+    if seen.child is not None or not (seen.job.status.job_uid or seen.sighting.child_uid or seen.orphaned):
+        return None
+    message = f"the Job of attempt {seen.job.status.attempt} was deleted"
+    return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+
+
+def job_ended(seen: Observation, limits: Limits) -> Decision | None:
+    """Restart after a Job has ended while no pod shows why: its pods were deleted, or left no outcome.
+
+    A pod fails before its Job does, so while pods of it still seem to run, they are only seen late: after an outage the
+    watch of Jobs may be back before that of pods.
+    """
+    if seen.child is None or not seen.child.ended:
+        return None
+    if seen.pods and seen.over_for < limits.late_pods:
+        return Decision(Action.WAIT, look_again=limits.late_pods - seen.over_for)
+    message = f"Job {seen.child.name} ended ({seen.child.ended}) and no pod is left that says why"
+    return again(seen, limits, Outcome(result=Result.PREEMPTED, message=message), counted=False)
+
+
+def hangs(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """Restart a gang whose rank 0 answers but makes no progress: the second line behind the trainer's own watchdog.
+
+    A pull that fails is no evidence of a hang, so only a rank 0 that answers is judged. How long it stands still is
+    measured by what it was seen to say, for its own clock may be off.
+    """
+    pull = seen.pull
+    allowed = seen.job.hang_allowance(pull.progress.stage) if pull else None
+    if pull is None or allowed is None or seen.silence:
+        return None
+    age = pull.at - pull.advanced_at
+    if age < allowed:
+        return Due(allowed - (seen.at - pull.advanced_at)) if seen.at - pull.advanced_at < allowed else None
+    message = (
+        f"no progress for {age:.0f} s in stage {pull.progress.stage} after step {pull.progress.step}; the operator "
+        f"allows {allowed:.0f} s"
+    )
+    return again(seen, limits, Outcome(result=Result.HANG, step=pull.progress.step, message=message), counted=True)
+
+
+def silent(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """Report rank 0's silence as Degraded and leave the gang alone: training may continue without its answers."""
+    if seen.silence is None:
+        return None
+    silence = seen.at - seen.silence.since
+    if silence < limits.silence:
+        return Due(limits.silence - silence)
+    message = f"rank 0 has not answered for minutes, so its progress is unknown: {seen.silence.problem}"
+    return Decision(Action.WAIT, Reason.PROGRESS_UNKNOWN, message)
+
+
+def goes_on(seen: Observation, limits: Limits) -> Decision:  # noqa: ARG001
+    """Wait: the attempt runs, and only its progress is published."""
+    return Decision(Action.WAIT)
+
+
+CHECKS: tuple[Check, ...] = (
+    retried,
+    finished,
+    succeeded,
+    invalid_spec,
+    failed_for_good,
+    suspended,
+    deadline_exceeded,
+    source_unresolved,
+    evicted,
+    not_admitted,
+    attempt_ended,
+    job_gone,
+    job_ended,
+    not_started,
+    engines_not_started,
+    pods_missing,
+    never_bound,
+    never_started,
+    hangs,
+    silent,
+    goes_on,
+)
+"""The policy, in order."""
+
+
+def decide(seen: Observation, limits: Limits) -> Decision:
+    """Return the first check's answer, with the earliest deadline of the checks before it as `look_again`."""
+    deadlines: list[float] = []
+    for check in CHECKS:
+        answer = check(seen, limits)
+        if isinstance(answer, Due):
+            deadlines.append(answer.seconds)
+        elif answer:
+            own = [] if answer.look_again is None else [answer.look_again]
+            return replace(answer, look_again=min((*deadlines, *own), default=None))
+    raise AssertionError("the last check has an answer")

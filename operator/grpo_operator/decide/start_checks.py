@@ -1,0 +1,250 @@
+"""Checks of an attempt that was admitted and doesn't get going: no pods, no nodes, containers that don't start.
+
+Half a gang is no gang, and one that doesn't run must not keep its GPUs: each check has a deadline, after which the gang
+is released whole. Attempts that Kueue admits wait for their nodes as long as Kueue lets them.
+
+What became of an attempt's engines, in words, and which of their pods to show.
+
+An engine that is lost ends nothing: the Job controller makes it again by its index while training goes on. Only before
+the gang runs are its engines needed as its training pods are.
+"""
+
+import re
+from collections.abc import Iterable
+
+from grpo_api.status import ConditionType
+from grpo_kube.objects.times import seconds
+
+from ..records.reasons import Reason
+from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
+from .decisions import Action, Decision, Due, Limits
+from .observation import Observation
+from .restarts import releases_in_a_row
+
+
+def asks_about(seen: Observation, limits: Limits) -> str:
+    """uid of the Job or pod whose events may say why the attempt doesn't get going; empty while it is too early."""
+    if seen.child is None or seen.sighting.child is None or seen.started:
+        return ""
+    waited = seen.at - seen.sighting.child
+    if len(seen.pods) < seen.job.nodes:
+        return seen.child.uid if waited >= limits.pods else ""
+    if seen.engines and len(_made(seen)) < seen.replicas:
+        return seen.engines.uid if waited >= limits.pods else ""
+    if not seen.bound or waited < limits.words:
+        return ""
+    return next((pod.uid for pod in (*seen.pods, *seen.engine_pods) if pod.phase == "Pending"), "")
+
+
+def pods_missing(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """Release a gang whose pods the API server refuses to create.
+
+    Only a refusal in words counts: in a burst the Job controller may just be busy.
+    """
+    if seen.child is None or seen.ran:
+        return None
+    created, wanted, what = len(seen.pods), seen.job.nodes, "pods"
+    if created >= wanted and seen.engines:
+        created, wanted, what = len(_made(seen)), seen.replicas, "engines"
+    if created >= wanted:
+        return None
+    # what its predecessor still takes of a quota is free in a moment
+    if seen.words and not any(pod.phase not in ENDED_PHASES for pod in seen.earlier_pods):
+        message = f"{created} of {wanted} {what} were created: {seen.words}"
+        return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
+    return Due(_until_asked(seen, limits.pods))
+
+
+def _made(seen: Observation) -> set[int]:
+    """Indices of the engines that have a pod, or had one."""
+    return {pod.index for pod in seen.engine_pods}
+
+
+def _until_asked(seen: Observation, first: float) -> float:
+    """Seconds until events may tell more: first after that time, then every time that it has doubled."""
+    waited = seen.at - (seen.sighting.child or seen.at)
+    return first - waited if waited < first else waited
+
+
+def never_bound(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """Release a gang that was not bound whole in time."""
+    if seen.bound or seen.ran or seen.job.queue_name:
+        return None
+    spec, timeout = seen.job.spec, limits.scheduling
+    if spec and seen.job.creates_pods:
+        timeout = float(spec.placement.provisioning_timeout_seconds)
+    left = timeout - admitted_for(seen.job, seen.now)
+    if left > 0:
+        return Due(left)
+    waiting = unschedulable(seen) or "no node took them in time"
+    message = f"{count_bound(seen)} were bound within {timeout:.0f} s: {waiting}"
+    return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, message)
+
+
+def unschedulable(seen: Observation) -> str:
+    """Why the scheduler finds no node for a pod of the gang; empty while it does."""
+    return next((pod.unschedulable for pod in (*seen.pods, *seen.engine_pods) if pod.unschedulable), "")
+
+
+def count_bound(seen: Observation) -> str:
+    """`2 of 2 pods`, and with engines of their own `2 of 2 pods and 1 of 2 engines`."""
+    pods = f"{sum(bool(pod.node) for pod in seen.pods)} of {seen.job.nodes} pods"
+    if not seen.replicas:
+        return pods
+    return f"{pods} and {len(seen.engines_bound)} of {seen.replicas} engines"
+
+
+def engines_not_started(seen: Observation, limits: Limits) -> Decision | None:
+    """Engines without a Job: they follow as soon as the training pods have their nodes, so that the scheduler gives
+    these to whom admission gave them; where Kueue gives both roles their places, at once. While the gang trains, a Job
+    of engines that is gone is made again."""
+    if seen.child is None or seen.engines or not seen.replicas or seen.sighting.over or seen.job.spec is None:
+        return None
+    if seen.ran or seen.job.creates_pods or seen.job.queue_name:
+        return Decision(Action.START)
+    if seen.pods_bound and admitted_for(seen.job, seen.now) < limits.scheduling:
+        return Decision(Action.START)
+    return None
+
+
+def not_started(seen: Observation, limits: Limits) -> Decision | None:
+    """Start an attempt that has no Job yet, and release it after the time that a gang may wait for nodes.
+
+    What is promised to it is nobody else's meanwhile, and no longer (loop/cluster_state.py counts so, too): whatever
+    kept it from being started, it doesn't start after that. The next attempt's Job has another name.
+    """
+    if seen.child is not None:
+        return None
+    scheduled = seen.job.condition(ConditionType.SCHEDULED)
+    # one that waits for the API server's leave keeps nothing from others
+    if admitted_for(seen.job, seen.now) < limits.scheduling or (scheduled and scheduled.reason == Reason.FAILED_CREATE):
+        return Decision(Action.START)
+    why = "its Job could not be created"
+    if scheduled and scheduled.reason == Reason.NAME_TAKEN:
+        why = scheduled.message
+    return Decision(Action.RELEASE, Reason.SCHEDULING_TIMEOUT, f"not started in {limits.scheduling:.0f} s: {why}")
+
+
+def never_started(seen: Observation, limits: Limits) -> Decision | Due | None:
+    """Report after a while why a gang that has its nodes doesn't run, and release it after `startTimeoutSeconds`."""
+    if not seen.bound or seen.started or seen.ran:
+        return None
+    timeout = seen.job.start_timeout
+    waited = seen.since(ConditionType.SCHEDULED) if seen.job.is_true(ConditionType.SCHEDULED) else 0.0
+    why = _kubelets_words(seen)
+    if waited < timeout:
+        look_again = min(timeout - waited, _until_asked(seen, limits.words))
+        return Decision(Action.WAIT, Reason.POD_WAITING, why, look_again=look_again) if why else Due(look_again)
+    what = f"{seen.replicas} engines" if seen.pods_started else f"{seen.job.nodes} pods"
+    message = f"not all of {what} ran within {timeout:.0f} s (spec.restarts.startTimeoutSeconds)"
+    message += f": {why}" if why else ""
+    before = releases_in_a_row(seen.job.status.ends, frozenset({Reason.START_TIMEOUT}))
+    if before >= seen.job.restart_limit:
+        return Decision(Action.FAIL, Reason.START_TIMEOUT, f"{message}; for the {before + 1}. time in a row")
+    return Decision(Action.RELEASE, Reason.START_TIMEOUT, message)
+
+
+def _kubelets_words(seen: Observation) -> str:
+    """Which pod doesn't start and why, by its container's state or, for what only events tell, by an event."""
+    pods = (*seen.pods, *seen.engine_pods)
+    stuck = next((pod for pod in pods if _stuck(pod.waiting)), None)
+    if stuck:
+        return f"pod {stuck.name} waits: {stuck.waiting}"
+    if ended := engine_ends(seen):
+        return ended
+    silent = next((pod for pod in pods if pod.phase == "Pending"), None)
+    if silent is None or not seen.words:
+        return ""
+    return f"pod {silent.name} waits on node {silent.node}: {seen.words}"
+
+
+def _stuck(waiting: str) -> bool:
+    """A container that waits for more than its image's first pull and its sandbox."""
+    return bool(waiting) and not waiting.startswith(("ContainerCreating", "PodInitializing"))
+
+
+def admitted_for(job: GRPOJobRecord, now: float) -> float:
+    """Seconds since the attempt was admitted; 0 when nobody knows."""
+    begun = seconds(job.status.attempt_start_time)
+    return 0.0 if begun is None else now - begun
+
+
+MOST_ENDS = 3
+"""Engines whose ends a message names at most."""
+_SPAN = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
+"""Of engines there are at most 512 (EngineServersSpec.replicas)."""
+
+
+def lost_engines(seen: Observation) -> str:
+    """What is wrong with the engines of a gang that runs, as a sentence; empty when all of them do."""
+    up = len(seen.engines_up)
+    if up >= seen.replicas:
+        return ""
+    why = "; ".join(filter(None, (engine_ends(seen), _engine_waits(seen))))
+    reason = f": {why}" if why else ""
+    return f"{up} of {seen.replicas} engines run{reason}; {_what_follows(seen)}"
+
+
+def _what_follows(seen: Observation) -> str:
+    """What becomes of those that don't run."""
+    goes_on = "training goes on with those that are proven to have its weights"
+    spent: list[int] = []
+    job_has_ended = False
+    if seen.engines:
+        spent = sorted(_spent(seen.engines.spent) - seen.engines_up)
+        job_has_ended = bool(seen.engines.ended)
+    if job_has_ended or len(spent) >= seen.replicas:
+        return (
+            "all have used up their retries, so none comes back in this attempt: it ends when training has waited for "
+            "one as long as guard.weightSyncTimeoutSeconds allows, and the next has new engines"
+        )
+    if not spent:
+        return f"the others are made again by their index, and {goes_on}"
+    numbers = ", ".join(map(str, spent[:MOST_ENDS])) + (", …" if len(spent) > MOST_ENDS else "")
+    return f"this attempt does without engine {numbers}, which used up all retries; {goes_on}"
+
+
+def _spent(spans: str) -> set[int]:
+    """Return the numbers of `1,3-5`; parts of another form are ignored."""
+    numbers: set[int] = set()
+    for part in spans.split(","):
+        span = _SPAN.fullmatch(part)
+        if span:
+            first, last = int(span[1]), int(span[2] or span[1])
+            numbers.update(range(first, last + 1))
+    return numbers
+
+
+def engine_ends(seen: Observation) -> str:
+    """How those that don't run ended, such as `engine 1 ended with OOMKilled, exit code 137`; empty when none has."""
+    ended = shown(pod for pod in seen.engine_pods if pod.termination)
+    ends = [_end(pod) for pod in ended if pod.index not in seen.engines_up]
+    return "; ".join(ends[:MOST_ENDS])
+
+
+def _engine_waits(seen: Observation) -> str:
+    """The first one whose container or pod waits, such as `engine 1 waits: ImagePullBackOff`; empty where none does."""
+    for pod in shown(seen.engine_pods):
+        if why := pod.waiting or pod.unschedulable:
+            return f"engine {pod.index} waits: {why}"
+    return ""
+
+
+def _end(pod: PodRecord) -> str:
+    end = pod.termination
+    if end is None:
+        return ""
+    # the kubelet's word for a container that said nothing itself is the plainest: OOMKilled, Evicted
+    how = end.outcome.result if end.reported else next(iter(end.reasons), end.outcome.result)
+    return f"engine {pod.index} ended with {how}" + (f", exit code {end.exit_code}" if end.exit_code else "")
+
+
+def shown(pods: Iterable[PodRecord]) -> list[PodRecord]:
+    """One pod for each engine, by index: the one that lives, else the last that was bound."""
+    newest = {pod.index: pod for pod in sorted(pods, key=_last_bound)}
+    return [newest[index] for index in sorted(newest)]
+
+
+def _last_bound(pod: PodRecord) -> tuple[bool, float, str]:
+    """Sort key: pods that live come last, then those that were bound last."""
+    return pod.live, pod.bound_at or 0.0, pod.name

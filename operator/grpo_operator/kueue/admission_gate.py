@@ -1,0 +1,65 @@
+"""Answers a job that Kueue admits: its attempt is committed only once Kueue has admitted the pods of its plan."""
+
+from dataclasses import replace
+
+from grpo_api.plan import ExecutionPlan
+
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+from ..decide.policies import UNKNOWN_PAUSE
+from ..pods.pod_spec import PodDefaults
+from ..records.reasons import Reason
+from ..records.workloads import EVICTED, QUOTA_RESERVED, WorkloadRecord
+from .pod_sets import planned, pod_sets, stands_for
+
+
+def by_kueue(seen: Observation, decision: Decision, pods: PodDefaults) -> Decision:
+    """The decision to commit an attempt, as long as Kueue has admitted it; else to queue the job, and why."""
+    if decision.action is not Action.COMMIT or decision.plan is None:
+        return decision
+    queued = replace(decision, action=Action.QUEUE, reason=Reason.WAITING_FOR_KUEUE)
+    workload = seen.workload
+    if seen.kueue_problem:
+        return replace(queued, reason=Reason.NO_KUEUE, message=seen.kueue_problem, look_again=UNKNOWN_PAUSE)
+    if workload is None:
+        return replace(queued, message=f"waits for Kueue's LocalQueue {seen.job.queue_name}")
+    if not wants(seen, workload, decision.plan, pods):
+        return _of_another_shape(seen, queued, workload)
+    if workload.starts:
+        return decision
+    return replace(queued, message=_waits(seen, workload))
+
+
+def wants(seen: Observation, workload: WorkloadRecord, plan: ExecutionPlan, pods: PodDefaults) -> bool:
+    """True if a Workload asks for the pods of a plan."""
+    spec, known = seen.job.spec, planned(workload)
+    if spec is None:
+        return False
+    return stands_for(workload, pod_sets(seen.job.key, spec, plan, pods), known.shape if known else "")
+
+
+def _of_another_shape(seen: Observation, queued: Decision, workload: WorkloadRecord) -> Decision:
+    if seen.job.kueue.prebuilt:
+        message = (
+            f"Workload {workload.name}, which MultiKueue made, is for other pods than those of this cluster's plan: "
+            "declare placement.gpuProduct, gpus and nodes, so that both clusters plan alike"
+        )
+        return replace(queued, message=message)
+    message = (
+        f"the plan has other pods than Workload {workload.name}, which is given up with its quota; a new one waits for "
+        f"Kueue's LocalQueue {seen.job.queue_name}"
+    )
+    return replace(queued, reason=Reason.WORKLOAD_REPLACED, message=message)
+
+
+def _waits(seen: Observation, workload: WorkloadRecord) -> str:
+    """What keeps it, in Kueue's words."""
+    found = f"Workload {workload.name} waits for Kueue's LocalQueue {seen.job.queue_name}"
+    if not workload.active:
+        return f"{found}: its spec.active is false, so Kueue admits it when somebody sets that to true"
+    if workload.is_true(EVICTED):
+        return f"{found}; it was evicted: {workload.told(EVICTED)}"
+    if workload.is_true(QUOTA_RESERVED):
+        return f"{found}: its quota is reserved" + (f", {workload.checks}" if workload.checks else "")
+    words = workload.told(QUOTA_RESERVED).message
+    return f"{found}: {words}" if words else found

@@ -1,0 +1,165 @@
+"""The Workload of a GRPOJob, as it is created, and what of one that is there is changed.
+
+What the operator writes into the status of a Workload: as Kueue's own jobs do, and nothing of Kueue's part.
+
+The status as it is goes in, and what of it is another afterwards comes out, for one write guarded by the
+resourceVersion: a reservation of another moment is never given back.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_api.plan import ExecutionPlan
+from grpo_kube.objects.times import timestamp
+
+from ..pods.manifests import owner_reference
+from ..pods.pod_spec import PodDefaults
+from ..pods.pod_volumes import Manifest
+from ..records.names import (
+    ANNOTATION_PAUSED,
+    ANNOTATION_PLANNED,
+    KUEUE,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_UID,
+    MANAGER,
+    workload_name,
+)
+from ..records.records import GRPOJobRecord
+from ..records.workloads import ADMITTED, EVICTED, FINISHED, PODS_READY, QUOTA_RESERVED, REQUEUED
+from .pod_sets import annotation, pod_sets, shape
+from .steps import WORKLOAD_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """The priority of a Workload: a value, and the class that it comes from."""
+
+    value: int = 0
+    kind: str = ""
+    name: str = ""
+
+    def fields(self) -> Manifest:
+        """As a Workload's spec has it."""
+        if not self.name:
+            return {"priority": self.value, "priorityClassRef": None}
+        group = KUEUE if self.kind == WORKLOAD_PRIORITY else "scheduling.k8s.io"
+        return {
+            "priority": self.value,
+            "priorityClassRef": {"group": group, "kind": self.kind, "name": self.name},
+        }
+
+
+def labels(job: GRPOJobRecord) -> dict[str, str]:
+    """Return the labels by which the operator and the chart's policy recognise a Workload."""
+    return {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name, LABEL_UID: job.uid}
+
+
+def workload(job: GRPOJobRecord, plan: ExecutionPlan, priority: Priority, pods: PodDefaults) -> Manifest:
+    """The Workload of a job for a plan.
+
+    Raises:
+        ValueError: the job's spec can't be read.
+    """
+    if job.spec is None:
+        raise ValueError(f"{job.key} has no valid spec")
+    sets = pod_sets(job.key, job.spec, plan, pods)
+    # an object that is created has no fields to unset
+    priority_fields = {field: value for field, value in priority.fields().items() if value is not None}
+    return {
+        "apiVersion": f"{KUEUE}/v1beta2",
+        "kind": "Workload",
+        "metadata": {
+            "name": workload_name(job.name, job.uid),
+            "namespace": job.key.namespace,
+            "labels": labels(job),
+            "annotations": {ANNOTATION_PLANNED: annotation(job, plan, shape(sets))},
+            "ownerReferences": [owner_reference(job.name, job.uid)],
+        },
+        "spec": {"queueName": job.queue_name, "podSets": sets, **priority_fields},
+    }
+
+
+def amended(job: GRPOJobRecord, priority: Priority) -> Manifest:
+    """The patch that brings queue and priority up to date."""
+    return {"spec": {"queueName": job.queue_name, **priority.fields()}}
+
+
+def paused(pauses: bool) -> Manifest:
+    """The patch that takes it out of its queue, or back in."""
+    mark = {ANNOTATION_PAUSED: "true" if pauses else None}
+    return {"metadata": {"annotations": mark}, "spec": {"active": not pauses}}
+
+
+def adopted(job: GRPOJobRecord) -> Manifest:
+    """The patch by which a Workload that MultiKueue made becomes this GRPOJob's."""
+    return {"metadata": {"labels": labels(job), "ownerReferences": [owner_reference(job.name, job.uid)]}}
+
+
+Fields = dict[str, Any]
+COMES_BACK = ("Preempted", "NodeFailures")
+"""Reasons of an eviction after which the Workload waits again at once; after others Kueue says when."""
+DEACTIVATED = "Deactivated"
+"""Kueue requeues by this reason alone, and not by `DeactivatedDueToAdmissionCheck` and its like, once a Workload is set
+active again."""
+_OURS = (QUOTA_RESERVED, ADMITTED, EVICTED, PODS_READY, FINISHED, REQUEUED, "Preempted")
+WAIT_FOR_START = "WaitForStart"
+MOST_CONDITIONS = 16
+"""The definition takes no more."""
+
+
+def cleared(workload: Fields, now: float) -> Fields:
+    """Return the status without its admission, after an eviction."""
+    evicted = _condition(workload, EVICTED)
+    why = str(evicted.get("reason") or EVICTED)
+    message = str(evicted.get("message") or "")
+    states = [
+        (QUOTA_RESERVED, False, "Pending", message),
+        (ADMITTED, False, "NoReservation", "The workload has no reservation"),
+        (PODS_READY, False, WAIT_FOR_START, "Not all pods are ready or succeeded"),
+        (REQUEUED, why in COMES_BACK, DEACTIVATED if why.startswith(DEACTIVATED) else why, message),
+    ]
+    return {"admission": None, "conditions": _with(workload, states, now)}
+
+
+def ready(workload: Fields, now: float) -> Fields:
+    """Return the status with all pods ready."""
+    message = "All pods were ready or succeeded since the workload admission"
+    return {"conditions": _with(workload, [(PODS_READY, True, "Started", message)], now)}
+
+
+def finished(workload: Fields, succeeded: bool, message: str, now: float) -> Fields:
+    """Return the status of a Workload that is done, so that its quota is free."""
+    why = "Succeeded" if succeeded else "Failed"
+    return {"conditions": _with(workload, [(FINISHED, True, why, message)], now)}
+
+
+def _condition(workload: Fields, kind: str) -> Fields:
+    return next((one for one in _conditions(workload) if one.get("type") == kind), {})
+
+
+def _conditions(workload: Fields) -> list[Fields]:
+    status = workload.get("status") or {}
+    conditions = status.get("conditions") or []
+    return [condition for condition in conditions if isinstance(condition, dict)]
+
+
+def _with(workload: Fields, states: list[tuple[str, bool, str, str]], now: float) -> list[Fields]:
+    """The conditions with these among them; lastTransitionTime moves only with the status.
+
+    Where they would be too many, those give way that others have put beside Kueue's.
+    """
+    found = {str(one.get("type")): one for one in _conditions(workload)}
+    for kind, true, reason, message in states:
+        status, known = str(true), found.get(kind, {})
+        since = known.get("lastTransitionTime") if known.get("status") == status else None
+        found[kind] = {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": since or timestamp(now),
+            "observedGeneration": workload["metadata"].get("generation", 0),
+        }
+    kept = sorted(found, key=lambda kind: kind not in _OURS)[:MOST_CONDITIONS]
+    return [one for kind, one in found.items() if kind in kept]

@@ -1,0 +1,147 @@
+"""Creates what an attempt lacks: its Services and NetworkPolicy, its claim, the Job of its gang and of its engines.
+
+Jobs are created by POST alone. If a Job of the same name is not this attempt's, it is reported and never changed.
+"""
+
+import contextlib
+import logging
+
+from grpo_kube.cache import version_of
+from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import AlreadyExists, Denied, NotFound
+from grpo_kube.objects.resources import JOBS, Object
+
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation, Sightings
+from ..kueue.pod_sets import Contradiction
+from ..pods.manifests import Attempt, attempt_of, engines_job, images_need, indexed_job
+from ..pods.pod_spec import PodDefaults
+from ..pods.pod_volumes import Manifest
+from ..records.names import ENGINE_SERVICE
+from ..records.reasons import Reason
+from .caches import Caches
+from .shared_objects import GOES_PAUSE, SharedObjects, Taken
+from .tokens import Tokens
+from .workload_sync import DENIED_PAUSE, Workloads
+
+log = logging.getLogger(__name__)
+
+
+class Starts:
+    """Creates the Jobs of attempts."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        shared: SharedObjects,
+        workloads: Workloads,
+        *,
+        sightings: Sightings,
+        pods: PodDefaults,
+        tokens: Tokens,
+    ) -> None:
+        """Take the parts that a start works with.
+
+        Args:
+            pods: defaults of all jobs' pods.
+            sightings: receives each Job of a gang that was created.
+            workloads: gives Kueue's assignment of pods to nodes.
+            tokens: make the tokens that open what pods report.
+        """
+        self._cluster = cluster
+        self._caches = caches
+        self._shared = shared
+        self._workloads = workloads
+        self._sightings = sightings
+        self._pods = pods
+        self._tokens = tokens
+
+    async def keep(self, seen: Observation) -> Taken | None:
+        """Repair the objects that the pods of a running attempt share. Return why a Service can't be had, else None.
+
+        A denied NetworkPolicy ends no gang; SharedObjects logs it.
+
+        Raises:
+            ClusterError: the API server refused or did not answer.
+        """
+        with contextlib.suppress(Denied, NotFound):
+            await self._shared.policy(seen.job.key.namespace)
+        return await self._services(seen)
+
+    async def _services(self, seen: Observation) -> Taken | None:
+        # Without the Services the pods' DNS names don't resolve, so the ranks and engines can't find each other.
+        namespace = seen.job.key.namespace
+        taken = await self._shared.service(namespace)
+        if taken or not seen.replicas:
+            return taken
+        return await self._shared.service(namespace, ENGINE_SERVICE)
+
+    async def start(self, seen: Observation) -> Decision | None:
+        """POSTs the Job that the attempt lacks, that of its gang first; None once it is there, else what to do.
+
+        Raises:
+            ClusterError: the API server did not answer.
+        """
+        job, status = seen.job, seen.job.status
+        if job.spec is None or status.plan is None or not _leave(seen):
+            return Decision(Action.WAIT)
+        digest = self._tokens.digest(job.uid, status.attempt)
+        body = self._lacking(attempt_of(job, job.spec, status.plan, status.attempt, digest), seen)
+        try:
+            if taken := await self._services(seen) or await self._shared.claim(job):
+                return _waits_for_name(*taken)
+            await self._shared.policy(job.key.namespace)  # before there are pods that strangers could reach
+            if job.queue_name:
+                body = await self._workloads.placed(seen, body)
+            answer = await self._create(seen, body)
+        except Contradiction as error:
+            return Decision(Action.WAIT, Reason.FAILED_CREATE, str(error), look_again=DENIED_PAUSE)
+        except (Denied, NotFound) as error:
+            log.warning("%s: attempt %d can't be created: %s", job.key, status.attempt, error)
+            message = f"the API server denies what attempt {status.attempt} needs: {error}{images_need(job.spec)}"
+            if job.competes and not seen.ran:
+                # it must not keep GPUs that others could use
+                return Decision(Action.RELEASE, Reason.PODS_NOT_CREATED, message)
+            return Decision(Action.WAIT, Reason.FAILED_CREATE, message, look_again=DENIED_PAUSE)
+        name = body["metadata"]["name"]
+        if answer is None:
+            message = f"Job {name} exists and is not this GRPOJob's; waiting until it is gone"
+            return _waits_for_name(message, GOES_PAUSE)
+        log.info("%s: Job %s started", job.key, name)
+        self._caches.jobs.put(answer)
+        # From now on a Job that is not there was deleted: the event of its creation may come later, or never.
+        if seen.child is None:
+            self._sightings.created(job.key, status.attempt, version_of(answer)[0], seen.at)
+        return None
+
+    def _lacking(self, attempt: Attempt, seen: Observation) -> Manifest:
+        """The Job that is not there yet."""
+        # The gang's Job first: engines without a gang would only hold GPUs.
+        engines = engines_job(attempt, self._pods) if seen.child else None
+        return engines or indexed_job(attempt, self._pods)
+
+    async def _create(self, seen: Observation, body: Manifest) -> Object | None:
+        """The Job as the API server has it, made now or before; None where its name is another's."""
+        job, name = seen.job, body["metadata"]["name"]
+        try:
+            return await self._cluster.create(JOBS, job.key.namespace, body)
+        except AlreadyExists:
+            answer = await self._cluster.get(JOBS, job.key.namespace, name)
+        known = self._caches.jobs.read(answer)
+        if known is None or known.deleting:
+            return None
+        is_ours = (known.grpojob_uid, known.attempt) == (job.uid, job.status.attempt)
+        return answer if is_ours else None
+
+
+def _leave(seen: Observation) -> bool:
+    """True if Kueue, where it has a say, lets pods start now."""
+    if not seen.job.queue_name:
+        return True
+    return seen.workload is not None and seen.workload.starts
+
+
+def _waits_for_name(message: str, look_again: float) -> Decision:
+    """What the attempt needs can't be made, for a name is another's; starting.not_started says for how long."""
+    return Decision(Action.WAIT, Reason.NAME_TAKEN, message, look_again=look_again)

@@ -1,0 +1,114 @@
+"""Pods that are gone, as they were last seen: how long each held its GPUs, which nobody can ask for any more.
+
+A pod that is deleted may be gone within milliseconds of the word of its container's end: before a look at its job, or
+before what that look found is in the status. This is memory, and only makes the account exact: without it a pod is
+timed by the end of its Job.
+
+Pods that a watch has not brought yet.
+
+After an outage the watch of Jobs may be back before that of pods, and then a Job has ended whose pods are not known. No
+pod, no cause, and an end that counts would pass for a disruption. So the pods are asked for before that is judged.
+"""
+
+from collections import deque
+from typing import Protocol
+
+from grpo_kube.cache import Cache
+from grpo_kube.client import Cluster
+from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, ObjectKey, Selection
+from grpo_kube.quarantine import Unreadables
+
+from ..decide.observation import Observation
+from ..records.names import GRPOJOBS, WORKLOADS, attempt_selector
+from ..records.parsing import grpojob_record, job_record, pod_record, policy_record, reserving_record, service_record
+from ..records.records import PodRecord
+from ..records.workloads import reserving_workload, workload_record
+
+REMEMBERED = 1024
+"""How many pods are remembered: those of the two largest gangs."""
+
+
+class Departed:
+    """The last of the pods that ended and then were deleted, by the GRPOJob that they belonged to."""
+
+    def __init__(self) -> None:
+        """Start without pods."""
+        self._order: deque[PodRecord] = deque()
+        self._of: dict[ObjectKey, dict[str, PodRecord]] = {}
+
+    def keep(self, pod: PodRecord) -> None:
+        """Remember a deleted pod, if its end was reported."""
+        # Without its end a pod can't be timed any better than by the end of its Job.
+        if pod.end is None:
+            return
+        self._order.append(pod)
+        self._of.setdefault(pod.job_key, {})[pod.uid] = pod
+        if len(self._order) > REMEMBERED:
+            self._forget(self._order.popleft())
+
+    def of(self, job_key: ObjectKey, job_uid: str) -> tuple[PodRecord, ...]:
+        """Return the departed pods of a GRPOJob."""
+        return tuple(pod for pod in self._of.get(job_key, {}).values() if pod.grpojob_uid == job_uid)
+
+    def _forget(self, pod: PodRecord) -> None:
+        siblings = self._of[pod.job_key]
+        siblings.pop(pod.uid, None)
+        if not siblings:
+            del self._of[pod.job_key]
+
+
+class _OfJob(Protocol):
+    @property
+    def job_key(self) -> ObjectKey: ...
+
+
+def _job_key(record: _OfJob) -> ObjectKey:
+    """The GRPOJob to which an object belongs."""
+    return record.job_key
+
+
+class Caches:
+    """The caches of all mirrored kinds."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.unreadables = Unreadables()
+        self.grpojobs = Cache(GRPOJOBS, grpojob_record, self.unreadables, reserving_record)
+        self.jobs = Cache(JOBS, job_record, self.unreadables, index=_job_key)
+        self.departed = Departed()
+        self.pods = Cache(PODS, pod_record, self.unreadables, index=_job_key)
+        self.pods.deleted = self.departed.keep
+        self.services = Cache(SERVICES, service_record, self.unreadables, index=_job_key)
+        self.network_policies = Cache(NETWORK_POLICIES, policy_record, self.unreadables, index=_job_key)
+        self.workloads = Cache(WORKLOADS, workload_record, self.unreadables, reserving_workload, index=_job_key)
+
+    def quiet(self, key: ObjectKey) -> bool:
+        """True if nobody waits for a job's next step: its gang starts or runs, or it has ended and nothing is asked."""
+        job = self.grpojobs.get(key)
+        if job is None:
+            return False
+        if job.finished:
+            return job.generation == job.observed_generation
+        if not job.active or not self.jobs.of(key):
+            return False
+        current = (pod for pod in self.pods.of(key) if pod.attempt == job.status.attempt)
+        return all(pod.live or pod.engine for pod in current)
+
+
+async def bring_pods(cluster: Cluster, caches: Caches, seen: Observation) -> bool:
+    """List the current attempt's pods into the cache if its Job has ended and no pod is known.
+
+    Return True if pods were listed.
+
+    Raises:
+        ClusterError: the API server did not answer, so the cause of the Job's end is not known.
+    """
+    job = seen.job
+    if not job.active or seen.child is None or not seen.child.ended or seen.pods:
+        return False
+    # Labels are hints that anybody can set: of what is listed, observe counts only the pods of the attempt's own Job.
+    own = attempt_selector(job.uid, job.status.attempt)
+    async for items, _ in cluster.pages(Selection(PODS, job.key.namespace, own)):
+        for item in items:
+            caches.pods.put(item)
+    return True

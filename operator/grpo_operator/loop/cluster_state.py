@@ -1,0 +1,317 @@
+"""Keeps light mirrors of what admission must know of the cluster, and makes snapshots of them.
+
+Nodes, bound pods, PriorityClasses, and of namespaces their ResourceQuotas and the names of their ServiceAccounts.
+Admission must see foreign pods too, and the operator must not keep every pod of the cluster: each is kept as node,
+requests and holder only, and only while it is bound and has not ended. While nothing changes there is no request but
+the watches' renewals and the healing LISTs; an event that changes none of the facts, such as a kubelet's heartbeat,
+wakes nobody.
+
+A kind that can't be listed does not count as empty: only after a plain "forbidden" admission goes on without it, and
+says so. After any other error before the first full LIST, and after a long silence of a watch, nobody is admitted.
+
+Whose GPUs are promised: the GRPOJobs that can be read, and those set aside whose gang goes on all the same.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from grpo_kube.cache import Cache
+from grpo_kube.client import Cluster
+from grpo_kube.informer import Mirror
+from grpo_kube.objects.errors import Unavailable
+from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.resources import (
+    BOUND_PODS,
+    NODES,
+    PODS,
+    PRIORITY_CLASSES,
+    QUOTAS,
+    SERVICE_ACCOUNTS,
+    Object,
+    ObjectKey,
+    Selection,
+    identity,
+)
+from grpo_kube.pacing import Backoff
+from grpo_kube.quarantine import Unreadables
+
+from ..admission.inventory import Amounts, PodFacts, node_facts, pod_facts
+from ..admission.snapshot import Snapshot, quota_facts
+from ..decide.start_checks import admitted_for
+from ..records.names import runs_engines
+from ..records.records import GRPOJobRecord, JobRecord
+from .caches import Caches
+
+F = TypeVar("F")
+DEAF_SECONDS = 180.0
+"""Without a LIST, an event or a bookmark (one a minute) for so long, what was known is not relied on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact(Generic[F]):
+    """What matters of one object, as a record of a Cache."""
+
+    key: ObjectKey
+    uid: str
+    version: int
+    value: F
+
+
+class Sight(Generic[F]):
+    """The facts of one selection of objects, kept by a mirror."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        selection: Selection,
+        parse: Callable[[Object], F],
+        changed: Callable[[], None],
+        *,
+        unreadables: Unreadables,
+        resync: float,
+    ) -> None:
+        """`changed` hears when a fact or the right to see them has changed; `resync` as of a Mirror."""
+        self.selection = selection
+        self._changed = changed
+        self._values: dict[ObjectKey, F] = {}
+        self._cache: Cache[Fact[F]] = Cache(selection.resource, lambda item: _fact(item, parse), unreadables)
+        # what is forbidden may stay so for ever: asked for as rarely as everything is listed anew
+        backoff = Backoff(last=resync)
+        self.mirror = Mirror(cluster, selection, self._cache, self._heard, resync=resync, backoff=backoff)
+        self._forbidden = False
+
+    def __iter__(self) -> Iterator[F]:
+        """All facts."""
+        return iter(self._values.values())
+
+    @property
+    def forbidden(self) -> bool:
+        """True if the API server does not let the operator see these objects."""
+        return self.mirror.forbidden
+
+    def unknown(self, now: float) -> str:
+        """Why the facts can't be relied on; empty when they can, or are forbidden. `now` is the event loop's time."""
+        if self.forbidden:
+            return ""
+        if self.mirror.heard_at is None:
+            return f"{self.selection} have not been listed"
+        silent = now - self.mirror.heard_at
+        return f"nothing was heard of {self.selection} for {silent:.0f} s" if silent > DEAF_SECONDS else ""
+
+    def _heard(self, keys: Iterable[ObjectKey]) -> None:
+        """Takes the facts of changed objects in, and tells if one is another than before."""
+        news = self._forbidden != self.forbidden
+        self._forbidden = self.forbidden
+        for key in keys:
+            fact = self._cache.get(key)
+            # A kubelet's heartbeat changes the Node, but none of these facts: it wakes no pass.
+            if fact is None:
+                news |= self._values.pop(key, None) is not None
+            elif self._values.get(key) != fact.value:
+                self._values[key], news = fact.value, True
+        if news:
+            self._changed()
+
+
+def _fact(item: Object, parse: Callable[[Object], F]) -> Fact[F]:
+    meta = Part(item).part("metadata")
+    return Fact(identity(item), meta.text("uid"), meta.digits("resourceVersion"), parse(item))
+
+
+class ClusterFacts:
+    """Mirrors all kinds that admission needs, and makes snapshots of them."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        changed: Callable[[], None],
+        *,
+        namespaces: tuple[str, ...] = (),
+        prices: Mapping[str, float] = MappingProxyType({}),
+        resync: float,
+    ) -> None:
+        """`namespaces` are those whose pods may be seen when the whole cluster's may not; `prices` are those of a GPU
+        for an hour by product.
+
+        `changed` hears when the next snapshot will be another than the last.
+        """
+        self.unreadables = Unreadables()
+        self._told = changed
+        self._last: Snapshot | None = None
+        self._news = asyncio.Event()
+
+        def sight(selection: Selection, parse: Callable[[Object], F]) -> Sight[F]:
+            return Sight(cluster, selection, parse, self._changed, unreadables=self.unreadables, resync=resync)
+
+        self._nodes = sight(Selection(NODES), partial(node_facts, prices=prices))
+        self._pods = sight(Selection(PODS, fields=BOUND_PODS), pod_facts)
+        self._priorities = sight(Selection(PRIORITY_CLASSES), _priority)
+        self._pods_of = [sight(Selection(PODS, name, fields=BOUND_PODS), pod_facts) for name in namespaces]
+        served = namespaces or (None,)
+        self._quotas = [sight(Selection(QUOTAS, name), quota_facts) for name in served]
+        self._accounts = [sight(Selection(SERVICE_ACCOUNTS, name), _account) for name in served]
+
+    def _changed(self) -> None:
+        self._last = None
+        self._news.set()
+        self._told()
+
+    @property
+    def _everywhere(self) -> tuple[Sight[Any], ...]:
+        return self._nodes, self._pods, self._priorities, *self._quotas, *self._accounts
+
+    def mirrors(self) -> dict[str, Mirror[Any]]:
+        """By name, those that are needed whatever the operator may see."""
+        return {f"{sight.selection}, for admission": sight.mirror for sight in self._everywhere}
+
+    async def run(self) -> None:
+        """Keeps everything up to date, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for sight in self._everywhere:
+                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
+            # Pods of single namespaces are watched only once those of the whole cluster turn out to be forbidden.
+            while not self._pods.forbidden:
+                await self._news.wait()
+                self._news.clear()
+            for sight in self._pods_of:
+                tasks.create_task(sight.mirror.follow(), name=f"facts-{sight.selection}")
+
+    def take(self) -> Snapshot:
+        """Return the cluster as it is known now; the same object while nothing has changed.
+
+        Raises:
+            Unavailable: a kind has not been listed yet, or its watch has been silent for more than DEAF_SECONDS.
+        """
+        # Without the right to see the whole cluster's pods, those of the served namespaces are better than none.
+        pods = self._pods_of if self._pods.forbidden else [self._pods]
+        now = asyncio.get_running_loop().time()
+        needed: tuple[Sight[Any], ...] = (self._nodes, self._priorities, *self._quotas, *self._accounts, *pods)
+        for sight in needed:
+            if why := sight.unknown(now):
+                raise Unavailable(why)
+        if self._last is None:
+            self._last = self._snapshot(pods)
+        return self._last
+
+    def _snapshot(self, pods: "list[Sight[PodFacts | None]]") -> Snapshot:
+        gpu_pods, other_use = _split(pod for pod in _seen(pods) if pod)
+        classes = list(_seen([self._priorities]))
+        priorities = {name: value for name, value, _ in classes}
+        default = next((name for name, _, usual in classes if usual), "")
+        if default:
+            # a job that names no class has the default's value
+            priorities[""] = priorities[default]
+        nodes = tuple(sorted(self._nodes, key=lambda node: node.name))
+        problem = ""
+        if self._nodes.forbidden:
+            nodes, problem = (), f"nodes can't be listed: {self._nodes.mirror.not_served}"
+        quotas = _by_namespace((quota.namespace, quota) for quota in _seen(self._quotas))
+        accounts = _by_namespace(_seen(self._accounts))
+        return Snapshot(
+            nodes=nodes,
+            gpu_pods=gpu_pods,
+            other_use=other_use,
+            priorities=priorities,
+            default_priority=default,
+            quotas=quotas,
+            service_accounts={namespace: frozenset(names) for namespace, names in accounts.items()},
+            visible=not self._pods.forbidden,
+            problem=problem,
+        )
+
+
+def _seen(sights: Iterable[Sight[F]]) -> Iterator[F]:
+    """The facts that may be seen, of several selections."""
+    return (fact for sight in sights if not sight.forbidden for fact in sight)
+
+
+def _by_namespace(pairs: Iterable[tuple[str, F]]) -> dict[str, tuple[F, ...]]:
+    found: dict[str, list[F]] = {}
+    for namespace, fact in pairs:
+        found.setdefault(namespace, []).append(fact)
+    return {namespace: tuple(facts) for namespace, facts in found.items()}
+
+
+def _priority(item: Object) -> tuple[str, int, bool]:
+    """Name and value of a PriorityClass, and whether it is the cluster's default."""
+    whole = Part(item)
+    return whole.part("metadata").required("name"), whole.integer("value"), whole.flag("globalDefault")
+
+
+def _account(item: Object) -> tuple[str, str]:
+    """Namespace and name of a ServiceAccount."""
+    meta = Part(item).part("metadata")
+    return meta.required("namespace"), meta.required("name")
+
+
+def _split(pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts, ...], dict[str, Amounts]]:
+    """Pods that have GPUs or are ours, one by one; what all others take, summed up by node."""
+    kept: list[PodFacts] = []
+    others: dict[str, Amounts] = {}
+    for pod in pods:
+        # Extended resources, such as GPUs, have a / in their name. Of pods without any the sum by node is enough, and
+        # the operator must not keep every pod of a cluster.
+        if pod.grpojob_uid or any("/" in resource for resource in pod.takes):
+            kept.append(pod)
+            continue
+        total = others.setdefault(pod.node, {})
+        for resource, value in pod.takes.items():
+            total[resource] = total.get(resource, 0.0) + value
+    return tuple(kept), others
+
+
+class Gangs:
+    """All GRPOJobs that the admission queue must count.
+
+    One that can't be read any more is set aside, and its gang goes on: as long as the Job of its attempt lives, pods of
+    it may come that no node has yet, so what was promised to it is nobody else's. One whose Job is yet to be created
+    may be read again and start, but no later than any other (starting.not_started).
+    """
+
+    def __init__(self, caches: Caches, clock: Callable[[], float], scheduling: float) -> None:
+        """Read from these caches; `clock` gives unix seconds, `scheduling` is `Limits.scheduling`."""
+        self._caches = caches
+        self._clock = clock
+        self._scheduling = scheduling
+
+    def __iter__(self) -> Iterator[GRPOJobRecord]:
+        """Each of them."""
+        yield from self._caches.grpojobs
+        yield from filter(self._lives, self._caches.grpojobs.aside.values())
+
+    def get(self, key: ObjectKey) -> GRPOJobRecord | None:
+        """Return the GRPOJob of this namespace and name, if it counts."""
+        if job := self._caches.grpojobs.get(key):
+            return job
+        aside = self._caches.grpojobs.aside.get(key)
+        return aside if aside and self._lives(aside) else None
+
+    @property
+    def look_again(self) -> float | None:
+        """Seconds until time alone takes a job out of these; None while it doesn't."""
+        waiting = (self._starts_within(job) for job in self._caches.grpojobs.aside.values() if not self._begun(job))
+        return min((left for left in waiting if left > 0), default=None)
+
+    def _lives(self, job: GRPOJobRecord) -> bool:
+        """True if the Job of the attempt is there and has not ended, or may still be created."""
+        # An unreadable job may become readable in time to be started, for as long as starting.not_started allows it.
+        begun = self._begun(job)
+        if not begun:
+            return self._starts_within(job) > 0
+        return job.active and any(not child.ended for child in begun)
+
+    def _begun(self, job: GRPOJobRecord) -> list[JobRecord]:
+        """The Job of the attempt, if there is one; not that of its engines, which lives on after it for a moment."""
+        own = (job.uid, job.status.attempt)
+        found = (child for child in self._caches.jobs.of(job.key) if not runs_engines(child.name))
+        return [child for child in found if (child.grpojob_uid, child.attempt) == own]
+
+    def _starts_within(self, job: GRPOJobRecord) -> float:
+        """Seconds for which the attempt may still be started; 0 for one that has been, or isn't committed."""
+        if not job.active or job.status.job_uid:
+            return 0.0
+        return self._scheduling - admitted_for(job, self._clock())

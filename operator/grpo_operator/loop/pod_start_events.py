@@ -1,0 +1,68 @@
+"""Reads the newest Warning event of a Job or pod that fails to start.
+
+A container that waits for a volume, a Secret or its sandbox has no word of it in its pod's status, and neither has a
+Job whose pods the API server refuses: the kubelet and the Job controller write events about them. They are asked for
+only then. Without the right to list events the words are just unknown.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo_kube.client import Cluster, listed
+from grpo_kube.objects.errors import ClusterError
+from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.resources import EVENTS, ObjectKey, Selection
+from grpo_kube.objects.times import Observed
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    about: str
+    at: Observed
+    words: str
+
+
+class Words:
+    """The newest warning about an object, remembered for a moment."""
+
+    def __init__(self, cluster: Cluster, now: Callable[[], Observed]) -> None:
+        """Start without remembered events."""
+        self._cluster = cluster
+        self._now = now
+        self._heard: dict[ObjectKey, _Heard] = {}
+
+    async def about(self, key: ObjectKey, uid: str) -> str:
+        """`reason: message` of the newest warning about the GRPOJob's Job or pod with this uid; empty without one."""
+        # A gang that does not start is looked at often, and each question is a LIST of events.
+        known, now = self._heard.get(key), self._now()
+        if known is None or known.about != uid or now - known.at > FRESH_SECONDS:
+            known = self._heard[key] = _Heard(uid, now, await self._ask(key, uid))
+        return known.words
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop the remembered event of a GRPOJob that runs or is gone."""
+        self._heard.pop(key, None)
+
+    async def _ask(self, key: ObjectKey, uid: str) -> str:
+        selection = Selection(EVENTS, key.namespace, fields=f"involvedObject.uid={uid},type=Warning")
+        try:
+            found, _ = await listed(self._cluster, selection, _said)
+        except ClusterError as error:
+            log.info("%s: events about %s can't be listed: %s", key, uid, error)
+            return ""
+        return max(found, default=(0, ""))[1]
+
+
+def _said(item: object) -> tuple[int, str] | None:
+    """The order of an event and what it says; None where it can't be read."""
+    try:
+        event = Part(item)
+        version = event.part("metadata").digits("resourceVersion")
+        return version, event.sentence()
+    except ValueError:
+        return None

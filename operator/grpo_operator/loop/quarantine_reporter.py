@@ -1,0 +1,104 @@
+"""Reports on a GRPOJob that the operator can't read it: a condition, or an event where the status can't be written."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from grpo_api.status import ConditionType
+from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
+from grpo_kube.objects.resources import EVENTS, Object, identity
+from grpo_kube.objects.times import timestamp
+from grpo_kube.quarantine import Unreadables
+
+from ..records.names import GRPOJOBS
+from ..records.reasons import Reason
+from ..report.events import unreadable_event, unreadable_message
+
+log = logging.getLogger(__name__)
+BACKLOG = 1000
+
+
+class Teller:
+    """Tells on GRPOJobs that they can't be read."""
+
+    def __init__(self, cluster: Cluster, unreadables: Unreadables, clock: Callable[[], float]) -> None:
+        """`clock` gives unix seconds."""
+        self._cluster = cluster
+        self._unreadables = unreadables
+        self._clock = clock
+        self._waiting: asyncio.Queue[tuple[Object, str]] = asyncio.Queue(BACKLOG)
+        """GRPOJobs on which an unreadable object is still to be reported, each with the problem."""
+        unreadables.quarantined = self.add
+
+    def add(self, plural: str, item: Object, problem: str) -> None:
+        """Queue a report on an object that can't be read, if it is a GRPOJob."""
+        if plural != GRPOJOBS.plural:
+            return
+        if self._waiting.full():
+            self._unreadables.forget_problem(GRPOJOBS.plural, identity(item))
+        else:
+            self._waiting.put_nowait((item, problem))
+
+    async def run(self) -> None:
+        """Tells until cancelled."""
+        while True:
+            item, problem = await self._waiting.get()
+            try:
+                await self._tell_newest(item, problem)
+            except ClusterError as error:
+                log.warning("%s: could not be told that it is unreadable: %s", identity(item), error)
+                self._unreadables.forget_problem(GRPOJOBS.plural, identity(item))
+
+    async def _tell_newest(self, item: Object, problem: str) -> None:
+        try:
+            await self.tell(item, problem)
+        except Conflict:
+            await self.tell(await self._cluster.get(GRPOJOBS, *identity(item)), problem)
+
+    async def tell(self, item: Object, problem: str) -> None:
+        """One PATCH that touches only `conditions`; an event where even that is denied.
+
+        The rest of the status stays byte for byte: a newer operator wrote it, and will go on from it.
+
+        Raises:
+            ClusterError: neither was possible.
+        """
+        key, now = identity(item), self._clock()
+        conditions = _told(item, problem, timestamp(now))
+        if conditions is None:
+            return
+        version = {"resourceVersion": item["metadata"]["resourceVersion"]}
+        try:
+            patch = {"metadata": version, "status": {"conditions": conditions}}
+            await self._cluster.patch(GRPOJOBS, *key, patch, "status")
+        except NotFound:
+            return
+        except Denied as error:
+            log.warning("%s: its conditions can't be written: %s", key, error)
+            about = {"namespace": key.namespace, "name": key.name, "uid": str(item["metadata"]["uid"])}
+            await self._cluster.create(EVENTS, key.namespace, unreadable_event(about, problem, now))
+
+
+def _told(item: Object, problem: str, now: str) -> list[Any] | None:
+    """The conditions with `Readable=False` among them, all others as they are; None when it says so already."""
+    status = item.get("status")
+    known = status.get("conditions") if isinstance(status, dict) else None
+    conditions = list(known) if isinstance(known, list) else []
+    message = unreadable_message(problem)
+    others: list[Any] = []
+    for one in conditions:
+        if not isinstance(one, dict) or one.get("type") != ConditionType.READABLE:
+            others.append(one)
+        elif one.get("message") == message:
+            return None
+    readable = {
+        "type": ConditionType.READABLE.value,
+        "status": "False",
+        "observedGeneration": item["metadata"].get("generation", 0),
+        "lastTransitionTime": now,
+        "reason": Reason.STATUS_UNREADABLE.value,
+        "message": message,
+    }
+    return [*others, readable]

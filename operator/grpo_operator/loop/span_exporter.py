@@ -1,0 +1,175 @@
+"""Sends spans to an OpenTelemetry collector by OTLP/HTTP in JSON, in the background.
+
+A collector that is slow or away costs nobody a wait: spans queue up to a bound, and what comes then is dropped and
+counted. A batch that the collector can't take now is sent again, with growing pauses or when the collector says.
+"""
+
+import asyncio
+import json
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import aiohttp
+
+from grpo_kube.pacing import Backoff
+
+from ..tracing.spans import Span, export_request
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 8192
+"""Spans that wait at most; one takes about a kilobyte."""
+BATCH = 128
+"""Spans of a request: what takes a few milliseconds to write, in which nothing else runs."""
+LINGER = 1.0
+"""Seconds for which spans wait for company."""
+TIMEOUT = 10.0
+FLUSH = 3.0
+"""Seconds in which the spans that are left are sent at the end of the process."""
+LONGEST_PAUSE = 300.0
+"""The longest Retry-After, in seconds, that is waited for."""
+MAX_ANSWER = 64 * 1024
+AGAIN = (429, 502, 503, 504)
+"""Answers after which the same request may be taken later (OTLP/HTTP, "Retryable Response Codes")."""
+PATH = "/v1/traces"
+
+
+class NotNow(Exception):
+    """The collector can't take the batch now."""
+
+    def __init__(self, problem: str, pause: float | None = None) -> None:
+        """`pause` is the Retry-After of the collector's answer in seconds; None without one."""
+        super().__init__(problem)
+        self.pause = pause
+
+
+class SpanExporter:
+    """Sends spans in batches, oldest first, one request at a time."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: str,
+        headers: Mapping[str, str],
+        count: Callable[[str, int], None] = lambda *_: None,
+    ) -> None:
+        """`count` hears how many spans were `sent`, `refused` by the collector or `dropped`."""
+        self._session = session
+        self._url = endpoint.rstrip("/") + PATH
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._count = count
+        self._waiting: deque[Span] = deque()
+        self._some = asyncio.Event()
+        self._full = False
+
+    def put(self, span: Span) -> None:
+        """Queues a span, or drops it."""
+        if len(self._waiting) >= BACKLOG:
+            self._count("dropped", 1)
+            if not self._full:
+                log.warning("spans are dropped: %d wait for the collector", BACKLOG)
+            self._full = True
+            return
+        self._full = False
+        self._waiting.append(span)
+        self._some.set()
+
+    async def run(self) -> None:
+        """Sends until cancelled, and then what is left, for a few seconds."""
+        try:
+            while True:
+                await self._some.wait()
+                await asyncio.sleep(LINGER)
+                await self._send_all()
+        except asyncio.CancelledError:
+            # what still waits would be lost with the process
+            await self._flush()
+            raise
+
+    async def _flush(self) -> None:
+        try:
+            async with asyncio.timeout(FLUSH):
+                while self._waiting:
+                    await self._send_batch()
+        except (NotNow, TimeoutError) as error:
+            self._count("dropped", len(self._waiting))
+            log.warning("%d spans are dropped at the end: %s", len(self._waiting), error)
+
+    async def _send_all(self) -> None:
+        backoff = Backoff()
+        while self._waiting:
+            try:
+                await self._send_batch()
+            except NotNow as error:
+                log.info("spans wait: %s", error)
+                if error.pause is None:
+                    await backoff.wait()
+                else:
+                    await asyncio.sleep(error.pause * random.uniform(1.0, 1.1))
+            else:
+                backoff.reset()
+        self._some.clear()
+
+    async def _send_batch(self) -> None:
+        """Sends the oldest spans, which wait on until the collector has answered for good.
+
+        Raises:
+            NotNow: it can't take them now.
+        """
+        # Spans stay in the queue until the answer is there, so that a lost connection loses none.
+        batch = [self._waiting[place] for place in range(min(BATCH, len(self._waiting)))]
+        status, text = await self._post(json.dumps(export_request(batch)).encode())
+        for _ in batch:
+            self._waiting.popleft()
+        if status // 100 == 2:
+            refused, why = _partial(text)
+        else:
+            refused, why = len(batch), f"HTTP {status}: {text[:200]!r}"
+        # The collector's number may be anything; more than were sent can't have been refused.
+        refused = min(refused, len(batch))
+        self._count("sent", len(batch) - refused)
+        self._count("refused", refused)
+        if refused or why:
+            log.warning("the collector refused %d of %d spans: %s", refused, len(batch), why)
+
+    async def _post(self, body: bytes) -> tuple[int, bytes]:
+        """Status and the beginning of the answer."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        try:
+            async with self._session.post(
+                self._url, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as answer:
+                # every other answer is final: OTLP names only these as retryable
+                if answer.status in AGAIN:
+                    raise NotNow(f"HTTP {answer.status}", _retry_after(answer.headers.get("Retry-After", "")))
+                return answer.status, await _beginning(answer.content)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise NotNow(repr(error)) from error
+
+
+async def _beginning(stream: aiohttp.StreamReader) -> bytes:
+    # A collector behind a proxy may answer with any page: only its beginning is read.
+    text = b""
+    async for chunk in stream.iter_any():
+        text += chunk
+        if len(text) >= MAX_ANSWER:
+            break
+    return text[:MAX_ANSWER]
+
+
+def _retry_after(text: str) -> float | None:
+    """Seconds of the header Retry-After, held to a bound; None for a date or anything else."""
+    if not text.isascii() or not text.isdecimal():
+        return None
+    return min(float(text), LONGEST_PAUSE)
+
+
+def _partial(text: bytes) -> tuple[int, str]:
+    """How many spans an answer of success refuses, and why: its `partialSuccess`."""
+    try:
+        partial = json.loads(text or b"{}")["partialSuccess"]
+        return max(0, int(partial.get("rejectedSpans", 0))), str(partial.get("errorMessage", ""))[:200]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+        return 0, ""

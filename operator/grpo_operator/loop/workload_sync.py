@@ -1,0 +1,279 @@
+"""Sees to the Workloads by which GRPOJobs ask Kueue for their pods: one write at a time, as kueue/steps.py has it.
+
+What is written stands on the resourceVersion that was looked at: no write meets a reservation of another moment.
+
+A job that Kueue sends to another cluster: this operator asks Kueue for it, and the other one's runs it.
+
+Its status is copied from there, all of it, so nothing is read from it or written to it; what there is to say is in the
+log. The plan goes along with the Workload.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from grpo_api.status import ConditionType
+from grpo_kube.client import Cluster
+from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
+from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.resources import Object, ObjectKey
+from grpo_kube.objects.times import Observed
+
+from ..admission.queue import AdmissionQueue
+from ..admission.snapshot import SnapshotSource
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+from ..kueue.pod_sets import Contradiction, Flavor, placed
+from ..kueue.steps import WORKLOAD_PRIORITY, Step, Write, step, wanted_class
+from ..kueue.workload_manifest import Priority, adopted, amended, cleared, finished, paused, ready, workload
+from ..pods.pod_spec import PodDefaults
+from ..pods.pod_volumes import Manifest
+from ..records.names import (
+    LABEL_COMPONENT,
+    LABEL_WORKLOAD_PRIORITY,
+    RESOURCE_FLAVORS,
+    WORKLOAD_PRIORITIES,
+    WORKLOADS,
+    workload_name,
+)
+from ..records.packed_job import unstarted
+from ..records.reasons import Reason
+from ..records.records import GRPOJobRecord
+from ..records.workloads import Assignment, WorkloadRecord
+from .caches import Caches
+
+log = logging.getLogger(__name__)
+
+DENIED_PAUSE = 15.0
+"""Seconds until what was refused is tried again: somebody must change something."""
+
+
+class Refused(Exception):
+    """A Workload can't be created as things are; `reason` is shown in a condition."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        """Keeps the reason."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class Workloads:
+    """Reads Workloads from the cache and makes the next write to one."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        caches: Caches,
+        facts: SnapshotSource,
+        problem: Callable[[str], str],
+        *,
+        pods: PodDefaults,
+        clock: Callable[[], float],
+    ) -> None:
+        """`problem` says why a namespace's Workloads can't be seen now, empty when they can; `facts` know
+        PriorityClasses; `pods` is what jobs' pods have by default; `clock` gives unix seconds."""
+        self._cluster = cluster
+        self._cache = caches.workloads
+        self._facts = facts
+        self._problem = problem
+        self._pods = pods
+        self._clock = clock
+
+    def look(self, seen: Observation) -> Observation:
+        """Return the observation with the job's Workload."""
+        job = seen.job
+        key = _key(job)
+        found = self._cache.get(key)
+        problem = self._problem(key.namespace) if job.queue_name else ""
+        if key in self._cache.aside:
+            problem = problem or f"Workload {key.name} can't be read; the operator's log says why"
+        if found and found.grpojob_uid != job.uid:
+            found = None
+        return replace(seen, workload=found, kueue_problem=problem)
+
+    async def step(self, seen: Observation, decision: Decision) -> Decision:
+        """Takes the next step; returns the decision, with what keeps a Workload from being made.
+
+        Raises:
+            Conflict: the Workload changed meanwhile; the cache has been brought up to date.
+            ClusterError: the API server did not answer.
+        """
+        due = step(seen, decision, self._pods)
+        if due is None:
+            return decision
+        try:
+            await self._take(due, seen)
+        except (Refused, Denied, NotFound) as error:
+            log.warning("%s: %s of its Workload: %s", seen.job.key, due.write, error)
+            # What is decided on a gang that runs or has ended must not wait for its Workload.
+            if decision.action is not Action.QUEUE:
+                return decision
+            reason = error.reason if isinstance(error, Refused) else Reason.WAITING_FOR_KUEUE
+            message = f"its Workload can't be brought about: {error}"
+            return replace(decision, reason=reason, message=message, look_again=DENIED_PAUSE)
+        return decision
+
+    async def _take(self, due: Step, seen: Observation) -> None:
+        job, known = seen.job, seen.workload
+        log.info("%s: %s Workload %s", job.key, due.write, _key(job).name)
+        if due.write is Write.CREATE and due.plan:
+            await self._create(job, workload(job, due.plan, await self._priority(job), self._pods))
+        elif due.write is Write.ADOPT:
+            await self._adopt(job)
+        elif known is None:
+            return
+        elif due.write is Write.DELETE:
+            await self._guarded(known, lambda: self._cluster.delete(WORKLOADS, *known.key, known))
+        elif due.write is Write.AMEND:
+            await self._patch(known, amended(job, await self._priority(job)))
+        elif due.write in (Write.PAUSE, Write.RESUME):
+            await self._patch(known, paused(due.write is Write.PAUSE))
+        else:
+            await self._tell(due.write, seen, known)
+
+    async def _create(self, job: GRPOJobRecord, body: Manifest) -> None:
+        key = _key(job)
+        try:
+            answer = await self._cluster.create(WORKLOADS, key.namespace, body)
+        except AlreadyExists:
+            answer = await self._cluster.get(WORKLOADS, *key)
+            found = self._cache.read(answer)
+            if found is None or found.grpojob_uid != job.uid:
+                raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} exists and is not this GRPOJob's") from None
+        self._cache.put(answer)
+
+    async def _adopt(self, job: GRPOJobRecord) -> None:
+        """Takes the Workload that MultiKueue has made here, which nobody controls yet."""
+        key = _key(job)
+        answer = await self._cluster.get(WORKLOADS, *key)
+        found = self._cache.read(answer)
+        # MultiKueue's Workload has no controller yet; one that has another is not for this job.
+        if found is None or found.grpojob_uid not in ("", job.uid):
+            raise Refused(Reason.NAME_TAKEN, f"Workload {key.name} is another object's, or can't be read")
+        await self._patch(found, adopted(job))
+
+    async def _tell(self, write: Write, seen: Observation, known: WorkloadRecord) -> None:
+        """One write of the status; what others have in it stays."""
+        # The cache keeps records only, and the write needs all conditions, those of others too.
+        item = await self._cluster.get(WORKLOADS, *known.key)
+        self._cache.put(item)
+        if Part(item).part("metadata").digits("resourceVersion") != known.version:
+            raise Conflict(f"Workload {known.key} has changed")
+        now, job = self._clock(), seen.job
+        if write is Write.CLEAR:
+            status = cleared(item, now)
+        elif write is Write.READY:
+            status = ready(item, now)
+        else:
+            final = next((job.condition(one) for one in _ENDS if job.is_true(one)), None)
+            succeeded = job.is_true(ConditionType.SUCCEEDED)
+            status = finished(item, succeeded, final.message if final else "", now)
+        await self._patch(known, {"status": status}, "status")
+
+    async def _patch(self, known: WorkloadRecord, patch: Object, subresource: str = "") -> None:
+        metadata = {**patch.get("metadata", {}), "resourceVersion": str(known.version)}
+        body = {**patch, "metadata": metadata}
+        await self._guarded(known, lambda: self._cluster.patch(WORKLOADS, *known.key, body, subresource))
+
+    async def _guarded(self, known: WorkloadRecord, write: Callable[[], Awaitable[Object | None]]) -> None:
+        try:
+            answer = await write()
+        # The next step must be decided on what Kueue has written meanwhile, so the caller starts again.
+        except Conflict:
+            self._cache.put(await self._cluster.get(WORKLOADS, *known.key))
+            raise
+        if answer:
+            self._cache.put(answer)
+
+    async def _priority(self, job: GRPOJobRecord) -> Priority:
+        """The value of the class that says the job's priority, and its name."""
+        kind, name = wanted_class(job)
+        if kind == WORKLOAD_PRIORITY:
+            try:
+                item = await self._cluster.get(WORKLOAD_PRIORITIES, "", name)
+            except NotFound:
+                message = f"there is no {kind} {name}, which its label {LABEL_WORKLOAD_PRIORITY} names"
+                raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message) from None
+            return Priority(Part(item).integer("value"), kind, name)
+        known = self._facts.take()
+        name = name or known.default_priority
+        if name and known.priorities and name not in known.priorities:
+            message = f"there is no PriorityClass {name}, which spec.placement.priorityClassName names"
+            raise Refused(Reason.PRIORITY_CLASS_NOT_FOUND, message)
+        return Priority(known.priorities.get(name, 0), "PriorityClass", name)
+
+    async def placed(self, seen: Observation, job: Manifest) -> Manifest:
+        """The Job of a role where Kueue wants it.
+
+        Raises:
+            Contradiction: Kueue's words contradict each other.
+            ClusterError: a ResourceFlavor can't be had.
+        """
+        if seen.workload is None:
+            raise Contradiction("there is no Workload")
+        role = job["spec"]["template"]["metadata"]["labels"][LABEL_COMPONENT]
+        names = seen.workload.assignments.get(role, Assignment()).flavors
+        items = [await self._cluster.get(RESOURCE_FLAVORS, "", name) for name in names]
+        return placed(job, seen.workload, [_flavor(name, item) for name, item in zip(names, items, strict=True)])
+
+
+def unseen(not_served: str, *, forbidden: bool) -> str:
+    """Why Workloads can't be seen, by what the API server says of a LIST of them; empty when they can."""
+    if not not_served:
+        return ""
+    if forbidden:
+        return f"the operator may not see Kueue's Workloads here; the chart's rules grant it: {not_served}"
+    return (
+        "the cluster has no Kueue that serves Workloads of kueue.x-k8s.io/v1beta2: install it, or remove the job's "
+        f"queue name ({not_served})"
+    )
+
+
+_ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+
+
+def _key(job: GRPOJobRecord) -> ObjectKey:
+    return ObjectKey(job.key.namespace, job.kueue.prebuilt or workload_name(job.name, job.uid))
+
+
+def _flavor(name: str, item: Object) -> Flavor:
+    spec = Part(item).part("spec")
+    tolerations = tuple(dict(one.items()) for one in spec.parts("tolerations"))
+    return Flavor(name, spec.texts("nodeLabels"), tolerations)
+
+
+class Dispatcher:
+    """Keeps the Workloads of jobs that Kueue sends to another cluster."""
+
+    def __init__(
+        self,
+        queue: AdmissionQueue,
+        workloads: Workloads,
+        clock: Callable[[], float],
+        monotonic: Callable[[], Observed],
+    ) -> None:
+        """`clock` gives unix seconds."""
+        self._queue = queue
+        self._workloads = workloads
+        self._clock = clock
+        self._monotonic = monotonic
+
+    async def __call__(self, job: GRPOJobRecord) -> float | None:
+        """One look and one step. Returns the seconds until time alone may change something.
+
+        Raises:
+            ClusterError: the API server refused or did not answer; nothing is lost by trying again.
+        """
+        if job.finished or job.deleting or not job.queue_name:
+            return None
+        here = replace(job, typed=unstarted(job.spec))
+        seen = self._workloads.look(Observation(job=here, now=self._clock(), at=self._monotonic()))
+        decision = await self._workloads.step(seen, await self._decision(seen))
+        if decision.action in (Action.QUEUE, Action.REJECT):
+            log.info("%s: %s %s", job.key, decision.reason, decision.message)
+        return decision.look_again
+
+    async def _decision(self, seen: Observation) -> Decision:
+        if seen.job.suspended:
+            return Decision(Action.SUSPEND, Reason.SUSPENDED)
+        return await self._queue.answer(seen, Decision(Action.ADMIT)) or Decision(Action.WAIT)

@@ -1,0 +1,284 @@
+"""The objects that an attempt consists of: the Indexed Job of its gang, that of its engines, the checkpoint claim.
+
+What reaches the API server is a pure function of the GRPOJob, its plan and the attempt; `grpo render` prints the same,
+but for the hash of a token, whose key is the operator's.
+Each function returns one object as a dict; the pod itself is in pod_spec.py, what attempts share in
+namespace_objects.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grpo_api.contract import (
+    API_VERSION,
+    CHECKPOINT_MOUNT,
+    CHECKPOINT_SCRATCH,
+    KIND,
+    PLAN_ANNOTATION,
+    RESUME_MOUNT,
+    RESUME_SCRATCH,
+)
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import EarlierEnd, EngineAddresses, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.report import Generations
+from grpo_api.status import AttemptEnd, ResumeSource
+from grpo_kube.objects.resources import ObjectKey
+
+from ..records.names import (
+    LABEL_APP,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_UID,
+    MANAGER,
+    checkpoint_claim,
+    child_job,
+    engine_addresses,
+    engine_job,
+    rank0_address,
+    run_folder,
+)
+from ..records.records import GRPOJobRecord
+from .pod_spec import PodDefaults, pod_spec
+from .pod_volumes import Manifest
+from .roles import Role, engine_role, replicas, roles
+
+ENGINE_FAILURES = 20
+"""How often each engine of an attempt is made again after a failure, the last times with pauses of minutes; then the
+attempt goes on without it."""
+IMAGES_NEED = "; image volumes need Kubernetes 1.35, or 1.33 with the feature gate ImageVolume on servers and nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One gang start of a GRPOJob."""
+
+    key: ObjectKey
+    uid: str
+    spec: GRPOJobSpec
+    plan: ExecutionPlan
+    number: int
+    """From 1, over the job's whole life."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The GRPOJob's labels for its Job and pods; see names.inherited."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """The GRPOJob's annotations for its Job and pods."""
+    source: ResumeSource | None = None
+    """The other job's checkpoints that the run begins with."""
+    skipped: Sequence[Generations] = ()
+    """What earlier attempts diverged on; see status.rollbacks."""
+    avoided_nodes: Sequence[str] = ()
+    """Nodes that its pods must not go to; see restarting.avoided_nodes."""
+    revisions: Mapping[str, str] = field(default_factory=dict)
+    """Commits that earlier attempts found."""
+    ends: Sequence[AttemptEnd] = ()
+    """How earlier attempts ended."""
+    token_digest: str = ""
+    """Of the token that opens what its pods say; see tokens.py."""
+
+
+def attempt_of(
+    job: GRPOJobRecord, spec: GRPOJobSpec, plan: ExecutionPlan, number: int, token_digest: str = ""
+) -> Attempt:
+    """The attempt of a GRPOJob that has this number, with this plan of its spec."""
+    return Attempt(
+        key=job.key,
+        uid=job.uid,
+        spec=spec,
+        plan=plan,
+        number=number,
+        labels=job.labels,
+        annotations=job.annotations,
+        source=job.status.resume_from,
+        skipped=[one.skipped for one in job.status.rollbacks],
+        avoided_nodes=job.status.avoided_nodes,
+        revisions=job.status.revisions or {},
+        ends=job.status.ends,
+        token_digest=token_digest,
+    )
+
+
+def training_plan(attempt: Attempt) -> TrainingPlan:
+    """Return the plan that an attempt's pods receive: the sections of the spec and the planner's choice."""
+    key, spec = attempt.key, attempt.spec
+    identity = JobIdentity(namespace=key.namespace, name=key.name, uid=attempt.uid, attempt=attempt.number)
+    rendezvous = Rendezvous(address=rank0_address(key.namespace, key.name, attempt.number))
+    resume_store = attempt.source.store if attempt.source else None
+    ends = [EarlierEnd(attempt=end.attempt, reason=end.reason) for end in attempt.ends]
+    return TrainingPlan(
+        job=identity,
+        rendezvous=rendezvous,
+        engines=_engines(attempt),
+        model=spec.model,
+        dataset=spec.dataset,
+        rewards=spec.rewards,
+        training=spec.training,
+        generation=spec.generation,
+        reference=spec.reference,
+        adapter=spec.adapter,
+        checkpoint=spec.checkpoint,
+        guard=spec.guard,
+        export=spec.export,
+        checkpoint_directory=_checkpoint_directory(attempt),
+        resume_from=_resume_folder(attempt),
+        resume_store=resume_store,
+        revisions=dict(attempt.revisions),
+        skipped=list(attempt.skipped),
+        ends=ends or None,
+        grace_period_seconds=spec.pod_template.spec.termination_grace_period_seconds,
+        execution=attempt.plan,
+    )
+
+
+def _engines(attempt: Attempt) -> EngineAddresses | None:
+    """Where the attempt's engines are, if it has any in pods of their own."""
+    count = replicas(attempt.plan)
+    if not count:
+        return None
+    return EngineAddresses(hosts=engine_addresses(*attempt.key, attempt.number, count))
+
+
+def _checkpoint_directory(attempt: Attempt) -> str | None:
+    """The run's folder in the pods: on the volume that they share, or on each one's own disk before an object store."""
+    checkpoint = attempt.spec.checkpoint
+    if not checkpoint.lasting:
+        return None
+    parent = CHECKPOINT_SCRATCH if checkpoint.store else CHECKPOINT_MOUNT
+    return f"{parent}/{run_folder(attempt.key.name, attempt.uid)}"
+
+
+def _resume_folder(attempt: Attempt) -> str | None:
+    """Where the pods find the other run's checkpoints."""
+    wanted = attempt.spec.resume_from
+    if wanted and wanted.path:
+        return f"{CHECKPOINT_MOUNT}/{wanted.path}"
+    if wanted is None or attempt.source is None:
+        return None
+    return f"{RESUME_SCRATCH if attempt.source.store else RESUME_MOUNT}/{attempt.source.folder}"
+
+
+def plan_json(plan: TrainingPlan) -> str:
+    """The plan as it travels in the annotation; the same bytes for the same plan."""
+    return plan.model_dump_json(by_alias=True, exclude_none=True)
+
+
+def labels(name: str, uid: str, attempt: int, component: str) -> dict[str, str]:
+    """The labels by which the operator finds a Job of an attempt and its pods again, and knows their role."""
+    return {
+        LABEL_APP: "grpo-trainer",
+        LABEL_INSTANCE: name,
+        LABEL_MANAGED_BY: MANAGER,
+        LABEL_JOB: name,
+        LABEL_UID: uid,
+        LABEL_ATTEMPT: str(attempt),
+        LABEL_COMPONENT: component,
+    }
+
+
+def pod_annotations(attempt: Attempt) -> dict[str, str]:
+    """All annotations of an attempt's pods: the GRPOJob's, those of podTemplate, which win, and the plan."""
+    plan = {PLAN_ANNOTATION: plan_json(training_plan(attempt))}
+    return {**attempt.annotations, **attempt.spec.pod_template.metadata.annotations, **plan}
+
+
+def owner_reference(name: str, uid: str) -> Manifest:
+    """Makes the garbage collector delete the object with its GRPOJob."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def indexed_job(attempt: Attempt, pods: PodDefaults) -> Manifest:
+    """The gang of one attempt: one pod per node, all or none, no retries of its own.
+
+    No podFailurePolicy and no podReplacementPolicy: with the latter a clean exit on SIGTERM counts as success.
+    """
+    (role, *_), name = roles(attempt.spec, attempt.plan), child_job(attempt.key.name, attempt.number)
+    body = _job(attempt, role, name, pods)
+    body["spec"]["backoffLimit"] = 0
+    return body
+
+
+def engines_job(attempt: Attempt, pods: PodDefaults) -> Manifest | None:
+    """The engines of one attempt, if it has any in pods of their own: each is made again by its index.
+
+    Without maxFailedIndexes the Job goes on with the others when one has used up its retries. An engine that ends with
+    exit code 0 would pass for done: it never does.
+    """
+    role = engine_role(attempt.spec, attempt.plan)
+    if role is None:
+        return None
+    body = _job(attempt, role, engine_job(attempt.key.name, attempt.number), pods)
+    body["spec"]["backoffLimitPerIndex"] = ENGINE_FAILURES
+    return body
+
+
+def _job(attempt: Attempt, role: Role, name: str, pods: PodDefaults) -> Manifest:
+    """The Indexed Job of one role, without what becomes of its failures."""
+    key, spec, plan = attempt.key, attempt.spec, role.plan
+    own = labels(key.name, attempt.uid, attempt.number, role.component)
+    job_labels = {**attempt.labels, **own}
+    pod_labels = {**attempt.labels, **spec.pod_template.metadata.labels, **own}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "namespace": key.namespace,
+            "labels": job_labels,
+            "annotations": dict(attempt.annotations),
+            "ownerReferences": [owner_reference(key.name, attempt.uid)],
+        },
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": plan.nodes,
+            "parallelism": plan.nodes,
+            "template": {
+                "metadata": {"labels": pod_labels, "annotations": pod_annotations(attempt)},
+                "spec": pod_spec(
+                    key.name,
+                    role,
+                    own,
+                    pods,
+                    source=attempt.source,
+                    avoided=attempt.avoided_nodes,
+                    token_digest=attempt.token_digest,
+                ),
+            },
+        },
+    }
+
+
+def images_need(spec: GRPOJobSpec) -> str:
+    """What to know of image volumes where the spec has one: a server that doesn't know them says only that a volume is
+    without a type."""
+    images = [spec.model.image, *(reward.model.image for reward in spec.rewards if reward.model)]
+    return IMAGES_NEED if any(images) else ""
+
+
+def checkpoint_volume_claim(key: ObjectKey, uid: str, spec: GRPOJobSpec) -> Manifest | None:
+    """The claim of spec.checkpoint.volumeClaimTemplate; with `retain` it outlives the GRPOJob."""
+    template = spec.checkpoint.volume_claim_template
+    if template is None:
+        return None
+    metadata: Manifest = {
+        "name": checkpoint_claim(key.name),
+        "namespace": key.namespace,
+        "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: key.name, LABEL_UID: uid},
+    }
+    if not template.retain:
+        metadata["ownerReferences"] = [owner_reference(key.name, uid)]
+    claim: Manifest = {
+        "accessModes": [template.access_mode],
+        "resources": {"requests": {"storage": template.size}},
+    }
+    if template.storage_class_name:
+        claim["storageClassName"] = template.storage_class_name
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim}

@@ -1,0 +1,169 @@
+"""Whose an object is that has a name which an attempt needs already, and what makes ours right again.
+
+A name proves nothing: a claim may be dying or another job's, and anybody may make a Service of our name. What is
+another's is never touched; the job waits, and a condition says for what. Objects in, sentences and patches out.
+
+The headless Services that all attempts of a namespace share: under one ranks find rank 0, under the other engines.
+
+Each function returns one object as a dict.
+
+The NetworkPolicy that all attempts of a namespace share: what may reach their pods.
+
+A gang talks on ports that NCCL and gloo choose, without a password, so that all ports are its own pods' alone. A policy
+can't say "of the same job" once for all jobs: the namespace is the boundary.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from grpo_api.contract import PROGRESS_PORT
+from grpo_kube.objects.resources import merge_patch
+
+from ..records.names import (
+    COMPONENT_ENGINE,
+    COMPONENT_ISOLATION,
+    COMPONENT_RENDEZVOUS,
+    ENGINE_SERVICE,
+    LABEL_COMPONENT,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    MANAGER,
+    NETWORK_POLICY,
+    RENDEZVOUS_SERVICE,
+)
+from ..records.records import ClaimRecord, GRPOJobRecord, PolicyRecord, ServiceRecord
+from .pod_volumes import Manifest
+
+
+def claim_problem(claim: ClaimRecord, job: GRPOJobRecord) -> str:
+    """Why a job may not keep its checkpoints on a claim that has its claim's name; empty when it may.
+
+    A claim that was retained when an earlier job of this name was deleted is taken: each job has a folder of its own.
+    """
+    name = f"PersistentVolumeClaim {claim.key.name}"
+    if claim.deleting:
+        return f"{name} is being deleted; waiting until it is gone (pods that use it keep it)"
+    if claim.grpojob_uid:
+        owned = "" if claim.grpojob_uid == job.uid else f"{name} goes with its owner, uid {claim.grpojob_uid}"
+        return owned and f"{owned}, which is not this GRPOJob; waiting until it is gone"
+    if claim.labels.get(LABEL_MANAGED_BY) == MANAGER and claim.labels.get(LABEL_JOB) == job.name:
+        return ""
+    return (
+        f"{name} exists and was not made for this GRPOJob: to use it, name it in spec.checkpoint.volume of a new job; "
+        "or delete it, or give the job another name"
+    )
+
+
+def is_ours(service: ServiceRecord) -> bool:
+    """True if a Service of a name of ours was made by this operator, whatever has been changed of it since."""
+    wanted = wanted_service(*service.key)
+    labels: Mapping[str, str] = wanted["metadata"]["labels"]
+    if service.selector == wanted["spec"]["selector"]:
+        return True
+    return any(service.labels.get(key) == value for key, value in labels.items())
+
+
+def foreign_service(service: ServiceRecord) -> str:
+    """What is wrong where the Service is a stranger's."""
+    return (
+        f"Service {service.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), and "
+        "without theirs the ranks of a gang can't meet: delete it, and the operator makes its own"
+    )
+
+
+def service_repair(service: ServiceRecord) -> Manifest | None:
+    """The merge patch that makes a Service of ours what attempts need; None when it is."""
+    wanted = wanted_service(*service.key)
+    patch: Manifest = {}
+    if not wanted["metadata"]["labels"].items() <= service.labels.items():
+        patch["metadata"] = {"labels": wanted["metadata"]["labels"]}
+    selector: Mapping[str, str] = wanted["spec"]["selector"]
+    spec: Manifest = {}
+    if service.selector != selector:
+        spec["selector"] = {key: None for key in service.selector if key not in selector} | dict(selector)
+    if not service.publishes_not_ready:
+        spec["publishNotReadyAddresses"] = True
+    if service.cluster_ip != "None":
+        spec |= {"type": "ClusterIP", "clusterIP": "None", "externalName": None}
+    if spec:
+        patch["spec"] = spec
+    return patch or None
+
+
+def is_our_policy(policy: PolicyRecord, wanted: Manifest) -> bool:
+    """True if a NetworkPolicy of our name was made by this operator, whatever has been changed of it since.
+
+    One of these labels is enough, and nothing else: who takes both away makes it his own.
+    """
+    labels: Mapping[str, str] = wanted["metadata"]["labels"]
+    return any(policy.labels.get(key) == value for key, value in labels.items())
+
+
+def foreign_policy(policy: PolicyRecord) -> str:
+    """Return the sentence that reports a NetworkPolicy of our name that is not the operator's."""
+    return (
+        f"NetworkPolicy {policy.key.name} of this namespace is not the operator's (it has no label {LABEL_COMPONENT}), "
+        "and stays as it is: delete it, and the operator makes its own, so that strangers don't reach the pods of jobs"
+    )
+
+
+def policy_repair(policy: PolicyRecord, wanted: Manifest) -> Manifest | None:
+    """The merge patch that makes a NetworkPolicy of ours what it was; None when it is."""
+    patch: Manifest = {}
+    if not wanted["metadata"]["labels"].items() <= policy.labels.items():
+        patch["metadata"] = {"labels": wanted["metadata"]["labels"]}
+    if spec := merge_patch(dict(policy.spec), wanted["spec"]):
+        patch["spec"] = spec
+    return patch or None
+
+
+def wanted_service(namespace: str, name: str) -> Manifest:
+    """The Service of this name as attempts need it: that of the engines, else that of the rendezvous."""
+    return engine_service(namespace) if name == ENGINE_SERVICE else rendezvous_service(namespace)
+
+
+def rendezvous_service(namespace: str) -> Manifest:
+    """The headless Service under which rank 0 of every gang of the namespace has its name, ready or not.
+
+    It selects only pods with index 0: every further endpoint costs kube-controller-manager an update per pod.
+    """
+    return _service(namespace, RENDEZVOUS_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_INDEX: "0"})
+
+
+def engine_service(namespace: str) -> Manifest:
+    """The headless Service under which every engine pod of the namespace has its name, ready or not."""
+    return _service(namespace, ENGINE_SERVICE, {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ENGINE})
+
+
+def _service(namespace: str, name: str, selector: dict[str, str]) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_RENDEZVOUS},
+        },
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
+    }
+
+
+def network_policy(namespace: str, watchers: Sequence[Manifest]) -> Manifest:
+    """Lets our pods of the namespace reach each other, and `watchers`, peers of networking.k8s.io/v1, PROGRESS_PORT.
+
+    What pods may ask for stays open: hubs, object stores and reward services are anywhere.
+    """
+    ours = {"matchLabels": {LABEL_MANAGED_BY: MANAGER}}
+    rules: list[Manifest] = [{"from": [{"podSelector": ours}]}]
+    if watchers:  # without a `from` it would be everybody
+        rules.append({"from": list(watchers), "ports": [{"protocol": "TCP", "port": PROGRESS_PORT}]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": NETWORK_POLICY,
+            "namespace": namespace,
+            "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_COMPONENT: COMPONENT_ISOLATION},
+        },
+        "spec": {"podSelector": ours, "policyTypes": ["Ingress"], "ingress": rules},
+    }

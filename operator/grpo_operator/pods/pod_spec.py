@@ -1,0 +1,331 @@
+"""The pod of a gang: one restricted container with the plan as a file, and a node of its own.
+
+Apart from the Job around it because the pod is most of what there is to say. Pure: the same spec, the same pod.
+
+What the pods of a job have where it says nothing of it: their image, their user, their pull secrets.
+
+One set of flags tells it to the operator and to the commands that make pods themselves, so that what these show and
+start is what the operator would.
+"""
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from grpo_api.contract import (
+    ALLOCATOR_ENV,
+    CACHE_MOUNT,
+    CHECKPOINT_STORE_ENV,
+    CONTAINER,
+    DATASET_TOKEN_ENV,
+    ENGINE_PORT,
+    EXPANDABLE_SEGMENTS,
+    EXPORT_TOKEN_ENV,
+    IMAGE_ENV,
+    PLAN_ENV,
+    PLAN_PATH,
+    PROGRESS_PORT,
+    RESUME_STORE_ENV,
+    SCRATCH,
+    THREADS_ENV,
+    TOKEN_DIGEST_ENV,
+    reward_token_env,
+)
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+from grpo_api.pods.affinity import Affinity
+from grpo_api.pods.containers import InitContainer
+from grpo_api.quantity import parse_quantity
+from grpo_api.references import SecretKeySelector
+from grpo_api.status import ResumeSource
+from grpo_api.stores import ObjectStoreSpec
+
+from ..records.names import (
+    ENGINE_SERVICE,
+    LABEL_ATTEMPT,
+    LABEL_COMPONENT,
+    LABEL_HOSTNAME,
+    LABEL_UID,
+    RENDEZVOUS_SERVICE,
+)
+from .pod_volumes import Manifest, pod_volumes
+from .roles import Role
+
+USER = 1000
+MAX_USER = 2**31 - 1
+"""The largest id that the API server takes."""
+NO_USER = "none"
+_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+USER_HELP = f"user and group of the pods, or {NO_USER}: the platform or the image gives one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodDefaults:
+    """What the operator is installed with for the pods of all jobs."""
+
+    image: str = ""
+    """Image of jobs without spec.image; empty: they are rejected."""
+    user: int | None = USER
+    """Id of the pods' user and group, and of their volumes' group; None: no id is asked for, and the platform gives
+    one, as OpenShift does, or the image."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of pull secrets, in each job's namespace, beside those that the job names."""
+
+
+def add_arguments(parser: ArgumentParser, image: str) -> None:
+    """Adds the flags; `image` is the default one."""
+    parser.add_argument("--trainer-image", default=image, help="image of jobs without spec.image")
+    parser.add_argument("--pod-user", type=pod_user, default=USER, metavar="ID", help=f"{USER_HELP}; default: {USER}")
+    parser.add_argument(
+        "--pod-pull-secret",
+        action="append",
+        type=pull_secret,
+        default=[],
+        metavar="NAME",
+        help="pull secret of all training pods, in each job's namespace (may be repeated)",
+    )
+
+
+def given(options: Namespace) -> PodDefaults:
+    """What the flags say."""
+    secrets = tuple(dict.fromkeys(options.pod_pull_secret))
+    return PodDefaults(image=options.trainer_image, user=options.pod_user, pull_secrets=secrets)
+
+
+def pod_user(text: str) -> int | None:
+    """A user's id, or none, from a flag."""
+    if text == NO_USER:
+        return None
+    if not text.isdecimal() or not 0 < int(text) <= MAX_USER:
+        raise ArgumentTypeError(f"{text!r} is neither {NO_USER} nor a user's id from 1 to {MAX_USER}; root is refused")
+    return int(text)
+
+
+def pull_secret(text: str) -> str:
+    """The name of a Secret, from a flag."""
+    if not re.fullmatch(_NAME, text):
+        raise ArgumentTypeError(f"{text!r} is no name of a Secret: lower-case letters, digits, - and ., at most 253")
+    return text
+
+
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+"""glibc's thresholds in bytes, read when a process starts. With its own, which grow, a sharded start keeps more than
+the whole model in host memory."""
+HUB_SECONDS = "30"
+"""Longest wait for the next bytes of the hub; the clients' own 10 s are short for a busy proxy."""
+GPU_TAINTS = ("nvidia.com/gpu", "amd.com/gpu")
+
+
+def pod_spec(
+    name: str,
+    role: Role,
+    own: dict[str, str],
+    pods: PodDefaults,
+    *,
+    source: ResumeSource | None = None,
+    avoided: Sequence[str] = (),
+    token_digest: str = "",
+) -> Manifest:
+    """The pod template's spec for a role; it passes the `restricted` pod security standard.
+
+    `own` are the labels of the pods, `avoided` nodes that they must not go to. `token_digest` tells the training pods
+    which token opens what they say.
+    """
+    spec, plan = role.spec, role.plan
+    image = spec.image or pods.image
+    source = None if role.engines else source
+    volumes, mounts = pod_volumes(name, spec, source)
+    settings = spec.pod_template.spec
+    pod: Manifest = {
+        "restartPolicy": "Never",
+        "subdomain": ENGINE_SERVICE if role.engines else RENDEZVOUS_SERVICE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
+        "securityContext": _pod_security(pods.user),
+        "tolerations": _tolerations(spec, plan),
+        "containers": [_container(role, image, mounts, source, "" if role.engines else token_digest)],
+        "volumes": volumes + [_given(volume) for volume in settings.volumes],
+    }
+    optional: Manifest = {
+        "initContainers": [init_container(one, image) for one in settings.init_containers],
+        "affinity": _affinity(settings.affinity, own if plan.nodes > 1 and not role.engines else {}, avoided),
+        "nodeSelector": {**plan.node_selector, **spec.placement.node_selector},
+        "priorityClassName": spec.placement.priority_class_name,
+        "serviceAccountName": settings.service_account_name,
+        "imagePullSecrets": _pull_secrets(spec, pods),
+        "runtimeClassName": settings.runtime_class_name,
+        "schedulerName": settings.scheduler_name,
+        "dnsPolicy": settings.dns_policy,
+        "dnsConfig": _given(settings.dns_config),
+    }
+    return pod | {field: value for field, value in optional.items() if value}
+
+
+def _given(part: BaseModel | None) -> Manifest:
+    """What a user wrote in core/v1's shape; defaults are left out, for they are the API server's own."""
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True) if part else {}
+
+
+def _pod_security(user: int | None) -> Manifest:
+    ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        # a recursive chown of a volume full of checkpoints takes longer than the start of the gang
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _pull_secrets(spec: GRPOJobSpec, pods: PodDefaults) -> list[Manifest]:
+    """The job's own, and the others of all jobs: the kubelet tries each that there is."""
+    own = [_given(secret) for secret in spec.pod_template.spec.image_pull_secrets]
+    others = [{"name": name} for name in pods.pull_secrets]
+    return own + [secret for secret in others if secret not in own]
+
+
+def _affinity(given: Affinity | None, own: dict[str, str], avoided_nodes: Sequence[str]) -> Manifest:
+    """The user's affinity, that the pods of a gang keep apart, and nodes that they keep away from."""
+    affinity = _given(given)
+    if own:  # a topology spread would allow two on a node when nodes are few
+        selector = {"matchLabels": {label: own[label] for label in (LABEL_UID, LABEL_ATTEMPT, LABEL_COMPONENT)}}
+        apart = affinity.setdefault("podAntiAffinity", {})
+        apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(
+            {"labelSelector": selector, "topologyKey": LABEL_HOSTNAME}
+        )
+    if avoided_nodes:
+        require_name(affinity.setdefault("nodeAffinity", {}), "NotIn", avoided_nodes)
+    return affinity
+
+
+def require_name(affinity: Manifest, operator: str, nodes: Sequence[str]) -> None:
+    """Adds to every term of the required node affinity that its node's name is (In) or isn't (NotIn) each of these."""
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.setdefault("nodeSelectorTerms", [{"matchFields": []}])
+    for term in terms:
+        # a term without requirements selects no node, and must not begin to
+        if term:
+            # a requirement on the name takes one value only
+            names = [{"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes]
+            term["matchFields"] = [*term.get("matchFields", []), *names]
+
+
+def _tolerations(spec: GRPOJobSpec, plan: ExecutionPlan) -> list[Manifest]:
+    given = [_given(toleration) for toleration in spec.placement.tolerations]
+    if plan.accelerator == "CPU":
+        return given
+    return given + [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in GPU_TAINTS]
+
+
+def _container_security() -> Manifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _container(
+    role: Role, image: str, mounts: list[Manifest], source: ResumeSource | None, token_digest: str
+) -> Manifest:
+    spec, plan = role.spec, role.plan
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": spec.command or ["python", "-m", "grpo_trainer"],
+        "env": _environment(spec, plan, image, token_digest),
+        "ports": [_port(role)],
+        "resources": _resources(spec, plan),
+        "securityContext": _container_security(),
+        # without an outcome the end of the log says more than nothing
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts + [_given(mount) for mount in spec.volume_mounts],
+    }
+    if role.engines:
+        container["readinessProbe"] = {"httpGet": {"path": "/healthz", "port": ENGINE_PORT}, "periodSeconds": 5}
+    own = _store_settings(CHECKPOINT_STORE_ENV, spec.checkpoint.store)
+    theirs = _store_settings(RESUME_STORE_ENV, source.store if source else None)
+    if given := own + theirs + [_given(one) for one in spec.env_from]:
+        container["envFrom"] = given
+    return container
+
+
+def _port(role: Role) -> Manifest:
+    if role.engines:
+        return {"name": "engine", "containerPort": ENGINE_PORT}
+    return {"name": "progress", "containerPort": PROGRESS_PORT}
+
+
+def init_container(one: InitContainer, image: str) -> Manifest:
+    """A user's init container; the image and the rights that it doesn't name are the training container's."""
+    rights = _given(one.security_context)
+    security = _container_security() | rights
+    security["capabilities"] = {"drop": ["ALL"]} | rights.get("capabilities", {})
+    container = {"image": image} | _given(one) | {"imagePullPolicy": one.image_pull_policy, "securityContext": security}
+    if resources := one.resources.manifest({}):
+        container["resources"] = resources
+    return container
+
+
+def _resources(spec: GRPOJobSpec, plan: ExecutionPlan) -> Manifest:
+    """Requests and limits of one pod, GPUs included."""
+    resources = spec.container_resources(plan)
+    if plan.gpus_per_node:
+        for kind in ("requests", "limits"):
+            resources[kind] = {**resources.get(kind, {}), plan.gpu_resource: str(plan.gpus_per_node)}
+    return resources
+
+
+def _environment(spec: GRPOJobSpec, plan: ExecutionPlan, image: str, token_digest: str) -> list[Manifest]:
+    """The user's variables come last, so that they win."""
+    given = [_given(variable) for variable in spec.env]
+    taken = {variable["name"] for variable in given}
+    env: list[Manifest] = [
+        *({"name": name, "value": value} for name, value in {**RETURN_FREED_MEMORY, PLAN_ENV: PLAN_PATH}.items()),
+        {"name": IMAGE_ENV, "value": image},
+        {"name": "HOME", "value": SCRATCH},
+        {"name": "USER", "value": "grpo"},
+        {"name": "HF_HOME", "value": f"{SCRATCH}/huggingface"},
+        {"name": "HF_HUB_DISABLE_TELEMETRY", "value": "1"},
+        # what the cache of hf_xet holds would be on the disk twice
+        {"name": "HF_XET_CHUNK_CACHE_SIZE_BYTES", "value": "0"},
+        {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": HUB_SECONDS},
+        {"name": "HF_HUB_ETAG_TIMEOUT", "value": HUB_SECONDS},
+        {"name": "TORCHINDUCTOR_CACHE_DIR", "value": f"{SCRATCH}/torchinductor"},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
+    if token_digest:
+        env.append({"name": TOKEN_DIGEST_ENV, "value": token_digest})
+    if spec.model.cache:
+        # not HF_HOME as a whole: code that a repository ships is run from the pod's own copy
+        env += [{"name": f"HF_{kind}_CACHE", "value": f"{CACHE_MOUNT}/{kind.lower()}"} for kind in ("HUB", "DATASETS")]
+    env += _secret("HF_TOKEN", spec.model.token_secret_ref)
+    env += _secret(DATASET_TOKEN_ENV, spec.dataset.token_secret_ref)
+    if spec.export and (hub := spec.export.hub):
+        env += _secret(EXPORT_TOKEN_ENV, hub.token_secret_ref)
+    for position, reward in enumerate(spec.rewards):
+        if reward.http:
+            env += _secret(reward_token_env(position), reward.http.token_secret_ref)
+    if plan.accelerator == "GPU" and taken.isdisjoint(ALLOCATOR_ENV):
+        env.append({"name": ALLOCATOR_ENV[0], "value": EXPANDABLE_SEGMENTS})
+    if cores := spec.resources.requested.get("cpu"):
+        threads = max(1, int(parse_quantity(cores) / plan.processes_per_node))
+        env.append({"name": THREADS_ENV, "value": str(threads)})
+    return [variable for variable in env if variable["name"] not in taken] + given
+
+
+def _store_settings(prefix: str, store: ObjectStoreSpec | None) -> list[Manifest]:
+    """The keys of the store's secret, under names that no other client in the container reads."""
+    secret = store and store.credentials_secret_ref
+    return [{"prefix": prefix, "secretRef": _given(secret)}] if secret else []
+
+
+def _secret(name: str, secret: SecretKeySelector | None) -> list[Manifest]:
+    return [{"name": name, "valueFrom": {"secretKeyRef": _given(secret)}}] if secret else []

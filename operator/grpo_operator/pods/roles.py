@@ -1,0 +1,86 @@
+"""The roles of a gang: those who train and, where the plan has them, the engines in pods of their own.
+
+Each is a spec and a plan of its own, so that what makes a training pod, finds a node for it and counts what it takes
+does so for an engine's pod, too. Pure.
+"""
+
+from dataclasses import dataclass
+
+from grpo_api.checkpoint import CheckpointSpec
+from grpo_api.generation import EnginePlan, EngineServersSpec
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan import ExecutionPlan
+
+from ..records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
+
+ENGINE_COMMAND = ["python", "-m", "grpo_trainer.generation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """Pods of a gang that are alike: `plan.nodes` of them, each with `plan.gpus_per_node` GPUs."""
+
+    component: str
+    """Value of names.LABEL_COMPONENT of its Job and pods."""
+    spec: GRPOJobSpec
+    plan: ExecutionPlan
+
+    @property
+    def engines(self) -> bool:
+        """True if these are engines: several may share a node, and they keep nothing on its disk."""
+        return self.component == COMPONENT_ENGINE
+
+
+def roles(spec: GRPOJobSpec, plan: ExecutionPlan) -> tuple[Role, ...]:
+    """The roles of a gang, in the order in which they are started."""
+    trainers = Role(component=COMPONENT_TRAINER, spec=spec, plan=plan)
+    engines = engine_role(spec, plan)
+    return (trainers, engines) if engines else (trainers,)
+
+
+def engine_role(spec: GRPOJobSpec, plan: ExecutionPlan) -> Role | None:
+    """The engines of a plan that has any in pods of their own."""
+    engine = plan.engine
+    if engine is None or engine.kind != "Servers":
+        return None
+    return Role(component=COMPONENT_ENGINE, spec=_as_engine(spec), plan=_alone(plan, engine))
+
+
+def replicas(plan: ExecutionPlan | None) -> int:
+    """How many engine pods the plan has."""
+    engine = plan.engine if plan else None
+    if engine is None or engine.kind != "Servers":
+        return 0
+    return engine.replicas
+
+
+def _as_engine(spec: GRPOJobSpec) -> GRPOJobSpec:
+    """The spec without what only training needs: its data, rewards, checkpoints, export, and their secrets."""
+    servers = spec.generation.servers or EngineServersSpec()
+    changes = {
+        "command": ENGINE_COMMAND,
+        "resources": servers.resources,
+        "dataset": spec.dataset.model_copy(update={"files": None, "token_secret_ref": None}),
+        "rewards": [],
+        "checkpoint": CheckpointSpec(),
+        "resume_from": None,
+        "export": None,
+    }
+    return spec.model_copy(update=changes)
+
+
+def _alone(plan: ExecutionPlan, engine: EnginePlan) -> ExecutionPlan:
+    """The plan of the engines as if they were the gang, one process to a GPU."""
+    changes = {
+        "gpus": engine.gpus,
+        "nodes": engine.replicas,
+        "gpus_per_node": engine.gpus_per_replica,
+        "processes_per_node": max(1, engine.gpus_per_replica),
+        "gpu_product": engine.gpu_product,
+        "gpu_hour_price": engine.gpu_hour_price,
+        "gpu_resource": engine.gpu_resource,
+        "node_selector": engine.node_selector,
+        "host_memory_bytes": engine.host_memory_bytes,
+        "ephemeral_storage_bytes": 0,
+    }
+    return plan.model_copy(update=changes)

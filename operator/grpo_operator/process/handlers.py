@@ -1,0 +1,193 @@
+"""kopf's part: GRPOJob events into the cache and on, the login, signals, and nothing else.
+
+The only module that knows kopf's decorators, and runs it. Events carry no decisions: a handler stores what came and
+says so. No finalizers, no annotations, no results in the status.
+
+kopf with everything off that costs a request, a wait or CPU time and that a level-triggered loop does not need.
+
+By default kopf copies and compares every object on every event, to find out what changed since its handlers last
+succeeded: half of this operator's CPU time in a burst.
+"""
+
+import asyncio
+import itertools
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import kopf
+from kubernetes.aio.client import Configuration
+
+from grpo_api.contract import GROUP, PLURAL, VERSION
+from grpo_kube.objects.resources import ObjectKey, identity
+from grpo_kube.pacing import Backoff
+from grpo_kube.transport import EmptyLists, json_only, open_session
+
+from ..loop.caches import Caches
+from ..records.names import MANAGER
+
+log = logging.getLogger(__name__)
+
+
+def registry(
+    caches: Caches,
+    event_came: Callable[[ObjectKey, bool], None],
+    configuration: Configuration,
+    listed: Mapping[str, Callable[[], None]],
+    ending: asyncio.Event,
+) -> kopf.OperatorRegistry:
+    """Return kopf's registry with the handlers, bound to this operator's caches.
+
+    Args:
+        caches: where the GRPOJobs of events are stored.
+        event_came: called for each event with the job's key, and whether the event changed what is known of the job.
+        configuration: how to reach the API server.
+        listed: callbacks by URL path, called when kopf begins a new watch there: kopf's own LIST is made empty, so the
+            callback lists the GRPOJobs.
+        ending: set by SIGTERM and SIGINT.
+    """
+    handlers = kopf.OperatorRegistry()
+
+    async def startup(**_: Any) -> None:
+        # kopf puts its handlers of signals in the place of ours in this turn of the loop or before
+        asyncio.get_running_loop().call_soon(listen, ending)
+
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        session = open_session(configuration, 0, EmptyLists(listed), json_only, user_agent=MANAGER)
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
+
+    async def grpojob(event: Any, **_: Any) -> None:
+        event_came(*take(caches, event))
+
+    kopf.on.startup(registry=handlers, id="startup")(startup)
+    kopf.on.login(registry=handlers, id="login")(login)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers, id="grpojob")(grpojob)
+    return handlers
+
+
+def take(caches: Caches, event: Any) -> tuple[ObjectKey, bool]:
+    """Store the object of an event in the cache; return its key, and whether the event changed what is known.
+
+    The event of our own write changes nothing, because the answer to that write was stored before.
+    """
+    item = event["object"]
+    key = identity(item)
+    known = caches.grpojobs.get(key)
+    if event["type"] == "DELETED":
+        caches.grpojobs.discard(key, item["metadata"]["uid"])
+        return key, True
+    kept = caches.grpojobs.put(item)
+    return key, kept is None or kept is not known
+
+
+async def watch(
+    registry: kopf.OperatorRegistry,
+    namespaces: Collection[str],
+    *,
+    served: Callable[[bool], Awaitable[None]],
+    ready: asyncio.Event,
+    stop: threading.Event | None,
+) -> None:
+    """Run kopf until this task is cancelled, or until another thread sets `stop`.
+
+    kopf ends on answers that it doesn't expect, such as an error event in a watch or a kind that is gone. It is then
+    restarted after a pause; the periodic LISTs go on meanwhile. kopf never looks again for a kind that is missing at
+    its start. So `served` is awaited first: it returns once the kind is there. Its argument is True if the last LIST no
+    longer proves that.
+    """
+    backoff, doubted = Backoff(), False
+    while True:
+        await served(doubted)
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=settings(),
+                standalone=True,
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                ready_flag=ready,
+                stop_flag=stop,
+            )
+        # any of its errors: whichever it is, the answer is the same
+        except Exception as error:
+            log.warning("kopf's watch of GRPOJobs has ended and begins anew: %r", error)
+            doubted = True
+            await backoff.wait()
+        else:
+            return
+
+
+def listen(ending: asyncio.Event) -> None:
+    """Let SIGTERM and SIGINT set the event, in place of kopf's own handlers.
+
+    With its own handlers kopf waits five seconds for every task that is younger than itself, such as the connection
+    that Prometheus keeps open. No operator leads during that time.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+
+
+class _ForEver(Iterable[float]):
+    """Pauses between the tries of a request, in seconds: however long the API server is away or says "forbidden"."""
+
+    def __iter__(self) -> Iterator[float]:
+        """Growing at first, then all alike, without an end."""
+        return itertools.chain((0.5, 1.0, 2.0, 5.0), itertools.repeat(10.0))
+
+
+class _NoDifference(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Remembers nothing about objects: an event is only a reason to look."""
+
+    def build(self, **_: Any) -> Any:
+        """No essence to compare."""
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keeps nothing."""
+
+
+class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
+    """Remembers nothing about handlers: theirs can't fail, and what they start is retried by our own queue."""
+
+    def fetch(self, **_: Any) -> Any:
+        """Nothing was kept."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keeps nothing."""
+
+    def purge(self, **_: Any) -> None:
+        """Has nothing to remove."""
+
+    def touch(self, **_: Any) -> None:
+        """Never waits for a handler."""
+
+    def clear(self, *, essence: Any) -> Any:
+        """Leaves no traces that would have to be removed."""
+        return essence
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf with everything off that costs a request or a wait."""
+    chosen = kopf.OperatorSettings()
+    chosen.scanning.disabled = True
+    chosen.posting.enabled = False
+    chosen.queueing.worker_limit = None
+    chosen.queueing.idle_timeout = 1.0
+    chosen.networking.request_timeout = 30.0
+    chosen.networking.connect_timeout = 10.0
+    chosen.networking.error_backoffs = _ForEver()
+    chosen.watching.server_timeout = 300  # the API server takes whole seconds only
+    chosen.watching.client_timeout = 310
+    # kopf would kill the whole process so long after its own end, also when it only begins anew; kubelets do that
+    chosen.process.ultimate_exiting_timeout = None
+    chosen.persistence.diffbase_storage = _NoDifference()
+    chosen.persistence.progress_storage = _NoProgress()
+    return chosen

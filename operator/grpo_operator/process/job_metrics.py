@@ -1,0 +1,226 @@
+"""The grpo_job_* families of /metrics, joined from text lines that are cached for each GRPOJob.
+
+A job's lines are rebuilt only when its version changes, so a scrape of thousands of jobs joins text and computes
+nothing. A finished job keeps its series for a while, so that its last value is scraped and its alerts can fire; all
+jobs are counted by namespace and phase. A deleted job's series disappear at once. So the number of series does not
+grow with the number of jobs that the cluster has ever had.
+"""
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from prometheus_client.utils import floatToGoString
+
+from grpo_api.metrics import (
+    ENDED_JOBS,
+    ENDED_SECONDS,
+    JOB,
+    JOB_ATTEMPTS,
+    JOB_CONDITION,
+    JOB_COST,
+    JOB_GPU_SECONDS,
+    JOB_GPUS,
+    JOB_INFO,
+    JOB_PATIENCE,
+    JOB_PHASE,
+    JOB_PROGRESS_TIME,
+    JOB_QUEUED_SECONDS,
+    JOB_RESTARTS,
+    JOB_STEP,
+    JOBS,
+    Metric,
+)
+from grpo_api.patience import patience
+from grpo_api.report import Stage
+from grpo_api.status import ConditionType, GRPOJobStatus
+from grpo_api.usage import Usage
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed
+from grpo_kube.pacing import Slices
+
+from ..decide.observation import Pull, Silence
+from ..records.packed_job import typed_status
+from ..records.records import GRPOJobRecord
+
+SAID_BY_PHASE = {
+    ConditionType.ADMITTED,
+    ConditionType.PLANNED,
+    ConditionType.SCHEDULED,
+    ConditionType.RUNNING,
+    ConditionType.SUSPENDED,
+}
+"""Conditions without series: they would repeat the phase, for thousands of jobs."""
+TOLD_ELSEWHERE = SAID_BY_PHASE | {ConditionType.RECOVERABLE}
+"""Conditions without series. Rank 0's metrics show by the steps between checkpoints that a job can resume."""
+Sample = tuple[Metric, Sequence[str], float | str]
+Lines = dict[str, str]
+"""Lines by family, each with its line break."""
+Live = Callable[[GRPOJobRecord], Iterable[Sample]]
+"""Samples of a job that has not ended which change while its object doesn't."""
+_STAGES = frozenset(get_args(Stage))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    uid: str
+    version: int
+    lines: Lines
+
+
+class JobMetrics:
+    """Writes the families in the text format 0.0.4."""
+
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[GRPOJobRecord]],
+        clock: Callable[[], float],
+        live: Live = lambda _: (),
+    ) -> None:
+        """`jobs` gives the cache's content; `clock` unix seconds."""
+        self._jobs = jobs
+        self._clock = clock
+        self._live = live
+        self._kept: dict[ObjectKey, _Kept] = {}
+
+    async def text(self) -> str:
+        """All families, as the jobs are now."""
+        counts: Counter[tuple[str, str]] = Counter()
+        shown, ended = [], []
+        earliest = self._clock() - ENDED_SECONDS
+        for job in self._jobs():
+            counts[job.key.namespace, job.phase] += 1
+            if not job.ended:
+                shown.append(job)
+            elif job.completed >= earliest:
+                ended.append(job)
+        live = await self._lines_now(shown)
+        shown += heapq.nlargest(ENDED_JOBS, ended, key=lambda job: job.completed)
+        kept = await self._refreshed(shown)
+        all_lines = [*(known.lines for known in kept), *live]
+        families = [_family(JOBS, "".join(_line(JOBS, labels, str(count)) for labels, count in counts.items()))]
+        for metric in JOB:
+            families.append(_family(metric, "".join(lines.get(metric.name, "") for lines in all_lines)))
+            await asyncio.sleep(0)
+        return "".join(families)
+
+    async def _lines_now(self, jobs: list[GRPOJobRecord]) -> list[Lines]:
+        """The lines of these jobs that are not kept; made a slice at a time."""
+        slices, found = Slices(), list[Lines]()
+        for job in jobs:
+            found.append(_written(job, self._live(job)))
+            await slices.pause()
+        return found
+
+    async def _refreshed(self, jobs: list[GRPOJobRecord]) -> list[_Kept]:
+        """The lines of these jobs, those of no others are kept; made a slice at a time."""
+        slices, fresh = Slices(), dict[ObjectKey, _Kept]()
+        for job in jobs:
+            known = self._kept.get(job.key)
+            if known is None or (known.uid, known.version) != (job.uid, job.version):
+                known = _Kept(job.uid, job.version, _lines(job))
+            fresh[job.key] = known
+            await slices.pause()
+        self._kept = fresh
+        return list(fresh.values())
+
+
+def _family(metric: Metric, lines: str) -> str:
+    return f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n{lines}"
+
+
+def standing(
+    job: GRPOJobRecord, pull: Pull | None, silence: Silence | None, unix: Callable[[Observed], float]
+) -> Iterator[Sample]:
+    """Since when a running job has not got on, and how long it may; nothing of one whose rank 0 was not asked yet.
+
+    `unix` gives the unix time of what was observed. A rank 0 that falls silent doesn't get on as far as anybody knows.
+    """
+    plan, spec = job.status.plan, job.spec
+    if not (job.active and job.is_true(ConditionType.RUNNING) and plan and spec):
+        return
+    if pull and pull.progress.attempt == job.status.attempt:
+        reported_stage, since = pull.progress.stage, pull.advanced_at
+    elif silence:
+        reported_stage, since = "Starting", silence.since
+    else:
+        return
+    stage = reported_stage if reported_stage in _STAGES else "Unknown"
+    yield JOB_PROGRESS_TIME, (), unix(since)
+    yield JOB_PATIENCE, (stage,), patience(stage, spec.guard, plan)
+
+
+def _lines(job: GRPOJobRecord) -> Lines:
+    """What is kept of a job."""
+    return _written(job, _samples(job))
+
+
+def _written(job: GRPOJobRecord, samples: Iterable[Sample]) -> Lines:
+    """A job's lines; each series once, whatever its status says twice."""
+    lines: dict[str, dict[str, None]] = {}
+    for metric, labels, value in samples:
+        try:
+            lines.setdefault(metric.name, {})[_line(metric, (*job.key, *labels), _number(value))] = None
+        except ValueError:  # a status may say anything, and no number is no sample
+            continue
+    return {name: "".join(found) for name, found in lines.items()}
+
+
+def _samples(job: GRPOJobRecord) -> Iterator[Sample]:
+    status = typed_status(job.raw_status) if job.ended else job.status
+    plan = status.plan
+    model = plan.parameters if plan else ""
+    yield JOB_INFO, (model, plan.strategy if plan else ""), 1
+    true = {condition.type: condition.reason for condition in status.conditions if condition.status == "True"}
+    for kind in sorted(true.keys() - TOLD_ELSEWHERE):
+        yield JOB_CONDITION, (kind, true[kind]), 1
+    if status.phase:
+        yield JOB_PHASE, (status.phase,), 1
+    yield JOB_RESTARTS, (), status.restarts
+    if status.progress:
+        yield JOB_STEP, (), status.progress.step
+    if status.usage:
+        yield from _of_usage(status.usage)
+    if not job.ended:
+        yield from _of_live(status)
+
+
+def _of_usage(usage: Usage) -> Iterator[Sample]:
+    for state, spent in usage.gpu_seconds:
+        if spent:
+            yield JOB_GPU_SECONDS, (state,), round(spent)
+    yield JOB_QUEUED_SECONDS, (), round(usage.queued_seconds)
+    if usage.cost is not None:
+        yield JOB_COST, (), usage.cost
+
+
+def _of_live(status: GRPOJobStatus) -> Iterator[Sample]:
+    yield JOB_ATTEMPTS, (), status.attempt
+    if status.plan:
+        gpus = Counter({status.plan.gpu_product: status.plan.gpus})
+        if status.plan.engine:
+            gpus[status.plan.engine.gpu_product] += status.plan.engine.gpus
+        for product in (product for product, count in gpus.items() if count or product == status.plan.gpu_product):
+            yield JOB_GPUS, (product,), gpus[product]
+
+
+def _number(value: float | str) -> str:
+    """Raises:
+    ValueError: the text is no number.
+    """
+    if isinstance(value, int):
+        return str(value)
+    text: str = floatToGoString(float(value))  # type: ignore[no-untyped-call]
+    return text
+
+
+def _line(metric: Metric, labels: Iterable[str], value: str) -> str:
+    named = ",".join(f'{name}="{_escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True))
+    return f"{metric.name}{{{named}}} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,0 +1,317 @@
+"""The operator's own HTTP server: /healthz, /readyz and /metrics.
+
+kopf's own liveness endpoint only proves that its loop turns. The operator's own metrics are few and prometheus_client
+writes them; the jobs' come as text, for it would take 10 ms per thousand series and hold everybody up.
+
+The operator's health by its watches: which are not served, which are silent, and which objects can't be read.
+
+/readyz, /healthz and the metrics all use these functions, so that they never disagree.
+
+What a status write adds to the metrics of all jobs: times to a milestone, and the reason of a restart.
+
+Only the process that wrote a status counts it, once the API server has accepted it. So a restarted operator counts
+nothing twice; its counters begin at 0, which Prometheus recognises as a reset.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter as Tally
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from grpo_api.metrics import (
+    ACTIVE_WORKERS,
+    API_REQUESTS,
+    BUILD_INFO,
+    CONTROLLER,
+    EVENTS,
+    LOOP_LAG,
+    MAX_WORKERS,
+    PROGRESS_PULLS,
+    QUEUE_ADDS,
+    QUEUE_DEPTH,
+    QUEUE_LONGEST,
+    QUEUE_RETRIES,
+    QUEUE_SECONDS,
+    RECONCILE_SECONDS,
+    RECONCILES,
+    RESTARTS,
+    SPANS,
+    TIME_TO_ADMITTED,
+    TIME_TO_FIRST_STEP,
+    TIME_TO_RUNNING,
+    TIME_TO_SCHEDULED,
+    TIMES_TO,
+    Metric,
+)
+from grpo_api.report import Result
+from grpo_api.status import ConditionType, GRPOJobStatus
+from grpo_kube.informer import Mirror
+from grpo_kube.objects.errors import ConfigurationError
+from grpo_kube.quarantine import Unreadables
+from grpo_kube.work_queue import Observer, WorkQueue
+
+from ..records.records import GRPOJobRecord
+
+VERSION = version("grpo-operator")
+BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LONG_BUCKETS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
+"""For what may take as long as a queue is."""
+LAG_PERIOD = 0.05
+"""Seconds between two timers that measure how late the event loop is: shorter delays go unnoticed."""
+
+ByLabel = Callable[[], Mapping[str, float]]
+"""The values of a family by its one label, as they are now."""
+
+
+class NowCollector(Collector):
+    """Families that are read at the time of the scrape."""
+
+    def __init__(self, read: Mapping[Metric, ByLabel]) -> None:
+        """`read` gives each family's values."""
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        """One sample per label."""
+        for metric, values in self._read.items():
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(metric.name, metric.help, labels=metric.labels)
+            for label, value in values().items():
+                family.add_metric([label], value)
+            yield family
+
+
+class Metrics(Observer):
+    """The operator's own counters and times."""
+
+    def __init__(self, queue: WorkQueue, workers: int) -> None:
+        """Register the families for this queue; `workers` is the number of its workers."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.read(
+            {
+                BUILD_INFO: lambda: {VERSION: 1},
+                ACTIVE_WORKERS: lambda: {CONTROLLER: queue.active},
+                MAX_WORKERS: lambda: {CONTROLLER: workers},
+                QUEUE_DEPTH: lambda: {CONTROLLER: len(queue)},
+                QUEUE_ADDS: lambda: {CONTROLLER: queue.adds},
+                QUEUE_RETRIES: lambda: {CONTROLLER: queue.retries},
+                QUEUE_LONGEST: lambda: {CONTROLLER: queue.longest},
+            }
+        )
+        self._reconciles = self._counter(RECONCILES)
+        self._requests = self._counter(API_REQUESTS)
+        self._pulls = self._counter(PROGRESS_PULLS)
+        self._events = self._counter(EVENTS)
+        self._spans = self._counter(SPANS)
+        self._restarts = self._counter(RESTARTS)
+        for reason in Result:  # the first restart for a reason is an increase only from 0
+            self._restarts.labels(reason.value)
+        self._seconds = self._histogram(RECONCILE_SECONDS).labels(CONTROLLER)
+        self._waited = self._histogram(QUEUE_SECONDS).labels(CONTROLLER)
+        self._lag = self._histogram(LOOP_LAG)
+        self._times_to = {metric: self._histogram(metric, LONG_BUCKETS) for metric in TIMES_TO}
+
+    def _counter(self, metric: Metric) -> Counter:
+        return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+
+    def _histogram(self, metric: Metric, buckets: Sequence[float] = BUCKETS) -> Histogram:
+        return Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=buckets)
+
+    def read(self, families: Mapping[Metric, ByLabel]) -> None:
+        """Exports these, too: what their functions give at the time of each scrape."""
+        self.registry.register(NowCollector(families))
+
+    def waited(self, seconds: float) -> None:
+        """See Observer."""
+        self._waited.observe(seconds)
+
+    def worked(self, seconds: float, result: str) -> None:
+        """See Observer."""
+        self._seconds.observe(seconds)
+        self._reconciles.labels(CONTROLLER, result).inc()
+
+    def wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        """Counts what a status write means, once the API server has taken it; `now` in unix seconds."""
+        for metric, seconds in milestones(job, new, now):
+            self._times_to[metric].observe(seconds)
+        if reason := restart_reason(job, new):
+            self._restarts.labels(reason).inc()
+
+    def requested(self, verb: str, resource: str, code: int) -> None:
+        """Counts a request to the API server."""
+        self._requests.labels(verb, resource, str(code)).inc()
+
+    def pulled(self, result: str) -> None:
+        """Counts a pull of a job's progress."""
+        self._pulls.labels(result).inc()
+
+    def told(self, result: str) -> None:
+        """Counts an event on a GRPOJob."""
+        self._events.labels(result).inc()
+
+    def exported(self, result: str, spans: int) -> None:
+        """Counts spans of traces."""
+        self._spans.labels(result).inc(spans)
+
+    async def follow_lag(self) -> None:
+        """Measures how late the event loop is, until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            due = clock() + LAG_PERIOD
+            await asyncio.sleep(LAG_PERIOD)
+            self._lag.observe(max(0.0, clock() - due))
+
+
+Check = Callable[[], str]
+"""Returns what is wrong; empty if nothing is."""
+
+
+Text = Callable[[], Awaitable[str]]
+
+
+def application(
+    registry: CollectorRegistry, jobs: Text, healthy: Check, ready: Check, detail: Check
+) -> web.Application:
+    """The three pages; a check that complains answers 503 with its sentence. `detail` is only shown beside it.
+
+    `jobs` writes the jobs' metrics, those of the registry follow.
+    """
+
+    async def metrics(_: web.Request) -> web.Response:
+        text = (await jobs()).encode(errors="replace")  # what is not Unicode in a label would cost the whole page
+        body = text + generate_latest(registry)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def checked(check: Check) -> Callable[[web.Request], Any]:
+        async def answer(_: web.Request) -> web.Response:
+            problem = check()
+            text = "\n".join(filter(None, (problem or "ok", detail())))
+            return web.Response(text=text, status=503 if problem else 200)
+
+        return answer
+
+    pages = web.Application()
+    pages.router.add_get("/metrics", metrics)
+    pages.router.add_get("/healthz", checked(healthy))
+    pages.router.add_get("/readyz", checked(ready))
+    return pages
+
+
+@contextlib.asynccontextmanager
+async def served(pages: web.Application, address: str, port: int) -> AsyncIterator[None]:
+    """Serves the pages while the block runs; without an address on every one of the machine, of both families.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    runner = web.AppRunner(pages, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address or None, port).start()
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--metrics-port {port}: {error}") from error
+    finally:
+        await runner.cleanup()
+
+
+Mirrors = Mapping[str, Mirror[Any]]
+"""By kind and namespace, such as `pods/*`."""
+
+
+def not_served(mirrors: Mirrors) -> str:
+    """What the API server does not serve now; all else goes on, so it is a detail and no reason to be unready."""
+    lines: list[str] = []
+    for name, mirror in mirrors.items():
+        # a cluster may well lack an optional kind, but a missing right to see it is a mistake
+        matters = mirror.forbidden or not mirror.optional
+        if mirror.not_served and matters:
+            lines.append(f"not served now: {name}: {mirror.not_served}")
+    return "\n".join(lines)
+
+
+def deaf(mirrors: Mirrors, now: float, limit: float) -> str:
+    """Return a sentence that names the watches without a LIST, event or bookmark for `limit` seconds; empty if none.
+
+    A watch that is not served is left out: it is being retried, and a restart would not help. `now` is the event loop's
+    time, as are the mirrors' times.
+    """
+    names: list[str] = []
+    for name, mirror in mirrors.items():
+        if mirror.heard_at is not None and now - mirror.heard_at > limit:
+            names.append(name)
+    return f"nothing heard for {limit:.0f} s from: {', '.join(names)}" if names else ""
+
+
+def heard(mirrors: Mirrors, now: float, unix: float) -> dict[str, float]:
+    """Return, by kind, the unix time in seconds of the last LIST, event or bookmark.
+
+    Of several namespaces the oldest time counts. `now` and `unix` are the same moment on the two clocks.
+    """
+    times: dict[str, float] = {}
+    for name, mirror in mirrors.items():
+        kind = name.partition("/")[0]
+        if mirror.heard_at is not None:
+            times[kind] = min(times.get(kind, unix), unix - (now - mirror.heard_at))
+    return times
+
+
+def unreadable(*sources: Unreadables) -> Tally[str]:
+    """How many objects can't be read, by kind, from all sources."""
+    total: Tally[str] = Tally()
+    for source in sources:
+        total.update(source.counts())
+    return total
+
+
+_BY_CONDITION = {
+    ConditionType.ADMITTED: TIME_TO_ADMITTED,
+    ConditionType.SCHEDULED: TIME_TO_SCHEDULED,
+    ConditionType.RUNNING: TIME_TO_RUNNING,
+}
+
+
+def milestones(job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> Iterator[tuple[Metric, float]]:
+    """The histograms that a write of the new status over the job's adds to, each with seconds since its creation.
+
+    Only the first attempt has them, and only until it is interrupted: later ones began long after the job.
+    """
+    old = job.status
+    if new.attempt != 1 or old.active_seconds:
+        return
+    since = max(0.0, now - job.created)  # the API server's clock may be ahead of ours
+    for kind, metric in _BY_CONDITION.items():
+        if new.is_true(kind) and not old.is_true(kind):
+            yield metric, since
+    if _has_stepped(new) and not _has_stepped(old):
+        yield TIME_TO_FIRST_STEP, since
+
+
+def restart_reason(job: GRPOJobRecord, new: GRPOJobStatus) -> str | None:
+    """Return how the last attempt ended if the new status restarts the job; None if it doesn't."""
+    old = job.status
+    before = old.restarts + old.uncounted_restarts
+    after = new.restarts + new.uncounted_restarts
+    if after <= before or not new.ends:
+        return None
+    return new.ends[-1].reason
+
+
+def _has_stepped(status: GRPOJobStatus) -> bool:
+    return status.progress is not None and status.progress.last_step_time is not None

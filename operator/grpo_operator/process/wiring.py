@@ -1,0 +1,386 @@
+"""The parts of one operator process, put together: what fills its caches, and what works once it leads.
+
+Who leads is decided elsewhere. A follower keeps its caches as full as the leader's and does nothing else: it queues no
+job, pulls no progress, tells nothing.
+
+Which kinds of objects an operator mirrors, each in every namespace that it serves.
+
+Tasks that live and die together.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import aiohttp
+import kopf
+
+from grpo_api.contract import API_VERSION, LEADER_KIND
+from grpo_api.status import GRPOJobStatus
+from grpo_kube.cache import Cache
+from grpo_kube.client import Cluster, HttpCluster
+from grpo_kube.event_sender import EventRecorder
+from grpo_kube.informer import Mirror
+from grpo_kube.leader_election import Election
+from grpo_kube.objects.errors import ClusterError, NotFound
+from grpo_kube.objects.json_reader import Part
+from grpo_kube.objects.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, Object, ObjectKey, Resource, Selection
+from grpo_kube.objects.times import Observed
+from grpo_kube.pacing import Backoff
+from grpo_kube.work_queue import SOON, TOGETHER, WorkQueue, work
+
+from ..admission.queue import AdmissionQueue
+from ..loop import tokens
+from ..loop.caches import Caches
+from ..loop.cluster_state import ClusterFacts, Gangs
+from ..loop.progress import ProgressPuller, http_fetch, targets
+from ..loop.quarantine_reporter import Teller
+from ..loop.reconcile import Reconciler
+from ..loop.span_exporter import SpanExporter
+from ..loop.tokens import Tokens
+from ..loop.workload_sync import Workloads, unseen
+from ..records.names import (
+    COMPONENT_RENDEZVOUS,
+    GRPOJOBS,
+    LABEL_COMPONENT,
+    LABEL_JOB,
+    LEADERS,
+    NETWORK_POLICY,
+    WORKLOADS,
+)
+from ..records.records import GRPOJobRecord
+from ..report.events import event, folded, telling_change
+from ..tracing.attempt_trace import AttemptTraces
+from . import handlers, metrics_server, settings
+from .job_metrics import Sample, standing
+from .metrics_server import VERSION, Metrics
+
+log = logging.getLogger(__name__)
+
+DEAF_SECONDS = 240.0
+"""Without a LIST, an event or a bookmark of some kind for this long, the process is of no use."""
+
+
+class Operator:
+    """One operator process: its caches, its queue and everything that fills and drains them."""
+
+    def __init__(
+        self,
+        chosen: settings.Settings,
+        cluster: HttpCluster,
+        *,
+        caches: Caches,
+        queue: WorkQueue,
+        metrics: Metrics,
+        session: aiohttp.ClientSession,
+        leading: asyncio.Event,
+        wall: Callable[[], float],
+    ) -> None:
+        """Puts the parts together. `leading` is set once this process leads; `wall` gives unix seconds."""
+        self.settings = chosen
+        self._wall = wall
+        self._clock = asyncio.get_running_loop().time
+        self._cluster = cluster
+        self._caches = caches
+        self._queue = queue
+        self._metrics = metrics
+        self._recorder = EventRecorder(cluster, folded, lambda: len(queue) + queue.active > 0, metrics.told)
+        self._teller = Teller(cluster, caches.unreadables, wall)
+        self.mirrors = self._mirrors(cluster)
+        self._leading = leading
+        self.warm = asyncio.Event()
+        """Set once the caches are full."""
+        self.working = asyncio.Event()
+        """Set once the workers run; a follower's wait."""
+        self._works_since: float | None = None
+        self.kopf_ready = asyncio.Event()
+        self._exporter: SpanExporter | None = None
+        self._traces: AttemptTraces | None = None
+        if tracing := chosen.tracing:
+            self._exporter = SpanExporter(session, tracing.endpoint, tracing.headers, metrics.exported)
+            self._traces = AttemptTraces(self._exporter.put, every=tracing.every, version=VERSION)
+        self._tokens = Tokens()
+        self._puller = self._rank0(session)
+        served, prices = chosen.namespaces, chosen.gpu_hour_prices
+        self.facts = ClusterFacts(cluster, self._facts_changed, namespaces=served, prices=prices, resync=chosen.resync)
+        limits = chosen.limits
+        gangs = Gangs(caches, wall, limits.scheduling)
+        self._admission = AdmissionQueue(gangs, self.facts, queue.add_all, limits=limits, clock=wall, pods=chosen.pods)
+        self._reconcile = Reconciler(
+            cluster,
+            caches,
+            self._admission,
+            self._wrote,
+            limits=limits,
+            clock=wall,
+            monotonic=lambda: Observed(self._clock()),
+            pods=chosen.pods,
+            tokens=self._tokens,
+            watchers=chosen.watchers,
+            rank0=self._puller,
+            workloads=Workloads(cluster, caches, self.facts, self._kueue_problem, pods=chosen.pods, clock=wall),
+            traces=self._traces,
+            status_interval=chosen.status_interval,
+        )
+
+    def _rank0(self, session: aiohttp.ClientSession) -> ProgressPuller:
+        """What asks rank 0 of every gang."""
+        caches, chosen = self._caches, self.settings
+        fetch = http_fetch(session, self._tokens, trace_every=chosen.tracing.every if chosen.tracing else None)
+        asked = partial(targets, caches.grpojobs, caches.pods.of)
+        return ProgressPuller(asked, fetch, self._progressed, chosen.progress_interval, self._metrics.pulled)
+
+    def _mirrors(self, cluster: HttpCluster) -> dict[str, Mirror[Any]]:
+        served, isolates = self.settings.namespaces, self.settings.watchers is not None
+        changed = self._add, self._add_namespaces
+        resync = self.settings.resync
+        return mirrors(cluster, self._caches, *changed, namespaces=served, isolates=isolates, resync=resync)
+
+    def add(self, key: ObjectKey, news: bool = True) -> None:
+        """Queue a job for a reconcile; a follower queues nothing.
+
+        Without `news` the event shows a write of our own, whose consequences were seen to already.
+        """
+        if not self.working.is_set():
+            return
+        if not news:
+            self._queue.add_after(key, SOON)
+        elif self._caches.quiet(key):
+            self._queue.add_after(key, TOGETHER, slow=True)
+        else:
+            self._queue.add(key)
+
+    def _add(self, keys: Iterable[ObjectKey]) -> None:
+        for key in keys:
+            self.add(key)
+
+    def _wrote(self, job: GRPOJobRecord, new: GRPOJobStatus, now: float) -> None:
+        """The API server has taken a status: events, metrics and traces follow."""
+        change = telling_change(job.status.conditions, new.conditions)
+        if change:
+            self._recorder.record(job.key, event(job, change, now, new))
+        self._metrics.wrote(job, new, now)
+        if self._traces:
+            self._traces.wrote(job, new, now)
+
+    def _facts_changed(self) -> None:
+        self._admission.wake()
+
+    def _progressed(self, key: ObjectKey) -> None:
+        self._queue.add(key, slow=True)
+
+    def _add_namespaces(self, keys: Iterable[ObjectKey]) -> None:
+        """A Service or NetworkPolicy came or went: its namespace's active jobs need it."""
+        namespaces = {key.namespace for key in keys}
+        self._add(job.key for job in self._caches.grpojobs if job.active and job.key.namespace in namespaces)
+
+    def _kueue_problem(self, namespace: str) -> str:
+        """Why Workloads of a namespace can't be seen now; empty when they can."""
+        served = namespace if self.settings.namespaces else "*"
+        mirror = self.mirrors[f"{WORKLOADS.plural}/{served}"]
+        if mirror.not_served:
+            mirror.want_list()
+        return unseen(mirror.not_served, forbidden=mirror.forbidden)
+
+    async def run(self, filled: Callable[[], None]) -> None:
+        """Fills the caches by full LISTs, says so, then works as soon as it leads, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for name, mirror in self.mirrors.items():
+                # kopf delivers the events of GRPOJobs
+                follow = mirror.relist_forever() if name.startswith(GRPOJOBS.plural) else mirror.follow()
+                tasks.create_task(follow, name=name)
+            tasks.create_task(self.facts.run(), name="facts")
+            for mirror in self.mirrors.values():
+                await mirror.settled.wait()
+            filled()
+            tasks.create_task(self._metrics.follow_lag(), name="lag")
+            for name, part in self._parts().items():
+                # a task of a follower's, too: kopf at its end cancels all that are younger than itself
+                tasks.create_task(self._once_leading(part), name=name)
+            tasks.create_task(self._take_over(), name="takeover")
+            self.warm.set()
+
+    def _parts(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs in the leader alone, by name."""
+
+        def worker() -> Coroutine[Any, Any, None]:
+            return work(self._queue, self._reconcile, self._metrics)
+
+        parts = {
+            "events": self._recorder.run,
+            "unreadable": self._teller.run,
+            "progress": self._puller.run,
+            "admission": self._admission.run,
+        }
+        if self._exporter:
+            parts["spans"] = self._exporter.run
+        return parts | {f"worker-{number}": worker for number in range(self.settings.workers)}
+
+    async def _once_leading(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self.working.wait()
+        await part()
+
+    async def _take_over(self) -> None:
+        """Lets the parts run once this process leads, on what the leader before has written to the last."""
+        if not self._leading.is_set():
+            await self._leading.wait()
+            # a kind that is not there is no reason to wait
+            known = [mirror for mirror in self.mirrors.values() if not mirror.is_missing_kind]
+            await asyncio.gather(*(mirror.list_if_served() for mirror in known))
+        if secret := self.settings.token_secret:
+            self._tokens.keys = await tokens.load(self._cluster, secret)
+        self._works_since = self._clock()
+        self.working.set()
+        self._add(job.key for job in self._caches.grpojobs)
+
+    def listed(self) -> dict[str, Callable[[], None]]:
+        """What makes the GRPOJobs of a URL path be listed again."""
+        return {
+            GRPOJOBS.path(namespace): self.mirrors[f"{GRPOJOBS.plural}/{namespace or '*'}"].want_list
+            for namespace in self.settings.namespaces or (None,)
+        }
+
+    async def grpojobs_served(self, doubted: bool) -> None:
+        """Waits until the API server gives a LIST of GRPOJobs, in one of the namespaces at least, and discovers them.
+
+        The last LIST that was tried counts, unless it is `doubted`. kopf finds kinds by discovery, once.
+        """
+        mirrors = [mirror for name, mirror in self.mirrors.items() if name.startswith(GRPOJOBS.plural)]
+        if doubted or all(mirror.not_served for mirror in mirrors):
+            await until_one_ends(*(asyncio.create_task(mirror.list_until_served()) for mirror in mirrors))
+        backoff = Backoff()
+        while not await self._discovered():
+            await backoff.wait()
+
+    async def _discovered(self) -> bool:
+        try:
+            return await self._cluster.discovers(GRPOJOBS)
+        except ClusterError as error:
+            log.info("%s; trying again", error)
+            return False
+
+    async def watch(self, registry: kopf.OperatorRegistry, stop: threading.Event | None) -> None:
+        """Has GRPOJobs watched, once everything of ours runs: at its end kopf cancels all tasks younger than itself."""
+        await self.warm.wait()
+        await handlers.watch(
+            registry,
+            self.settings.namespaces,
+            served=self.grpojobs_served,
+            ready=self.kopf_ready,
+            stop=stop,
+        )
+
+    def unready(self) -> str:
+        """What is still missing before the first job can be worked on."""
+        waiting = [name for name, mirror in self.mirrors.items() if not mirror.settled.is_set()]
+        if waiting:
+            return f"not listed yet: {', '.join(waiting)}"
+        return "" if self.kopf_ready.is_set() else "kopf is starting"
+
+    def not_served(self) -> str:
+        """What the API server does not serve now."""
+        return metrics_server.not_served(self._watched())
+
+    def unhealthy(self) -> str:
+        """Which watch has gone deaf."""
+        return metrics_server.deaf(self._watched(), self._clock(), max(DEAF_SECONDS, 2 * self.settings.resync))
+
+    def heard(self) -> dict[str, float]:
+        """Return, by kind of object, the unix time in seconds of the last LIST, event or bookmark."""
+        return metrics_server.heard(self._watched(), self._clock(), self._wall())
+
+    def _watched(self) -> dict[str, Mirror[Any]]:
+        return self.mirrors | self.facts.mirrors()
+
+    def leads(self) -> dict[str, float]:
+        """Return 1 if this operator works, else 0, as a metric without labels."""
+        return {"": float(self.working.is_set())}
+
+    def took(self, free_since: float | None) -> dict[str, float]:
+        """How long after that moment it took the place of the one before; nothing before it has."""
+        if self._works_since is None or free_since is None:
+            return {}
+        return {"": self._works_since - free_since}
+
+    def own_jobs(self) -> Iterable[GRPOJobRecord]:
+        """The jobs of which this operator tells: none of a follower's, for the leader tells of all."""
+        return self._caches.grpojobs if self.working.is_set() else ()
+
+    def standing(self, job: GRPOJobRecord) -> Iterable[Sample]:
+        """See job_metrics.standing."""
+        pull, silence = self._puller.pull(job.key), self._puller.silence(job.key)
+        return standing(job, pull, silence, lambda at: self._wall() - (self._clock() - at.at))
+
+
+async def tell_fence(cluster: HttpCluster, election: Election) -> None:
+    """Puts the leader's name where the chart's policy looks.
+
+    One that led before and is late meets another resourceVersion, or is written over by the one that leads, which
+    begins only then.
+
+    Raises:
+        ClusterError: it was not taken; somebody else may have written.
+    """
+    metadata: Object = {"name": election.lease.name, "namespace": election.lease.namespace}
+    body: Object = {"apiVersion": API_VERSION, "kind": LEADER_KIND, "spec": {"holderIdentity": election.identity}}
+    try:
+        known = await cluster.get(LEADERS, *election.lease)
+    except NotFound:
+        await cluster.create(LEADERS, election.lease.namespace, body | {"metadata": metadata})
+        return
+    version = Part(known).part("metadata").text("resourceVersion")
+    body["metadata"] = metadata | {"resourceVersion": version}
+    await cluster.replace(LEADERS, *election.lease, body)
+
+
+Changed = Callable[[Iterable[ObjectKey]], None]
+
+
+def mirrors(
+    cluster: Cluster,
+    caches: Caches,
+    changed: Changed,
+    shared_changed: Changed,
+    *,
+    namespaces: Sequence[str],
+    isolates: bool,
+    resync: float,
+) -> dict[str, Mirror[Any]]:
+    """A mirror per kind and namespace, by `plural/namespace`; without namespaces of all as one, `*`.
+
+    `changed` hears the GRPOJobs that a change concerns, `shared_changed` the namespaces whose jobs share what changed.
+    NetworkPolicies are mirrored by an operator that `isolates`.
+    """
+    by_name = f"metadata.name={NETWORK_POLICY}"
+    kinds: list[tuple[Resource, str, Cache[Any], Changed]] = [
+        (JOBS, LABEL_JOB, caches.jobs, changed),
+        (PODS, LABEL_JOB, caches.pods, changed),
+        (SERVICES, f"{LABEL_COMPONENT}={COMPONENT_RENDEZVOUS}", caches.services, shared_changed),
+        (WORKLOADS, LABEL_JOB, caches.workloads, changed),
+        (GRPOJOBS, "", caches.grpojobs, changed),
+    ]
+    if isolates:
+        kinds.append((NETWORK_POLICIES, "", caches.network_policies, shared_changed))
+    made: dict[str, Mirror[Any]] = {}
+    for namespace in namespaces or (None,):
+        for resource, labels, cache, hears in kinds:
+            # by name: who takes its labels away is noticed, and no other policy may be read
+            fields = by_name if resource is NETWORK_POLICIES else ""
+            selection = Selection(resource, namespace, labels, fields)
+            optional = resource is WORKLOADS
+            mirror = Mirror(cluster, selection, cache, hears, resync=resync, optional=optional)
+            made[f"{resource.plural}/{namespace or '*'}"] = mirror
+    return made
+
+
+async def until_one_ends(*tasks: asyncio.Task[Any]) -> None:
+    """Wait for the first task to end, cancel the others, and raise the error of the first."""
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -1,0 +1,63 @@
+"""Every reason that a user can read in a condition or an event, spelled once; an Outcome's results come on top."""
+
+from enum import StrEnum
+
+from grpo_planner.result import PlanReason
+
+
+class Reason(StrEnum):
+    """CamelCase reasons of conditions and events, other than the results of an Outcome."""
+
+    ADMITTED = "Admitted"
+    INVALID_SPEC = "InvalidSpec"
+    NOT_SUPPORTED = "NotSupported"
+    NO_IMAGE = "NoImage"
+    PLANNER_FAILED = "PlannerFailed"
+    WAITING_FOR_GPUS = PlanReason.WAITING_FOR_GPUS.value
+    WAITING_IN_QUEUE = "WaitingInQueue"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
+    SERVICE_ACCOUNT_NOT_FOUND = "ServiceAccountNotFound"
+    WAITING_FOR_KUEUE = "WaitingForKueue"
+    EVICTED = "Evicted"
+    WORKLOAD_REPLACED = "WorkloadReplaced"
+    NO_KUEUE = "NoKueue"
+    WAITING_FOR_CHECKPOINT = "WaitingForCheckpoint"
+    RESOLVED = "Resolved"
+    NAME_TAKEN = "NameTaken"
+    FAILED_CREATE = "FailedCreate"
+    PLANNED = PlanReason.PLANNED.value
+    PODS_PENDING = "PodsPending"
+    UNSCHEDULABLE = "Unschedulable"
+    SCHEDULING_TIMEOUT = "SchedulingTimeout"
+    PODS_NOT_CREATED = "PodsNotCreated"
+    START_TIMEOUT = "StartTimeout"
+    ALL_PODS_BOUND = "AllPodsBound"
+    STARTING = "Starting"
+    ALL_PODS_RUNNING = "AllPodsRunning"
+    POD_WAITING = "PodWaiting"
+    PROGRESS_UNKNOWN = "ProgressUnknown"
+    CHECKPOINT_NOT_WRITTEN = "CheckpointNotWritten"
+    ENGINES_LOST = "EnginesLost"
+    RESTARTING = "Restarting"
+    RETRYING = "Retrying"
+    RESTART_BACKOFF = "RestartBackoff"
+    FINISHED = "Finished"
+    AS_EXPECTED = "AsExpected"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    NOT_SUSPENDED = "NotSuspended"
+    STATUS_UNREADABLE = "StatusUnreadable"
+    READABLE = "Readable"
+    SHARED_VOLUME = "SharedVolume"
+    OBJECT_STORE = "ObjectStore"
+    NO_CHECKPOINT_VOLUME = "NoCheckpointVolume"
+    ADAPTER_IF_NEEDED = "AdapterIfNeeded"
+    PROMPTS_TOO_LONG = "PromptsTooLong"
+    SUCCEEDED = "Succeeded"
+    RESTART_LIMIT = "RestartLimit"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+RELEASES = frozenset({Reason.SCHEDULING_TIMEOUT, Reason.PODS_NOT_CREATED, Reason.START_TIMEOUT})
+"""Why a gang that never ran gave its place back; it queues again after a pause."""

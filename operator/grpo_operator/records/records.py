@@ -1,0 +1,318 @@
+"""What the operator keeps of each object that it watches: typed records of the few fields that decisions need.
+
+Whole objects cost tens of kilobytes each and invite decisions on fields that nobody reviewed.
+
+What is kept of the objects that attempts share: Services and NetworkPolicy of a namespace, the claim of a job.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo_api.contract import MANAGED_BY, MULTIKUEUE
+from grpo_api.job import GRPOJobSpec
+from grpo_api.patience import patience
+from grpo_api.running import RestartsSpec
+from grpo_api.status import Condition, ConditionType, GRPOJobStatus
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Reported
+
+from .packed_job import Content, raw, under_way, unpack
+from .reasons import RELEASES
+from .terminations import PodTermination
+from .terminations import unpack as unpack_end
+from .workloads import KueueWords
+
+ENDED_PHASES = ("Succeeded", "Failed")
+"""Phases of a pod that has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPOJobRecord:
+    """One GRPOJob. Its spec and status are typed while it lives, and unpacked on demand once it has ended."""
+
+    key: ObjectKey
+    uid: str
+    version: int
+    generation: int
+    created: float
+    deleting: bool
+    labels: Mapping[str, str]
+    """Those that its Job and pods get too, as `annotations`."""
+    annotations: Mapping[str, str]
+    managed_by: str
+    """spec.managedBy, also of a spec that can't be parsed; empty when unset."""
+    kueue: KueueWords
+    """What its labels and annotations say to Kueue."""
+    phase: str
+    """status.phase; empty before it was written."""
+    observed_generation: int
+    """status.observedGeneration."""
+    ended: bool
+    """True if its status says that it has succeeded or failed."""
+    completed: float
+    """status.completionTime in unix seconds; 0 before."""
+    typed: Content | None
+    """None for a job that has ended."""
+    packed: bytes
+    """Spec and status as the API server has them."""
+
+    @property
+    def content(self) -> Content:
+        """The typed spec and status."""
+        return self.typed or unpack(self.packed)
+
+    @property
+    def spec(self) -> GRPOJobSpec | None:
+        """The typed spec; None if the types reject it."""
+        return self.content.spec
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why its types reject the spec."""
+        return self.content.problems
+
+    @property
+    def status(self) -> GRPOJobStatus:
+        """The typed status."""
+        return self.content.status
+
+    @property
+    def raw_status(self) -> dict[str, Any]:
+        """The status as the API server has it."""
+        return raw(self.packed)[1]
+
+    def avoiding(self, nodes: Sequence[str]) -> "GRPOJobRecord":
+        """The same job, kept away from these nodes."""
+        status = self.status.model_copy(update={"avoided_nodes": list(nodes)})
+        return replace(self, typed=replace(self.content, status=status))
+
+    @property
+    def job_key(self) -> ObjectKey:
+        """Itself."""
+        return self.key
+
+    @property
+    def name(self) -> str:
+        """Name of the GRPOJob."""
+        return self.key.name
+
+    @property
+    def ours(self) -> bool:
+        """True if this operator, and no other controller, brings the job about."""
+        return self.managed_by in ("", MANAGED_BY)
+
+    @property
+    def dispatched(self) -> bool:
+        """True if Kueue sends the job to another cluster, whose operator brings it about."""
+        return self.managed_by == MULTIKUEUE
+
+    @property
+    def queue_name(self) -> str | None:
+        """Kueue's LocalQueue, when Kueue admits this job."""
+        if self.kueue.queue:
+            return self.kueue.queue
+        return self.spec.placement.queue_name if self.spec else None
+
+    @property
+    def competes(self) -> bool:
+        """True if the job wants GPUs that the operator itself hands out."""
+        return self.spec is not None and self.spec.placement.accelerator == "GPU" and not self.queue_name
+
+    @property
+    def suspended(self) -> bool:
+        """True if the user has paused the job."""
+        return self.spec is not None and self.spec.suspend
+
+    @property
+    def resume_job(self) -> str | None:
+        """spec.resumeFrom.grpoJob."""
+        if self.spec is None or self.spec.resume_from is None:
+            return None
+        return self.spec.resume_from.grpo_job
+
+    @property
+    def active_deadline(self) -> int | None:
+        """spec.activeDeadlineSeconds."""
+        return self.spec.active_deadline_seconds if self.spec else None
+
+    @property
+    def time_to_live(self) -> int | None:
+        """spec.ttlSecondsAfterFinished."""
+        return self.spec.ttl_seconds_after_finished if self.spec else None
+
+    @property
+    def restart_limit(self) -> int:
+        """spec.restarts.limit; a job whose spec can't be read is not restarted."""
+        return self.spec.restarts.limit if self.spec else 0
+
+    @property
+    def uncounted_limit(self) -> int:
+        """spec.restarts.uncountedLimit."""
+        return (self.spec.restarts if self.spec else RestartsSpec()).uncounted_limit
+
+    @property
+    def creates_pods(self) -> bool:
+        """True if its pods are created at its turn although nothing is free; see spec.placement.provisioning."""
+        return self.spec is not None and self.spec.placement.provisioning == "CreatePods"
+
+    @property
+    def start_timeout(self) -> float:
+        """spec.restarts.startTimeoutSeconds."""
+        return (self.spec.restarts if self.spec else RestartsSpec()).start_timeout_seconds
+
+    def hang_allowance(self, stage: str) -> float | None:
+        """Seconds without progress in a stage after which the operator ends an attempt: twice the trainer's own limit
+        and its grace, for a rank 0 whose watchdog can't act first; None without a plan."""
+        if self.spec is None or self.status.plan is None:
+            return None
+        grace = self.spec.pod_template.spec.termination_grace_period_seconds
+        return 2.0 * patience(stage, self.spec.guard, self.status.plan) + grace
+
+    @property
+    def nodes(self) -> int:
+        """Pods of the gang; 1 while there is no plan."""
+        return self.status.plan.nodes if self.status.plan else 1
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of that type, if it has been written."""
+        return self.status.condition(kind)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """True if the condition is True."""
+        return self.status.is_true(kind)
+
+    @property
+    def finished(self) -> bool:
+        """True if the job has succeeded or failed for good."""
+        return self.ended
+
+    @property
+    def active(self) -> bool:
+        """True if the attempt that status.attempt counts was admitted and has not ended."""
+        return not self.finished and self.ours and under_way(self.status)
+
+    @property
+    def released(self) -> bool:
+        """True if its gang gave its place back, having never run."""
+        found = self.condition(ConditionType.ADMITTED)
+        return found is not None and found.status == "False" and found.reason in RELEASES
+
+    @property
+    def wants_admission(self) -> bool:
+        """True if the job waits for GPUs that the operator hands out. One that was refused does: it may have been by an
+        older operator, or by one that had no default image."""
+        if self.finished or self.deleting or not self.ours or (self.resume_job and not self.status.resume_from):
+            return False
+        return self.competes and not self.active and not self.suspended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """The Indexed Job of one attempt. `grpojob_uid` is the controlling owner's uid, empty for a stranger's Job."""
+
+    key: ObjectKey
+    job_key: ObjectKey
+    uid: str
+    version: int
+    grpojob_uid: str
+    attempt: int
+    created: float  # unix seconds, by the API server's clock
+    deleting: bool
+    ended: str
+    """Reason of its Complete or Failed condition; empty while neither is True."""
+    ended_at: Reported | None
+    """When that became so, after all of its pods had ended."""
+    spent: str
+    """Indices whose retries are used up, as the Job controller says it: `1,3-5`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the Job."""
+        return self.key.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """One pod of an attempt."""
+
+    key: ObjectKey
+    job_key: ObjectKey
+    uid: str
+    version: int
+    grpojob_uid: str
+    controller_uid: str
+    """uid of the Job that made it; empty for a pod that somebody made by hand."""
+    attempt: int
+    engine: bool
+    """True if its label says that it is an engine's; of a current attempt, its controller does."""
+    index: int
+    node: str
+    ip: str
+    phase: str
+    waiting: str
+    """Why its container waits, such as `ImagePullBackOff: …`; empty when it doesn't."""
+    unschedulable: str
+    """The scheduler's message; empty when it is bound or not looked at yet."""
+    node_lost: bool
+    """Its container should run, but the node controller has marked it not ready."""
+    bound_at: Reported | None
+    """When the scheduler gave it its node."""
+    deleting: bool
+    """Somebody has asked for its deletion."""
+    end: bytes | None
+    """Its termination, packed; None while it has not ended."""
+
+    @property
+    def termination(self) -> PodTermination | None:
+        """How it ended; None while it has not."""
+        return unpack_end(self.end) if self.end else None
+
+    @property
+    def name(self) -> str:
+        """Name of the pod."""
+        return self.key.name
+
+    @property
+    def live(self) -> bool:
+        """True while the pod has not ended and is not being deleted."""
+        return self.phase not in ENDED_PHASES and not self.deleting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRecord:
+    """An object of a namespace; it belongs to all GRPOJobs there, so its job_key has no name."""
+
+    key: ObjectKey
+    job_key: ObjectKey
+    uid: str
+    version: int
+    deleting: bool
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRecord(SharedRecord):
+    """A Service of ours."""
+
+    selector: Mapping[str, str]
+    cluster_ip: str
+    """`None` for a headless Service."""
+    publishes_not_ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRecord(SharedRecord):
+    """The NetworkPolicy for our pods."""
+
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRecord:
+    """A PersistentVolumeClaim. `grpojob_uid` is its controller's uid, empty for one that nobody owns."""
+
+    key: ObjectKey
+    grpojob_uid: str
+    deleting: bool
+    labels: Mapping[str, str]

@@ -1,0 +1,190 @@
+"""How a pod ended: the typed end in what the kubelet wrote about the pod. Pure.
+
+Trust, in this order (design: "The contract between operator and pod"): the Outcome in the termination message, the
+container's and pod's state as the kubelet wrote it, the exit code. Only an Outcome can say Succeeded.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from grpo_api.causes import Tier, tier
+from grpo_api.contract import CONTAINER
+from grpo_api.fitting import with_message
+from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result
+from grpo_kube.objects.json_reader import MAX_OBJECT, Part, cut, reported
+from grpo_kube.objects.times import Reported
+
+_RESULTS = {code: result for result, code in EXIT_CODES.items() if result is not Result.SUCCEEDED}
+MAX_DETAIL = 8192
+_DETAILS = tuple(
+    (name,)
+    for name in (
+        *("rank", "step", "totalSteps", "divergedOn", "metrics", "revisions", "standstill"),
+        *("shortage", "checkpointStep", "account", "export", "checkpoint"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodTermination:
+    """The end of one pod. `reported`: an Outcome says so, it is not concluded from the container's state."""
+
+    outcome: Outcome
+    reported: bool
+    disrupted: bool = False
+    """The cluster ended the pod (eviction, preemption, node loss), not the program."""
+    exit_code: int | None = None
+    reasons: tuple[str, ...] = ()
+    """What the kubelet and the cluster call the end in one word each, such as OOMKilled or Evicted."""
+    node: str = ""
+    """Where it ran."""
+    held_seconds: float | None = None
+    """From the pod's arrival at its kubelet, as soon as it is bound, to the end of its container; None where one of
+    these is not known. By that kubelet's clock alone, so that it is right wherever the clock stands."""
+    ran_seconds: float | None = None
+    """The container's part of it."""
+
+    @property
+    def succeeded(self) -> bool:
+        """True if the trainer's own Outcome says Succeeded."""
+        return self.reported and self.outcome.result is Result.SUCCEEDED
+
+    @property
+    def tier(self) -> Tier:
+        """Where the end stands in the search for the cause."""
+        return tier(self.outcome.result, reported=self.reported, disrupted=self.disrupted)
+
+    @property
+    def certain(self) -> bool:
+        """True if no later end of a peer can be the cause of this one.
+
+        A trainer that lost a peer reports Error, Hang or RendezvousTimeout, and one that received SIGTERM reports
+        Preempted. A process that died without a report was not stopped by a peer's end.
+        """
+        if self.tier <= Tier.DISRUPTION:
+            return True
+        return not self.reported and self.tier is not Tier.TERMINATED
+
+    @property
+    def own_failure(self) -> bool:
+        """True if the program failed by itself: it did not succeed, and neither the cluster nor SIGTERM ended it."""
+        return not (self.succeeded or self.disrupted or self.tier is Tier.TERMINATED)
+
+
+_PACKED = TypeAdapter(PodTermination)
+UNPACKED = 512
+"""How many ends stay unpacked: those of one large gang."""
+
+
+def pack(termination: PodTermination) -> bytes:
+    """An end in few bytes: pods stay long after their end, and hardly one is looked at."""
+    return _PACKED.dump_json(termination, by_alias=True)
+
+
+@lru_cache(UNPACKED)
+def unpack(packed: bytes) -> PodTermination:
+    """The end that was packed."""
+    return _PACKED.validate_json(packed)
+
+
+def trainer_container(status: Part) -> Part:
+    """The training container's status in a pod's; sidecars that others add say nothing about the training."""
+    return next((one for one in status.parts("containerStatuses") if one.text("name") == CONTAINER), Part(None))
+
+
+def pod_termination(status: Part, attempt: int = 0, node: str = "") -> PodTermination | None:
+    """The end that a pod of this attempt, on that node, tells of in its status; None while its container may run.
+
+    Raises:
+        Unreadable: a field has a type that it can't have.
+    """
+    target = status.condition("DisruptionTarget")
+    disrupted = target.text("status") == "True"
+    why = ": ".join(part.sentence() for part in (target, status) if part.sentence())
+    state = trainer_container(status).part("state")
+    if "terminated" in state:
+        found = _container_termination(state.part("terminated"), attempt, disrupted, why)
+        held, ran = _durations(status, state.part("terminated"))
+        reasons = _reasons(state.part("terminated"), target, status)
+        return replace(found, node=node, reasons=reasons, held_seconds=held, ran_seconds=ran)
+    if status.text("phase") != "Failed":
+        return None
+    broken = next((one for one in status.parts("initContainerStatuses") if _exit_code(one)), None)
+    if broken and not why:
+        message = f"init container {broken.text('name')} ended with exit code {_exit_code(broken)}; see its log"
+        outcome = Outcome(result=Result.ERROR, message=message)
+        return PodTermination(outcome=outcome, reported=False, exit_code=_exit_code(broken), node=node)
+    # no container ran: the kubelet refused or evicted the pod, which says nothing about the program
+    outcome = with_message(Outcome(result=Result.PREEMPTED), why or "the pod failed")
+    return PodTermination(outcome=outcome, reported=False, disrupted=True, node=node, reasons=_reasons(target, status))
+
+
+def _reasons(*parts: Part) -> tuple[str, ...]:
+    return tuple(filter(None, (part.text("reason") for part in parts)))
+
+
+def _durations(status: Part, terminated: Part) -> tuple[float | None, float | None]:
+    """How long the pod was held and how long its container ran; None for what makes no duration."""
+    end = reported(terminated, "finishedAt")
+    held = _duration(reported(status, "startTime"), end)
+    ran = _duration(reported(terminated, "startedAt"), end)
+    return held, ran
+
+
+def _duration(begin: Reported | None, end: Reported | None) -> float | None:
+    if not begin or not end or end < begin:
+        return None
+    return end - begin
+
+
+def _exit_code(container: Part) -> int:
+    """Exit code of a container that has ended, else 0."""
+    return container.part("state").part("terminated").integer("exitCode")
+
+
+def _container_termination(terminated: Part, attempt: int, disrupted: bool, why: str) -> PodTermination:
+    message = terminated.text("message", MAX_OBJECT)
+    outcome = _reported(message, attempt)
+    is_reported = outcome is not None
+    if outcome is None:
+        detail = "; ".join(part for part in (why, message.strip()) if part)
+        outcome = _concluded(terminated, detail)
+    return PodTermination(
+        outcome=outcome,
+        reported=is_reported,
+        disrupted=disrupted,
+        exit_code=terminated.integer("exitCode"),
+    )
+
+
+def _concluded(terminated: Part, detail: str) -> Outcome:
+    """What the container's state says of a program that said nothing itself."""
+    code = terminated.integer("exitCode")
+    if terminated.text("reason") == "OOMKilled":
+        message = "the kernel killed the container at its memory limit (OOMKilled); raise spec.resources.limits.memory"
+        return Outcome(result=Result.OUT_OF_MEMORY, message=message, shortage=MemoryShortage(memory="Host"))
+    if code == 0:
+        result, message = Result.ERROR, "the container ended with exit code 0 but left no outcome, so it is not done"
+    else:
+        result = _RESULTS.get(code, Result.ERROR)
+        message = f"the container ended with exit code {code} and left no outcome"
+    return with_message(Outcome(result=result), f"{message}: {cut(detail, MAX_DETAIL)}" if detail else message)
+
+
+def _reported(message: str, attempt: int) -> Outcome | None:
+    """The Outcome in a termination message; None when it holds something else, such as a kubelet's own words.
+
+    One of another attempt counts as something else: only the attempt itself can say how it ended. Details that can't
+    be believed are left out, for they don't change how it ended.
+    """
+    try:
+        outcome = Outcome.model_validate_json(message, extra="ignore")
+    except ValidationError as error:
+        if not all(problem["loc"][:1] in _DETAILS for problem in error.errors()):
+            return None
+        believed = {name: value for name, value in from_json(message).items() if (name,) not in _DETAILS}
+        outcome = Outcome.model_validate(believed, extra="ignore")
+    return outcome if outcome.attempt in (0, attempt) else None

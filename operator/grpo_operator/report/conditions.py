@@ -1,0 +1,263 @@
+"""The conditions of a GRPOJob: one function per decision, each stating what it knows.
+
+The sentences that users read stand together here. status.build keeps the transition times and whatever a decision
+doesn't speak of.
+"""
+
+from collections.abc import Callable, Iterator
+
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.status import Condition, ConditionType
+from grpo_api.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
+from grpo_kube.objects.json_reader import cut
+from grpo_kube.objects.times import timestamp
+
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+from ..decide.start_checks import count_bound, lost_engines, unschedulable
+from ..records.names import child_job
+from ..records.reasons import Reason
+
+Statement = tuple[ConditionType, bool, str, str]
+"""Type, whether it is true, reason, message."""
+
+C = ConditionType
+MAX_MESSAGE = 4096
+WORTH_TELLING = 0.01
+"""Share of the prompts that may be dropped without a condition."""
+_TYPES = frozenset(ConditionType)
+"""Others, which a newer version or somebody else wrote, stay as they are."""
+
+
+def conditions(seen: Observation, decision: Decision) -> list[Condition]:
+    """What the decision states, observed now; the caller keeps the transition times of what does not change."""
+    stated = [*_STATEMENTS.get(decision.action, _going_on)(seen, decision), *_dropped(seen), *_readable(seen)]
+    found: list[Condition] = []
+    for kind, true, reason, message in stated:
+        condition = Condition(
+            type=kind,
+            status="True" if true else "False",
+            observed_generation=seen.job.generation,
+            last_transition_time=timestamp(seen.now),
+            reason=reason,
+            message=cut(message, MAX_MESSAGE),
+        )
+        found.append(condition)
+    return found
+
+
+def _readable(seen: Observation) -> Iterator[Statement]:
+    """An object that was set aside and can be read again, by a newer operator or after a change."""
+    if seen.job.condition(C.READABLE):
+        yield C.READABLE, True, Reason.READABLE, "this version of the operator can read the object"
+
+
+def _dropped(seen: Observation) -> Iterator[Statement]:
+    """What the run leaves out of its dataset, as rank 0 counted it. It stays true for the job's other attempts."""
+    metrics = seen.pull.progress.metrics if seen.pull else {}
+    dropped = metrics.get(PROMPTS_DROPPED.key, 0.0)
+    total = dropped + metrics.get(PROMPTS.key, 0.0)
+    share = dropped / total if 0 < total <= MAX_COUNT else 0.0
+    if seen.job.spec is None or not WORTH_TELLING < share <= 1:
+        return
+    limit = seen.job.spec.training.max_prompt_length
+    message = (
+        f"{dropped:.0f} of {total:.0f} prompts ({share:.1%}) have more than training.maxPromptLength {limit} "
+        "tokens, chat template included, and are not trained on; if they matter, start a new job with a higher limit"
+    )
+    yield C.PROMPTS_DROPPED, True, Reason.PROMPTS_TOO_LONG, message
+
+
+def _reject(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.ADMITTED, False, decision.reason, decision.message
+
+
+def _queue(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    yield C.ADMITTED, False, decision.reason, decision.message
+    if decision.plan:
+        yield C.PLANNED, True, Reason.PLANNED, decision.plan.reason or "the plan is ready"
+    else:
+        yield C.PLANNED, False, decision.reason, decision.message
+    yield C.SCHEDULED, False, decision.reason, decision.message
+    yield C.RUNNING, False, decision.reason, decision.message
+    if seen.job.is_true(C.SUSPENDED):
+        yield C.SUSPENDED, False, Reason.RESUMED, "spec.suspend is false again"
+
+
+def _commit(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    number, plan = seen.job.status.attempt + 1, decision.plan
+    plan_reason = plan.reason if plan else ""
+    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {number} was admitted"
+    yield C.PLANNED, True, Reason.PLANNED, plan_reason or "the plan is ready"
+    yield C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, number)
+    if decision.ended:
+        why = (
+            f"attempt {number - 1} ended with {decision.ended.result}: {decision.ended.message}{_rolled_back(decision)}"
+            f"{_replanned(decision)}"
+        )
+        yield C.RUNNING, False, Reason.RESTARTING, f"attempt {number} starts; {why}"
+        yield C.DEGRADED, True, decision.ended.result, why
+    else:
+        yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+    yield C.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false"
+    yield from _recovery(seen)
+    # asked for is not fallen back to: an Adapter reference is a request, too
+    if plan and plan.method == "LoRA" and seen.job.spec and not seen.job.spec.adapter_requested:
+        message = "; ".join(plan.changes) or "no plan that trains all parameters fits, so a LoRA adapter is trained"
+        yield C.TRAINS_ADAPTER_ONLY, True, Reason.ADAPTER_IF_NEEDED, message
+
+
+def _rolled_back(decision: Decision) -> str:
+    """What the next attempts leave out, as the end of a sentence; empty where nothing."""
+    if decision.rollback is None:
+        return ""
+    skipped = decision.rollback.skipped
+    numbers = f" {skipped.first}" if skipped.first == skipped.last else f"s {skipped.first} to {skipped.last}"
+    return f". It goes back to the newest checkpoint from before generation{numbers} of the data, which is left out"
+
+
+def _replanned(decision: Decision) -> str:
+    """What is different about the next attempt's plan, as the end of a sentence; empty where nothing."""
+    if decision.learned is None or decision.plan is None or not decision.plan.changes:
+        return ""
+    return f". Planned anew {decision.plan.changes[-1]}"
+
+
+def _recovery(seen: Observation) -> Iterator[Statement]:
+    spec = seen.job.spec
+    if spec and spec.checkpoint.lasting:
+        text = f"a restart resumes from the newest checkpoint, at most {spec.checkpoint.every_steps} steps back"
+        yield C.RECOVERABLE, True, Reason.OBJECT_STORE if spec.checkpoint.store else Reason.SHARED_VOLUME, text
+    else:
+        text = "without spec.checkpoint.volume, volumeClaimTemplate or store a restart begins at step 0"
+        yield C.RECOVERABLE, False, Reason.NO_CHECKPOINT_VOLUME, text
+
+
+def _suspend(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.ADMITTED, False, decision.reason, decision.message
+    yield C.SCHEDULED, False, decision.reason, decision.message
+    yield C.RUNNING, False, decision.reason, decision.message
+    yield C.DEGRADED, False, Reason.AS_EXPECTED, "suspended"
+    yield C.SUSPENDED, True, decision.reason, decision.message
+
+
+def _release(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    yield C.ADMITTED, False, decision.reason, f"{decision.message}; the gang is queued again"
+    yield C.SCHEDULED, False, decision.reason, decision.message
+    yield C.RUNNING, False, decision.reason, f"attempt {seen.job.status.attempt} was released"
+
+
+def _succeed(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.RUNNING, False, Reason.FINISHED, "training is done"
+    yield C.DEGRADED, False, Reason.AS_EXPECTED, "training is done"
+    yield C.SUCCEEDED, True, decision.reason, decision.message
+
+
+def _fail(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.RUNNING, False, Reason.FINISHED, "the job has failed"
+    yield C.SUCCEEDED, False, decision.reason, decision.message
+    yield C.FAILED, True, decision.reason, decision.message
+
+
+def _resolve(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    yield C.ADMITTED, False, decision.reason, decision.message
+
+
+def _retry(seen: Observation, decision: Decision) -> Iterator[Statement]:  # noqa: ARG001
+    for kind in (C.FAILED, C.SUCCEEDED, C.ADMITTED, C.SCHEDULED, C.RUNNING):
+        yield kind, False, decision.reason, decision.message
+    yield C.DEGRADED, False, Reason.AS_EXPECTED, decision.message
+
+
+def _going_on(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    """WAIT and START: nothing is decided, the pods tell how far the attempt is."""
+    if not seen.job.active:
+        yield from _unchanged(seen)
+        return
+    yield C.ADMITTED, True, Reason.ADMITTED, f"attempt {seen.job.status.attempt} was admitted"
+    yield _scheduled(seen, decision)
+    if decision.reason == Reason.RESTART_BACKOFF:
+        yield from _backing_off(decision)
+    else:
+        yield from _running(seen, decision)
+
+
+def _backing_off(decision: Decision) -> Iterator[Statement]:
+    message = f"{decision.message}; the next attempt begins after a pause, for those before it ended soon, too"
+    yield C.RUNNING, False, decision.reason, message
+    yield C.DEGRADED, True, decision.reason, message
+
+
+def _unchanged(seen: Observation) -> Iterator[Statement]:
+    for known in seen.job.status.conditions:
+        if known.type in _TYPES:
+            yield C(known.type), known.status == "True", known.reason, known.message
+
+
+def _scheduled(seen: Observation, decision: Decision) -> Statement:
+    if seen.bound:
+        engines = f" and {seen.replicas} of {seen.replicas} engines" if seen.replicas else ""
+        message = f"{seen.job.nodes} of {seen.job.nodes} pods{engines} have a node"
+        return C.SCHEDULED, True, Reason.ALL_PODS_BOUND, message
+    if decision.reason in (Reason.NAME_TAKEN, Reason.FAILED_CREATE):
+        return C.SCHEDULED, False, decision.reason, decision.message
+    if why := unschedulable(seen):
+        return C.SCHEDULED, False, Reason.UNSCHEDULABLE, f"{count_bound(seen)} have a node: {why}"
+    return C.SCHEDULED, False, Reason.PODS_PENDING, _being_created(seen.job.name, seen.job.status.attempt)
+
+
+def _being_created(job: str, number: int) -> str:
+    child = child_job(job, number)
+    return f"the pods of attempt {number} are being created (`kubectl describe job {child}` says what keeps them)"
+
+
+def _running(seen: Observation, decision: Decision) -> Iterator[Statement]:
+    number, known = seen.job.status.attempt, seen.job.condition(C.DEGRADED)
+    taken = decision.reason == Reason.NAME_TAKEN and seen.child is not None
+    troubled = taken or decision.reason in (Reason.POD_WAITING, Reason.PROGRESS_UNKNOWN, Reason.INVALID_SPEC)
+    if seen.started:
+        engines = f" and {len(seen.engines_up)} of {seen.replicas} engines" if seen.replicas else ""
+        yield C.RUNNING, True, Reason.ALL_PODS_RUNNING, f"attempt {number} runs with {seen.job.nodes} pods{engines}"
+        # a new operator process has not heard of rank 0 yet either
+        unheard = seen.pull is None and known is not None and known.reason in _TOLD_BY_RANK_0
+        if not troubled and not unheard:
+            yield _as_told(seen)
+    else:
+        before = seen.job.condition(C.RUNNING)
+        if before and before.status == "False":
+            yield C.RUNNING, False, before.reason, before.message
+        else:
+            yield C.RUNNING, False, Reason.STARTING, f"attempt {number} starts"
+        if known and not troubled:
+            yield C.DEGRADED, known.status == "True", known.reason, known.message
+    if troubled:
+        yield C.DEGRADED, True, decision.reason, decision.message
+
+
+_TOLD_BY_RANK_0 = (Reason.PROGRESS_UNKNOWN, Reason.CHECKPOINT_NOT_WRITTEN)
+"""Reasons of Degraded that only its answer, or its silence, can change."""
+
+
+def _as_told(seen: Observation) -> Statement:
+    """What rank 0 says of a gang whose training pods are all well, and what became of its engines."""
+    progress = seen.pull.progress if seen.pull else None
+    if progress is None or not progress.checkpoint_problem:
+        if lost := lost_engines(seen):
+            return C.DEGRADED, True, Reason.ENGINES_LOST, lost
+        return C.DEGRADED, False, Reason.AS_EXPECTED, "the gang is whole"
+    back = progress.metrics.get(CHECKPOINT_STEP.key, 0.0)
+    message = f"{progress.checkpoint_problem}; it is tried again, until then a restart goes back to step {back:.0f}"
+    return C.DEGRADED, True, Reason.CHECKPOINT_NOT_WRITTEN, message
+
+
+_STATEMENTS: dict[Action, Callable[[Observation, Decision], Iterator[Statement]]] = {
+    Action.REJECT: _reject,
+    Action.QUEUE: _queue,
+    Action.COMMIT: _commit,
+    Action.SUSPEND: _suspend,
+    Action.RELEASE: _release,
+    Action.SUCCEED: _succeed,
+    Action.FAIL: _fail,
+    Action.RETRY: _retry,
+    Action.RESOLVE: _resolve,
+}

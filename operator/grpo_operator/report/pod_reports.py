@@ -1,0 +1,265 @@
+"""What the pods of a GRPOJob reported, as its status tells it: progress, metrics, memory and what became of each pod.
+
+Apart from what the operator decided: of what others say, nothing may hold a decision up.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_api.artifacts import MAX_WHERE
+from grpo_api.contract import CHECKPOINT_MOUNT
+from grpo_api.learned import Learned
+from grpo_api.plan import MemoryPrediction
+from grpo_api.quantity import MAX_COUNT
+from grpo_api.report import DATASET_FINGERPRINT, STEP_PHASES, Outcome, Progress, Result
+from grpo_api.status import (
+    MAX_SHOWN_PODS,
+    CheckpointStatus,
+    MemoryMeasurement,
+    MetricsStatus,
+    PhaseMemory,
+    PodStatus,
+    ProgressStatus,
+)
+from grpo_api.training_metrics import PHASE_SECONDS, WEIGHTS_VERSION
+from grpo_kube.objects.json_reader import cut
+from grpo_kube.objects.times import timestamp
+
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+from ..decide.oom_feedback import known
+from ..decide.start_checks import shown
+from ..records.names import checkpoint_volume
+from ..records.records import ENDED_PHASES, GRPOJobRecord, PodRecord
+
+MAX_ETA = 10 * 365 * 86400
+"""Seconds of the longest time to the end that is worth telling."""
+
+
+def report(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """Return the status fields that rank 0 and the pods reported. The last values stay when the pods are gone."""
+    if seen.job.finished:
+        return _final_pods(seen)
+    fields: dict[str, Any] = _revisions(seen) | _learned(seen, decision) | _checkpoint(seen)
+    if not seen.job.active or decision.action is Action.COMMIT:
+        return fields
+    fields |= {"pods": _pods(seen)} if seen.pods else {}
+    if seen.pull:
+        fields |= reported(seen.pull.progress, seen)
+    if decision.action in (Action.SUCCEED, Action.FAIL) and decision.ended:
+        fields |= _last_words(fields, seen, decision.ended)
+    if decision.action is Action.SUCCEED:
+        fields |= _export(seen)
+    return fields
+
+
+def _revisions(seen: Observation) -> dict[str, Any]:
+    """What the attempt says that it is made of. A commit stays what the first attempt found: later ones are told it."""
+    revisions = dict(seen.pull.progress.revisions) if seen.pull else {}
+    for end in seen.terminations:
+        revisions |= end.outcome.revisions
+    if not revisions:
+        return {}
+    data = {DATASET_FINGERPRINT: revisions[DATASET_FINGERPRINT]} if DATASET_FINGERPRINT in revisions else {}
+    return {"revisions": {**revisions, **(seen.job.status.revisions or {}), **data}}
+
+
+def _learned(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """What the attempt says of its model and links; a decision that answers want of memory tells of it, too."""
+    learned = known(seen)
+    before = seen.job.status.learned or Learned()
+    if decision.learned or learned == before:
+        return {}
+    return {"learned": learned}
+
+
+def _checkpoint(seen: Observation) -> dict[str, Any]:
+    """The newest checkpoint that the attempt reports. An attempt that trains without one began before the last."""
+    reported_checkpoints = [end.outcome.checkpoint for end in seen.terminations if end.reported]
+    if seen.pull:
+        reported_checkpoints.append(seen.pull.progress.checkpoint)
+    checkpoints = [checkpoint for checkpoint in reported_checkpoints if checkpoint]
+    if not checkpoints:
+        trains_without = seen.pull is not None and seen.pull.progress.stage == "Training"
+        return {"checkpoint": None} if trains_without and seen.job.status.checkpoint else {}
+    newest = max(checkpoints, key=lambda checkpoint: checkpoint.step)
+    where = _lasting(newest.where, seen.job)
+    kept = CheckpointStatus(step=newest.step, time=timestamp(newest.time), bytes=newest.bytes, where=where)
+    return {"checkpoint": kept}
+
+
+def _export(seen: Observation) -> dict[str, Any]:
+    """The exported model, of which one rank tells."""
+    for end in seen.terminations:
+        exported = end.outcome.export
+        if end.succeeded and exported:
+            path = _lasting(exported.path, seen.job)
+            return {"export": exported.model_copy(update={"path": path})}
+    return {}
+
+
+def _lasting(path: str, job: GRPOJobRecord) -> str:
+    """What a pod calls `/checkpoints/…`, by the claim and the folder there; another address stays what it is."""
+    volume = checkpoint_volume(job.name, job.spec.checkpoint) if job.spec else None
+    below = path.removeprefix(f"{CHECKPOINT_MOUNT}/")
+    if volume is None or below == path:
+        return path
+    return cut("pvc://" + "/".join(filter(None, (volume.claim_name, volume.sub_path, below))), MAX_WHERE)
+
+
+def _last_words(fields: dict[str, Any], seen: Observation, ended: Outcome) -> dict[str, Any]:
+    """Progress and metrics as they are told with the end: newer than any pull."""
+    old = seen.job.status
+    outcomes = [ended, *(one.outcome for one in seen.terminations if one.reported)]
+    last = max(outcomes, key=lambda outcome: (outcome.step, bool(outcome.metrics), -outcome.rank))
+    words: dict[str, Any] = {"progress": _complete(fields.get("progress") or old.progress, last)}
+    if metrics := _metrics(last.metrics):
+        # an Outcome is short: it doesn't say how long the last step took
+        known = fields.get("metrics") or old.metrics
+        words["metrics"] = metrics.model_copy(update={"phase_seconds": known.phase_seconds}) if known else metrics
+    return words
+
+
+def _final_pods(seen: Observation) -> dict[str, Any]:
+    """The pods of a finished job, until each has ended or is gone: nothing runs in a status that is final."""
+    now = {pod.name: _pod(pod) for pod in seen.pods}
+    now |= {pod.name: _engine(pod) for pod in seen.engine_pods}
+    final = [now.get(known.name, _gone(known)) for known in seen.job.status.pods]
+    return {"pods": final} if final != seen.job.status.pods else {}
+
+
+def _gone(pod: PodStatus) -> PodStatus:
+    return pod if pod.phase in ENDED_PHASES else pod.model_copy(update={"phase": "Deleted"})
+
+
+def reported(progress: Progress, seen: Observation) -> dict[str, Any]:
+    """status.progress, .metrics and .memory from rank 0's progress."""
+    fields: dict[str, Any] = {"progress": _progress(progress)}
+    if metrics := _metrics(progress.metrics):
+        fields["metrics"] = metrics
+    plan = seen.job.status.plan
+    if plan and plan.memory and (memory := memory_measurement(plan.memory, progress.memory)):
+        fields["memory"] = memory
+    return fields
+
+
+def _metrics(values: Mapping[str, float]) -> MetricsStatus | None:
+    """status.metrics, most of it as text with four significant digits; None when none of them was told."""
+    named: dict[str, Any] = {name: _digits(values[name]) for name in _SHORT if name in values}
+    version = values.get(WEIGHTS_VERSION.key, math.nan)
+    if 0 <= version <= MAX_COUNT:
+        named["weights_version"] = int(version)
+    keys = {phase: f"{PHASE_SECONDS.key}/{phase}" for phase in STEP_PHASES}
+    if phases := {phase: _digits(values[key]) for phase, key in keys.items() if key in values}:
+        named["phase_seconds"] = phases
+    return MetricsStatus(**named) if named else None
+
+
+_SHORT = tuple(name for name in MetricsStatus.model_fields if name not in ("weights_version", "phase_seconds"))
+"""Metrics of which four digits say enough."""
+
+
+def _digits(value: float) -> str:
+    """Four significant digits, or the word that /metrics has for what is no finite number."""
+    if math.isfinite(value):
+        return f"{value:.4g}"
+    return "NaN" if math.isnan(value) else f"{value:+f}".title()
+
+
+def memory_measurement(prediction: MemoryPrediction, measured: Mapping[str, int]) -> MemoryMeasurement | None:
+    """The prediction beside what rank 0 reported; None before anything was measured on a GPU."""
+    predicted: dict[str, int] = prediction.phases.model_dump()
+    phases: dict[str, PhaseMemory] = {}
+    for name, size in predicted.items():
+        used = measured.get(name)
+        if used:
+            phases[name] = PhaseMemory(predicted_bytes=size, measured_bytes=used, ratio=_ratio(size, used))
+    if not phases:
+        return None
+    peak = max(phase.measured_bytes for phase in phases.values())
+    return MemoryMeasurement(
+        predicted_bytes=prediction.peak_allocated_bytes,
+        measured_bytes=peak,
+        ratio=_ratio(prediction.peak_allocated_bytes, peak),
+        phases=phases,
+        reserved_bytes=measured.get("reserved", 0),
+        predicted_device_bytes=prediction.device_bytes,
+        device_bytes=measured.get("device", 0),
+    )
+
+
+def _ratio(predicted: int, measured: int) -> str:
+    return f"{predicted / measured:.3f}"
+
+
+def _progress(progress: Progress) -> ProgressStatus:
+    step, total, last = progress.step, progress.total_steps, progress.last_step_time
+    percent, summary = 0, str(step)
+    if total:
+        percent, summary = min(100, 100 * step // total), f"{step}/{total}"
+    eta: int | None = None
+    if progress.eta_seconds is not None and progress.eta_seconds <= MAX_ETA:
+        eta = int(progress.eta_seconds)
+    return ProgressStatus(
+        attempt=progress.attempt,
+        step=step,
+        total_steps=total,
+        percent=percent,
+        summary=summary,
+        eta_seconds=eta,
+        eta="" if eta is None else duration(eta),
+        last_step_time=timestamp(last) if last else None,
+    )
+
+
+def duration(seconds: int) -> str:
+    """The two largest units, such as `1h12m` or `45s`."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (rest, "s"))
+    first = next((position for position, (value, _) in enumerate(parts) if value), None)
+    if first is None:
+        return "0s"
+    return "".join(f"{value}{unit}" for value, unit in parts[first : first + 2] if value)
+
+
+def _complete(progress: ProgressStatus | None, outcome: Outcome) -> ProgressStatus:
+    """The final progress: the outcome's step is newer than the last pull."""
+    known = progress or ProgressStatus()
+    step = max(outcome.step, known.step)
+    total = max(known.total_steps, outcome.total_steps, step)
+    done = outcome.result is Result.SUCCEEDED
+    percent = 100 * step // total if total else 100 * int(done)
+    return known.model_copy(
+        update={
+            "attempt": outcome.attempt or known.attempt,
+            "step": step,
+            "total_steps": total,
+            "percent": percent,
+            "summary": f"{step}/{total}",
+            "eta_seconds": 0 if done else None,
+            "eta": "",
+        }
+    )
+
+
+def _pods(seen: Observation) -> list[PodStatus]:
+    """The training pods, and of each engine the pod that counts."""
+    return [*map(_pod, seen.pods), *map(_engine, shown(seen.engine_pods))][:MAX_SHOWN_PODS]
+
+
+def _engine(pod: PodRecord) -> PodStatus:
+    return _pod(pod).model_copy(update={"engine": True})
+
+
+def _pod(pod: PodRecord) -> PodStatus:
+    found, phase = pod.termination, pod.phase
+    if found and found.exit_code is not None and phase not in ENDED_PHASES:
+        # the kubelet sets a pod's phase a moment after its container's end, and nobody may look again
+        phase = "Failed" if found.exit_code else "Succeeded"
+    reason = pod.waiting or pod.unschedulable
+    if found:
+        reason = found.outcome.result.value
+    return PodStatus(name=pod.name, index=pod.index, node=pod.node, phase=phase, reason=reason[:256])

@@ -1,0 +1,247 @@
+"""The status that a GRPOJob should have: fields, conditions and the derived phase.
+
+What users see follows from an Observation and a Decision alone; times come in with the Observation.
+
+What is remembered of the status writes of each job: when the last one was, and what the API server did not keep.
+
+It is memory, not truth: without it a status is written once more.
+"""
+
+import itertools
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_api.report import Outcome
+from grpo_api.status import (
+    MAX_ENDS,
+    AttemptEnd,
+    Condition,
+    ConditionType,
+    GRPOJobStatus,
+    Phase,
+)
+from grpo_kube.objects.resources import ObjectKey
+from grpo_kube.objects.times import Observed, timestamp
+
+from ..decide.decisions import Action, Decision
+from ..decide.observation import Observation
+from ..records.reasons import RELEASES, Reason
+from ..usage.account import account
+from .conditions import conditions
+from .pod_reports import report
+
+URGENT = frozenset({"phase", "attempt", "outcome", "restarts", "completionTime", "observedGeneration"})
+"""Fields whose change is written at once. Others wait a little for company: they move all the time, and every write
+costs the API server."""
+
+REPORTED = frozenset({"progress", "metrics", "memory", "pods", "outcome", "revisions", "usage", "checkpoint", "export"})
+"""Fields that pods report. The others follow from decisions, and are written even if these are denied."""
+
+_ENDS_ATTEMPT = (Action.QUEUE, Action.SUSPEND, Action.RELEASE, Action.SUCCEED, Action.FAIL)
+_WAITING = RELEASES | {
+    Reason.WAITING_FOR_GPUS,
+    Reason.WAITING_IN_QUEUE,
+    Reason.WAITING_FOR_QUOTA,
+    Reason.PRIORITY_CLASS_NOT_FOUND,
+    Reason.SERVICE_ACCOUNT_NOT_FOUND,
+    Reason.WAITING_FOR_KUEUE,
+    Reason.EVICTED,
+    Reason.WORKLOAD_REPLACED,
+    Reason.NO_KUEUE,
+}
+_RESTARTING = (Reason.RESTARTING, Reason.RESTART_BACKOFF)
+
+
+def build(seen: Observation, decision: Decision) -> GRPOJobStatus:
+    """The status after the decision has been carried out."""
+    old, action = seen.job.status, decision.action
+    fields: dict[str, Any] = {"observed_generation": seen.job.generation}
+    fields |= _attempt(seen, decision)
+    fields |= _end(seen, decision)
+    if action in (Action.SUCCEED, Action.FAIL):
+        fields["completion_time"] = timestamp(seen.now)
+    fields |= report(seen, decision)
+    fields |= _retry(seen, decision)
+    if action is Action.RESOLVE:
+        fields |= {"resume_from": decision.resume_from, "plan": decision.plan, "revisions": decision.revisions}
+    found = _kept_times(old.conditions, conditions(seen, decision), seen.now)
+    fields |= {"conditions": found, "phase": phase(found)}
+    new = old.model_copy(update=fields)
+    return new.model_copy(update={"usage": account(seen, decision, new)})
+
+
+def _end(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """How the current attempt ended, and what that means for those after it."""
+    old, action, outcome = seen.job.status, decision.action, decision.ended
+    ends_attempt = outcome is not None or action is Action.RELEASE
+    fields: dict[str, Any] = {}
+    if action in (Action.SUSPEND, Action.RELEASE):
+        # nodes that were looked after during a pause, or that nobody can do without, get another chance
+        fields["avoided_nodes"] = []
+    elif decision.avoided_nodes is not None:
+        fields["avoided_nodes"] = list(decision.avoided_nodes)
+    if not old.attempt or not ends_attempt:
+        return fields
+    end = AttemptEnd(
+        attempt=old.attempt,
+        reason=outcome.result if outcome else decision.reason,
+        counted=decision.counted,
+        running_seconds=int(seen.running_seconds),
+        node=decision.node,
+        end_time=timestamp(seen.now),
+    )
+    fields["ends"] = [*old.ends, end][-MAX_ENDS:]
+    if decision.learned:
+        fields["learned"] = decision.learned
+    if outcome:
+        fields["outcome"] = _kept(outcome, seen)
+    if outcome and action in (Action.COMMIT, Action.QUEUE):
+        counter = "restarts" if decision.counted else "uncounted_restarts"
+        fields[counter] = getattr(old, counter) + 1
+        if decision.rollback:
+            fields["rollbacks"] = [*old.rollbacks, decision.rollback]
+    return fields
+
+
+def _retry(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """A retried job counts anew; a spec.retry that was raised when there was nothing to retry is only taken note of."""
+    job = seen.job
+    if job.spec is None or (seen.retry_asked and decision.action is not Action.RETRY):
+        return {}
+    fields: dict[str, Any] = {"retry": job.spec.retry}
+    if decision.action is Action.RETRY:
+        # the time that was used up too: a job that failed of its deadline must not do so again at once
+        anew = {"restarts": 0, "uncounted_restarts": 0, "ends": [], "avoided_nodes": [], "active_seconds": 0}
+        fields |= {**anew, "completion_time": None, "passed_over": None}
+        if job.status.learned:
+            fields["learned"] = job.status.learned.model_copy(update={"shortfalls": []})
+    return fields
+
+
+def _attempt(seen: Observation, decision: Decision) -> dict[str, Any]:
+    """Counter, plan and clock of the attempt."""
+    old, action = seen.job.status, decision.action
+    if action is Action.COMMIT:
+        return {
+            "attempt": old.attempt + 1,
+            "passed_over": None,
+            "plan": decision.plan,
+            "job_uid": None,
+            "start_time": old.start_time or timestamp(seen.now),
+            "attempt_start_time": timestamp(seen.now),
+            "active_seconds": int(seen.elapsed),
+            "pods": [],
+        }
+    if action in _ENDS_ATTEMPT:
+        fields: dict[str, Any] = {"active_seconds": int(seen.elapsed), "attempt_start_time": None}
+        if action is Action.QUEUE:
+            fields["passed_over"] = decision.passed_over or None
+        return fields
+    if seen.child is None or not seen.job.active:
+        return {}
+    return {"job_uid": seen.child.uid}
+
+
+def _kept(outcome: Outcome, seen: Observation) -> Outcome:
+    """The outcome with the attempt that it ended, if the trainer did not say it, and without what has no place here.
+
+    Of a job on GPUs, status.usage has the account. JSON has no word for NaN and infinity: status.metrics tells them.
+    status.export and status.checkpoint have these.
+    """
+    fields: dict[str, Any] = {"attempt": outcome.attempt or seen.job.status.attempt, "export": None, "checkpoint": None}
+    fields["metrics"] = {key: value for key, value in outcome.metrics.items() if math.isfinite(value)}
+    if seen.job.spec and seen.job.spec.placement.accelerator == "GPU":
+        fields["account"] = None
+    return outcome.model_copy(update=fields)
+
+
+def _kept_times(old: list[Condition], new: list[Condition], now: float) -> list[Condition]:
+    """lastTransitionTime moves only with the status; conditions that nobody states any more stay as they were."""
+    before = {condition.type: condition for condition in old}
+    for condition in new:
+        known = before.get(condition.type)
+        at = timestamp(now)
+        if known and known.status == condition.status:
+            at = known.last_transition_time
+        before[condition.type] = condition.model_copy(update={"last_transition_time": at})
+    return list(before.values())
+
+
+def phase(found: list[Condition]) -> Phase:
+    """One word for the printer column, from the conditions."""
+    by_type = {condition.type: condition for condition in found}
+
+    def true(kind: ConditionType) -> bool:
+        return kind in by_type and by_type[kind].status == "True"
+
+    for kind, word in _PHASES:
+        if true(kind):
+            return word
+    admitted = by_type.get(ConditionType.ADMITTED)
+    if admitted is None:
+        return Phase.PENDING
+    if admitted.status != "True":
+        return Phase.QUEUED if admitted.reason in _WAITING else Phase.PENDING
+    running = by_type.get(ConditionType.RUNNING)
+    if running and running.reason in _RESTARTING:
+        return Phase.RESTARTING
+    return Phase.STARTING
+
+
+_PHASES = (
+    (ConditionType.SUCCEEDED, Phase.SUCCEEDED),
+    (ConditionType.FAILED, Phase.FAILED),
+    (ConditionType.SUSPENDED, Phase.SUSPENDED),
+    (ConditionType.RUNNING, Phase.RUNNING),
+)
+
+
+def to_json(status: GRPOJobStatus) -> dict[str, Any]:
+    """The status as the API server keeps it: camelCase, without unset fields."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+log = logging.getLogger(__name__)
+
+
+class StatusWrites:
+    """The last status write of each job."""
+
+    def __init__(self, longest: float) -> None:
+        """`longest`: the seconds after which it doesn't matter any more when a status was written."""
+        self._longest = longest
+        self._written: dict[ObjectKey, Observed] = {}
+        self._dropped: dict[ObjectKey, Mapping[str, Any]] = {}
+
+    def forget(self, key: ObjectKey) -> None:
+        """Drop what is remembered of a job that is gone."""
+        self._written.pop(key, None)
+        self._dropped.pop(key, None)
+
+    def is_known(self, key: ObjectKey, patch: Mapping[str, Any]) -> bool:
+        """True if the patch has nothing but what the API server did not keep when it was written last."""
+        return patch == self._dropped.get(key, {})
+
+    def wait(self, key: ObjectKey, now: Observed, pause: float) -> float:
+        """Seconds until such a pause after the last write is over; 0 and less when it is."""
+        last = self._written.get(key)
+        return pause - (now - last) if last else 0.0
+
+    def written(self, key: ObjectKey, now: Observed, dropped: Mapping[str, Any]) -> None:
+        """A status was written, of which the API server did not keep this: an older definition drops new fields.
+
+        Written again and again, those would make a loop of writes.
+        """
+        self._written.pop(key, None)
+        self._written[key] = now
+        for oldest, at in list(itertools.islice(self._written.items(), 2)):
+            if now - at > self._longest:
+                del self._written[oldest]
+        if dropped and dropped != self._dropped.get(key):
+            log.warning("%s: the API server did not keep %s of the status", key, ", ".join(dropped))
+        if dropped:
+            self._dropped[key] = dropped
+        else:
+            self._dropped.pop(key, None)

@@ -1,0 +1,283 @@
+"""The client of the API server, against real HTTP servers that misbehave on purpose.
+
+How they behave towards a real API server is in tests/integration/test_operator_lifecycle.py.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from grpo_kube import client as cluster_module
+from grpo_kube import transport
+from grpo_kube.client import HttpCluster, listed
+from grpo_kube.objects.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    Conflict,
+    Denied,
+    Expired,
+    Forbidden,
+    NotFound,
+    Unavailable,
+)
+from grpo_kube.objects.resources import JOBS, PODS, Selection
+from grpo_operator.records.names import GRPOJOBS
+
+pytestmark = pytest.mark.realtime
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Seen = list[tuple[str, str, int]]
+ALL_PODS = Selection(PODS)
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """A server on loopback that answers everything by the handler; its URL."""
+    pages = web.Application()
+    pages.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(pages, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def talking(handler: Handler, **chosen: Any) -> AsyncIterator[tuple[HttpCluster, Seen]]:
+    """A client of such a server, and the requests that it counts."""
+    seen: Seen = []
+    async with serving(handler) as url:
+        configuration = Configuration(host=url)
+        configuration.api_key = {"BearerToken": "bearer secret"}
+        async with HttpCluster(configuration, lambda *request: seen.append(request), **chosen) as client:
+            yield client, seen
+
+
+async def watched(client: HttpCluster, selection: Selection = ALL_PODS) -> list[tuple[str, Any]]:
+    return [event async for event in client.watch(selection, 5, 10)]
+
+
+def status(code: int, message: str = "no") -> web.Response:
+    return web.json_response({"kind": "Status", "message": message, "code": code}, status=code)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "_pause", lambda *_: 0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "method", "error"),
+    [
+        (404, "get", NotFound),
+        (409, "create", AlreadyExists),
+        (409, "patch", Conflict),
+        (410, "get", Expired),
+        (422, "create", Denied),
+        (403, "get", Forbidden),
+        (401, "get", Unavailable),
+        (429, "get", Unavailable),
+        (503, "create", Unavailable),
+    ],
+)
+async def test_every_answer_has_its_error(code: int, method: str, error: type[Exception]) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return status(code, "because")
+
+    async with talking(refuse) as (client, seen):
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "get": lambda: client.get(JOBS, "n", "a"),
+            "create": lambda: client.create(JOBS, "n", {}),
+            "patch": lambda: client.patch(GRPOJOBS, "n", "a", {}, "status"),
+        }
+        with pytest.raises(error, match=f"{code} because"):
+            await calls[method]()
+    assert len(seen) == (4 if error is Unavailable else 1)
+
+
+async def test_an_outage_within_the_retry_budget_is_not_noticed() -> None:
+    answers = [status(503), status(429), web.json_response({"kind": "Job"})]
+
+    async def recover(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == "bearer secret"
+        return answers.pop(0)
+
+    async with talking(recover) as (client, seen):
+        assert await client.get(JOBS, "n", "a") == {"kind": "Job"}
+    assert [code for _, _, code in seen] == [503, 429, 200]
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async with HttpCluster(Configuration(host="http://127.0.0.1:1")) as client:
+        with pytest.raises(Unavailable):
+            await watched(client)
+
+
+async def test_an_answer_without_json_is_quoted() -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.Response(status=400, text="<html>proxy</html>")
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Denied, match="400 <html>proxy</html>"):
+            await client.get(JOBS, "n", "a")
+
+
+@pytest.mark.parametrize("text", ["<html>welcome</html>", "[]", "null", '{"metadata": {}}', '{"metadata": null}', "{}"])
+async def test_a_success_that_is_no_list_is_an_outage(text: str) -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Unavailable, match=r"no list|no JSON object"):
+            await listed(client, ALL_PODS, lambda item: item)
+
+
+@pytest.mark.parametrize("line", ["<html>", "[]", "7", '{"type": "ADDED"}', '{"type": "ADDED", "object": 3}'])
+async def test_a_line_that_is_no_event_is_an_outage(line: str) -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.Response(text=line + "\n")
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Unavailable, match="no event"):
+            await watched(client)
+
+
+def test_the_pause_follows_the_servers_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert cluster_module._pause(1, Unavailable("", 429, 3.0)) == 3.0
+    assert cluster_module._pause(1, Unavailable("", 429, 60.0)) == 5.0
+    assert 0.2 <= cluster_module._pause(1, Unavailable("")) <= 0.4
+
+
+class Looked(NamedTuple):
+    uid: str
+    version: int
+
+
+async def test_deleting_names_what_was_looked_at_and_takes_gone_for_deleted() -> None:
+    bodies: list[Any] = []
+
+    async def gone(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return status(404 if len(bodies) == 1 else 409)
+
+    async with talking(gone) as (client, _):
+        await client.delete(JOBS, "n", "a", Looked("uid-1", 7))
+        with pytest.raises(Conflict):
+            await client.delete(JOBS, "n", "a", Looked("uid-1", 7))
+    preconditions = {"uid": "uid-1", "resourceVersion": "7"}
+    assert bodies[0] == {"propagationPolicy": "Background", "preconditions": preconditions}
+
+
+async def test_lists_come_in_pages() -> None:
+    queries: list[dict[str, str]] = []
+
+    async def pages(request: web.Request) -> web.Response:
+        queries.append(dict(request.query))
+        more = {} if "continue" in request.query else {"continue": "token"}
+        return web.json_response({"items": [{}], "metadata": {"resourceVersion": "7", **more}})
+
+    async with talking(pages) as (client, _):
+        found = [page async for page in client.pages(Selection(PODS, "n", "a=b"))]
+    assert found == [([{}], 7), ([{}], 7)]
+    assert queries == [
+        {"labelSelector": "a=b", "limit": "100"},
+        {"labelSelector": "a=b", "limit": "100", "continue": "token"},
+    ]
+
+
+async def test_events_longer_than_a_buffer_arrive_whole() -> None:
+    big = {"type": "ADDED", "object": {"metadata": {"name": "x" * 300_000}}}
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for event in (big, {"type": "BOOKMARK", "object": {"metadata": {}}}):
+            await answer.write(json.dumps(event).encode() + b"\n")
+        return answer
+
+    async with talking(stream) as (client, _):
+        found = await watched(client, Selection(PODS, fields="a=b"))
+    assert [kind for kind, _ in found] == ["ADDED", "BOOKMARK"]
+    assert len(found[0][1]["metadata"]["name"]) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [({"code": 410, "message": "too old"}, Expired), ({"code": 500, "message": "broken"}, Unavailable)],
+)
+async def test_an_error_in_the_stream_is_raised(event: Any, error: type[Exception]) -> None:
+    async def stream(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=json.dumps({"type": "ERROR", "object": event}).encode() + b"\n")
+
+    async with talking(stream) as (client, _):
+        with pytest.raises(error, match=event["message"]):
+            await watched(client)
+
+
+async def test_a_watch_that_is_refused_says_so() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return status(410, "too old")
+
+    async with talking(refuse) as (client, seen):
+        with pytest.raises(Expired):
+            await watched(client)
+    assert seen == [("WATCH", "pods", 410)]
+
+
+async def test_the_client_is_used_inside_its_block_only() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await HttpCluster(Configuration(host="http://127.0.0.1:1")).get(GRPOJOBS, "n", "a")
+
+
+async def test_no_way_to_the_api_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigurationError, match="no way to the API server"):
+        await transport.load(str(tmp_path / "absent"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(ConfigurationError, match="no service account"):
+        await transport.load()
+
+
+@pytest.mark.parametrize(
+    ("groups", "resources", "named"),
+    [
+        ([], None, False),
+        (["grpo.dev"], None, False),
+        (["grpo.dev"], ["others"], False),
+        (["apps", "grpo.dev"], ["grpojobs/status", "grpojobs"], True),
+    ],
+    ids=["no group", "no version", "another kind", "all there"],
+)
+async def test_a_kind_is_discovered_when_its_group_and_its_version_name_it(
+    groups: list[str], resources: list[str] | None, named: bool
+) -> None:
+    async def discovery(request: web.Request) -> web.Response:
+        if request.path == "/apis":
+            return web.json_response({"groups": [{"name": name} for name in groups]})
+        assert request.path == "/apis/grpo.dev/v1alpha1"
+        if resources is None:
+            return status(404)
+        return web.json_response({"resources": [{"name": name} for name in resources]})
+
+    async with talking(discovery) as (client, _):
+        assert await client.discovers(GRPOJOBS) is named
+
+
+@pytest.mark.parametrize("document", [{"groups": "none"}, {"groups": ["x"]}, {"groups": [{"name": 7}]}])
+async def test_what_is_no_discovery_is_an_outage(document: Any) -> None:
+    async def confused(_: web.Request) -> web.Response:
+        return web.json_response(document)
+
+    async with talking(confused) as (client, _):
+        with pytest.raises(Unavailable, match="no discovery document"):
+            await client.discovers(GRPOJOBS)

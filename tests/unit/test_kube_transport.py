@@ -1,0 +1,117 @@
+"""Watches that end at once wait for each other, as client-go's do; all else passes untouched."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
+
+from grpo_kube.transport import FIRST_PAUSE, LAST_PAUSE, SHORT_WATCH, EmptyLists, WatchPace, json_only
+from tests.virtual_time import virtually
+
+
+class World:
+    """Watches of which each lasts so long and delivers so many bytes."""
+
+    def __init__(self) -> None:
+        self.pace = WatchPace(lambda: 1.0)
+
+    async def ask(self, url: str, lasts: float = 0.0, size: int = 0) -> float:
+        """Sends a request that then lasts; returns the pause before it, in seconds."""
+
+        async def send(_: Any) -> Any:
+            return type("Answer", (), {"content": type("Content", (), {"total_bytes": size})})
+
+        clock = asyncio.get_running_loop().time
+        before = clock()
+        await self.pace(type("Request", (), {"url": URL(url)}), send)  # type: ignore[arg-type]
+        pause = clock() - before
+        await asyncio.sleep(lasts)
+        return pause
+
+
+PODS, JOBS = "http://a/api/v1/pods?watch=true", "http://a/apis/batch/v1/jobs?watch=true"
+
+
+async def test_short_watches_wait_longer_and_longer() -> None:
+    world = World()
+    pauses = [await world.ask(PODS) for _ in range(9)]
+    assert pauses == pytest.approx([0, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30])
+
+
+async def test_only_the_same_watch_waits() -> None:
+    world = World()
+    await world.ask(PODS)
+    assert (await world.ask(JOBS), await world.ask("http://a/api/v1/pods")) == (0, 0)
+    assert await world.ask(PODS) == pytest.approx(FIRST_PAUSE)
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.integers(0, 1)), max_size=40))
+def test_a_watch_that_told_something_or_lasted_is_followed_at_once(watches: list[tuple[float, int]]) -> None:
+    async def story() -> None:
+        world, short = World(), 0
+        for lasts, size in watches:
+            pause = await world.ask(PODS, lasts, size)
+            assert pause == pytest.approx(min(LAST_PAUSE, FIRST_PAUSE * 2 ** (short - 1)) if short else 0)
+            short = short + 1 if lasts < SHORT_WATCH and not size else 0
+
+    virtually(story())
+
+
+LISTED = "/apis/grpo.dev/v1alpha1/namespaces/a/grpojobs"
+
+
+def sent(method: str, url: str, ok: bool = True) -> tuple[str, int]:
+    """The URL that goes out, and how often the LIST was told of."""
+    told: list[str] = []
+    request = type("Request", (), {"url": URL(url), "method": method})
+
+    async def send(_: Any) -> Any:
+        return type("Answer", (), {"ok": ok})
+
+    asyncio.run(EmptyLists({LISTED: lambda: told.append(url)})(request, send))  # type: ignore[arg-type]
+    return str(request.url), len(told)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prefix", ["http://a", "http://a:1/k8s/clusters/c-1"])
+def test_a_list_is_made_to_select_nothing_and_told_of_once_it_was_answered(prefix: str) -> None:
+    assert sent("GET", prefix + LISTED) == (f"{prefix}{LISTED}?fieldSelector=metadata.name%3D-", 1)
+    assert sent("GET", f"{prefix}{LISTED}?limit=5")[0] == f"{prefix}{LISTED}?limit=5&fieldSelector=metadata.name%3D-"
+    assert sent("GET", prefix + LISTED, ok=False)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "url"),
+    [
+        ("GET", f"http://a{LISTED}?watch=true&resourceVersion=7"),
+        ("GET", f"http://a{LISTED}/run"),
+        ("PATCH", f"http://a{LISTED}"),
+        ("GET", "http://a/apis/grpo.dev/v1alpha1/grpojobs"),
+        ("GET", "http://a/apis/grpo.dev/v1alpha1"),
+    ],
+)
+def test_whatever_is_no_list_of_them_passes_untouched(method: str, url: str) -> None:
+    assert sent(method, url) == (url, 0)
+
+
+@pytest.mark.parametrize(
+    ("ok", "kind", "broken"),
+    [(True, "text/html", True), (True, "application/json", False), (False, "text/html", False)],
+)
+def test_a_proxys_page_is_a_connection_that_broke(ok: bool, kind: str, broken: bool) -> None:
+    closed: list[bool] = []
+    answer = type("Answer", (), {"ok": ok, "content_type": kind, "close": lambda _: closed.append(True)})()
+
+    async def send(_: Any) -> Any:
+        return answer
+
+    request: Any = type("Request", (), {"url": URL("http://a/apis")})
+    if broken:
+        with pytest.raises(aiohttp.ClientConnectionError, match="/apis was answered with text/html, not JSON"):
+            asyncio.run(json_only(request, send))
+    else:
+        assert asyncio.run(json_only(request, send)) is answer
+    assert closed == [True] * broken
