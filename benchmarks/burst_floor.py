@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from benchmarks.burst_kinds import NAMESPACE, Kind, Sample, ours, unseen
-from grpo_api.contract import API_VERSION, GROUP, KIND
+from grpo_api.text.contract import API_VERSION, GROUP, KIND
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import BOUND_PODS, EVENTS, JOBS, PODS, Selection
 from grpo_operator.records.names import GRPOJOBS, LABEL_JOB

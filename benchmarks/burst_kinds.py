@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from grpo_api.contract import API_VERSION, GROUP, KIND
+from grpo_api.text.contract import API_VERSION, GROUP, KIND
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import EVENTS, JOBS, PODS, Object, Selection
 from grpo_operator.records.names import GRPOJOBS

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_api.quantity import GIB, MIB
+from grpo_api.text.quantity import GIB, MIB
 from grpo_trainer.checkpoints.hashing import cut, damage, digests, records, share
 from grpo_trainer.checkpoints.manifest import FileRecord
 from grpo_trainer.checkpoints.volume import list_files

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.pages import ROOT, replace_section, table
-from grpo_api.contract import CHECKPOINT_STORE_ENV, DATA_MOUNT_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.quantity import MIB
-from grpo_api.report import Result
-from grpo_api.stores import ObjectStoreSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.text.contract import CHECKPOINT_STORE_ENV, DATA_MOUNT_ENV
+from grpo_api.text.quantity import MIB
 from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
 from harness.programs.object_stores import BUCKET, CREDENTIALS, serving
 from harness.ranks.pods import Gang, free_port, json_lines

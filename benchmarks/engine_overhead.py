@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import trainer_overhead
 from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of, take_turns, tell
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from harness.guard import REPOSITORY
 from harness.images.engines import engine_environment, engine_packages
 from harness.ranks.fork_servers import ISOLATED

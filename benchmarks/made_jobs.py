@@ -3,12 +3,12 @@
 from functools import cache
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
 from grpo_api.job import parse_spec
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import GIB
-from grpo_api.report import STEP_PHASES
-from grpo_api.status import ConditionType, GRPOJobStatus, Phase
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import STEP_PHASES
+from grpo_api.status.status import ConditionType, GRPOJobStatus, Phase
+from grpo_api.text.contract import API_VERSION, KIND
+from grpo_api.text.quantity import GIB
 from grpo_kube.objects.resources import Object
 from grpo_kube.objects.times import timestamp
 from grpo_operator.report.status import to_json

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import KIND
+from grpo_api.text.contract import KIND
 from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import Object, Resource, Selection

@@ -101,7 +101,7 @@ def kinds() -> dict[str, Any]:
 
 def sync_rejections() -> str:
     """Sentences on the strategies that can't be synced."""
-    from grpo_api.training import ReferenceSync
+    from grpo_api.spec.training import ReferenceSync
 
     answers = {name: rejected(partial(kinds()[name], ReferenceSync(every_steps=1))) for name in ("Adapter", "None")}
     return "".join(f"\n`{name}` with `sync` is {answer}." for name, answer in answers.items())

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.pages import STRATEGIES
 from benchmarks.turns import Meter, asked, measure_all, median_ratio, seconds_of, take_turns, tell
-from grpo_api.contract import DATA_MOUNT_ENV, PROGRESS_BIND_ENV
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import DATA_MOUNT_ENV, PROGRESS_BIND_ENV
 from harness.ranks.pods import free_port
 
 MODULE = "benchmarks.trainer_overhead"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan_speed import PRODUCTS
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.objects.resources import JOBS, PODS, Object, Selection

@@ -5,8 +5,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from grpo_api.digests import digests, files_of
-from grpo_api.provenance import (
+from grpo_api.provenance.provenance import (
     BUILD_TYPE,
     BUILDER,
     ENVELOPE_FILE,
@@ -31,7 +30,8 @@ from grpo_api.provenance import (
     Subject,
     WeightsProof,
 )
-from grpo_api.signing import PrivateKey, sign
+from grpo_api.provenance.signing import PrivateKey, sign
+from grpo_api.report.artifacts import digests, files_of
 from grpo_cli.__main__ import main
 
 KEYS: dict[str, PrivateKey] = {

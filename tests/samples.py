@@ -8,7 +8,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.text.contract import API_VERSION, KIND
 from tests.container_samples import BAD_CONTAINERS, GOOD_CONTAINERS
 from tests.generation_samples import BAD_GENERATION, GOOD_GENERATION
 from tests.pod_samples import BAD_PODS, GOOD_PODS

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class SteppedClock:
-    """A grpo_api.clock.Clock that ignores real time. Several threads may sleep on it."""
+    """A grpo_api.text.clock.Clock that ignores real time. Several threads may sleep on it."""
 
     def __init__(self, after_sleep: Callable[[], None] = lambda: None) -> None:
         """`after_sleep` is what the world does while somebody sleeps; it is called once per sleep."""

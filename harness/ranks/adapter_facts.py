@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl.trainer.utils import use_adapter
 
-from grpo_api.plan import JobIdentity, TrainingPlan
+from grpo_api.plan.plan import JobIdentity, TrainingPlan
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import begin, claim_folder
 from grpo_trainer.engine import ReferenceGRPOTrainer

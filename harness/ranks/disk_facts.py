@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.seal import SealCheckpoints

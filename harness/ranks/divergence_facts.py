@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.checkpoints.seal import SealCheckpoints
 from grpo_trainer.checkpoints.volume import claim, complete
 from grpo_trainer.engine import ReferenceGRPOTrainer

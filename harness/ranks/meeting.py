@@ -11,8 +11,8 @@ from ctypes import CDLL, get_errno
 from pathlib import Path
 from typing import Any
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome
 from grpo_trainer.errors import TrainingError, classify
 from grpo_trainer.gang import network, rendezvous
 from grpo_trainer.gang.interfaces import GLOO_INTERFACE

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from grpo_api import tokens
-from grpo_api.contract import (
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome, Progress
+from grpo_api.text import contract
+from grpo_api.text.contract import (
     DATA_MOUNT_ENV,
     INDEX_ENV,
     PLAN_ENV,
@@ -23,8 +25,6 @@ from grpo_api.contract import (
     TERMINATION_LOG_ENV,
     TOKEN_DIGEST_ENV,
 )
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Progress
 
 from .launch import Launched, launch
 
@@ -53,7 +53,7 @@ class Gang:
         self.folder = folder
         self.port = free_port()
         own = {DATA_MOUNT_ENV: str(data), PROGRESS_BIND_ENV: f"127.0.0.1:{self.port}", **environment}
-        own[TOKEN_DIGEST_ENV] = tokens.digest(TOKEN)
+        own[TOKEN_DIGEST_ENV] = contract.digest(TOKEN)
         plans = [self._of_pod(plan, index, own_disks) for index in range(plan.execution.nodes)]
         self.pods = [self._start(own, index, one, fresh, traced) for index, one in enumerate(plans)]
 
@@ -127,7 +127,7 @@ class Gang:
 
     def get(self, path: str) -> str:
         """A page of rank 0's server."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers={tokens.HEADER: TOKEN})
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers={contract.HEADER: TOKEN})
         with urllib.request.urlopen(request, timeout=10) as answer:
             return str(answer.read().decode())
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.acceptance.tiny import save_tiny
 from grpo_trainer.gang import ranks
 from grpo_trainer.settings import deepspeed_config

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.building import build
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume import complete

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.acceptance import attempts
 from grpo_trainer.engine import MakeEngine, ReferenceGRPOTrainer
 from grpo_trainer.gang import rendezvous

@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import TrainerCallback
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.gang import ranks
 from grpo_trainer.weights import partition

@@ -3,8 +3,8 @@
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
-from grpo_api.status import ResumeSource
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.status.status import ResumeSource
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.records.names import inherited

@@ -2,7 +2,7 @@
 
 import time
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 
 class SystemClock:

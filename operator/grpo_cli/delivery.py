@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_api.artifacts import Listing
-from grpo_api.clock import Clock
+from grpo_api.report.artifacts import Listing
+from grpo_api.text.clock import Clock
 
 from . import kubectl
 from .claims import Holder

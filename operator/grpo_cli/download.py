@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
-from grpo_api.artifacts import FileEntry, Listing
-from grpo_api.clock import Clock
-from grpo_api.quantity import format_bytes
+from grpo_api.report.artifacts import FileEntry, Listing
+from grpo_api.text.clock import Clock
+from grpo_api.text.quantity import format_bytes
 
 from .clock import SYSTEM_CLOCK
 from .errors import KubectlError, OptionError

@@ -15,10 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from grpo_api.artifacts import Export, Listing
-from grpo_api.contract import CONTAINER
 from grpo_api.job import GRPOJob
-from grpo_api.quantity import format_bytes
+from grpo_api.report.artifacts import Export, Listing
+from grpo_api.text.contract import CONTAINER
+from grpo_api.text.quantity import format_bytes
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
 from grpo_operator.records.names import child_job

@@ -7,7 +7,7 @@ before.
 
 from typing import Any
 
-from grpo_api.contract import (
+from grpo_api.text.contract import (
     API_VERSION,
     CACHE_VOLUME,
     CHECKPOINT_STORE_ENV,
@@ -19,7 +19,7 @@ from grpo_api.contract import (
     PLAN_VOLUME,
     SCRATCH_VOLUME,
 )
-from grpo_api.quantity import GIB, parameter_count
+from grpo_api.text.quantity import GIB, parameter_count
 from grpo_operator.pods.manifests import Attempt, indexed_job
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import LABEL_APP, LABEL_COMPONENT, LABEL_INSTANCE

@@ -10,9 +10,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo_api.conversion import ORIGINAL, ConversionStatement, read_statement
-from grpo_api.digests import Read, digests, files_of, regular
-from grpo_api.provenance import ENVELOPE_FILE, MOST_BYTES, OWN_FILES, STATEMENT_FILE, Described, Envelope, Statement
+from grpo_api.provenance.provenance import (
+    ENVELOPE_FILE,
+    MOST_BYTES,
+    ORIGINAL,
+    OWN_FILES,
+    STATEMENT_FILE,
+    ConversionStatement,
+    Described,
+    Envelope,
+    Statement,
+    read_statement,
+)
+from grpo_api.report.artifacts import Read, digests, files_of, regular
 
 from .errors import KubectlError, OptionError
 
@@ -129,7 +139,7 @@ def require_signature(envelope: Envelope | None, key: Path) -> str:
         OptionError: the key can't be used, or cryptography isn't installed.
     """
     try:
-        from grpo_api import signing  # alone in needing cryptography, which a laptop may lack
+        from grpo_api.provenance import signing  # alone in needing cryptography, which a laptop may lack
     except ImportError as error:
         raise OptionError("--key needs the package cryptography: pip install 'grpo-operator[verify]'") from error
     try:

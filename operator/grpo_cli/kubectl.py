@@ -16,9 +16,9 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from grpo_api.base import dotted
-from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJob
+from grpo_api.text.base import dotted
+from grpo_api.text.contract import GROUP, PLURAL
 
 from .errors import KubectlError
 

@@ -7,7 +7,7 @@ import subprocess
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from grpo_api.contract import CONTAINER
+from grpo_api.text.contract import CONTAINER
 from grpo_operator.records.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB
 
 from . import kubectl

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from grpo_api.contract import API_VERSION, KIND, MAX_JOB_NAME
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.text.contract import API_VERSION, KIND, MAX_JOB_NAME
 
 from .errors import ManifestError
 

@@ -6,7 +6,7 @@ At a glance one sees which phase is the tight one.
 from html import escape
 from pathlib import Path
 
-from grpo_api.plan import ExecutionPlan, MemoryPrediction
+from grpo_api.plan.plan import ExecutionPlan, MemoryPrediction
 
 from .errors import OptionError
 from .terminal import gib

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
+from grpo_api.plan.learned import Learned
 from grpo_planner.result import PlanReason, PlanResult
 
 from . import picture, plan_table, size_table, sources, wanted, what_if

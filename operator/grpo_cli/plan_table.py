@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from grpo_api.checkpoint import CheckpointSpec
-from grpo_api.contract import EXPORT_FOLDER
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.checkpoint import CheckpointSpec
+from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_operator.records.names import checkpoint_volume, run_folder
 from grpo_planner.engine_plan import engine_numbers, sampled_briefly
 from grpo_planner.memory.disk import staged_bytes

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import GRPOJobSpec
-from grpo_api.report import Outcome
+from grpo_api.report.report import Outcome
+from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods import pod_spec
 

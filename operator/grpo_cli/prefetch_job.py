@@ -6,15 +6,15 @@ Pure: the same spec, the same Job.
 
 from typing import Any
 
-from grpo_api.checkpoint import CheckpointSpec
-from grpo_api.contract import CONTAINER, PLAN_ANNOTATION
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.pods.affinity import Affinity
-from grpo_api.pods.resources import ResourceRequirements
-from grpo_api.quantity import GIB
-from grpo_api.report import EXIT_CODES, Result
-from grpo_api.running import PlacementSpec, Toleration
+from grpo_api.pods.containers import ResourceRequirements
+from grpo_api.report.report import EXIT_CODES, Result
+from grpo_api.spec.checkpoint import CheckpointSpec
+from grpo_api.spec.run_policy import PlacementSpec, Toleration
+from grpo_api.text.contract import CONTAINER, PLAN_ANNOTATION
+from grpo_api.text.quantity import GIB
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.pods.manifests import Attempt, plan_json, training_plan
 from grpo_operator.pods.pod_spec import GPU_TAINTS, PodDefaults, pod_spec

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.status import ResumeSource
+from grpo_api.status.status import ResumeSource
 from grpo_operator.pods import pod_spec
 from grpo_operator.pods.manifests import Attempt, checkpoint_volume_claim, engines_job, indexed_job
 from grpo_operator.pods.namespace_objects import engine_service, rendezvous_service

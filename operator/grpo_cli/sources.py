@@ -11,10 +11,10 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from grpo_api.contract import GROUP, PLURAL
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
-from grpo_api.quantity import quantity_bytes
+from grpo_api.plan.learned import Learned
+from grpo_api.text.contract import GROUP, PLURAL
+from grpo_api.text.quantity import quantity_bytes
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 from grpo_planner.model.architecture import ModelFacts

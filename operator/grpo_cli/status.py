@@ -11,12 +11,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from grpo_api.generation import EnginePlan
 from grpo_api.job import GRPOJob
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import format_bytes
-from grpo_api.report import STEP_PHASES
-from grpo_api.status import Condition, GRPOJobStatus, PodStatus
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import STEP_PHASES
+from grpo_api.spec.generation import EnginePlan
+from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus
+from grpo_api.text.quantity import format_bytes
 from grpo_planner.words import sharding
 
 from . import kubectl

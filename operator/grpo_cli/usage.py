@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from rich.text import Text
 
-from grpo_api.base import dotted
-from grpo_api.contract import GROUP, PLURAL
-from grpo_api.timing import HOUR
-from grpo_api.usage import GPUSeconds, Usage
+from grpo_api.status.usage import GPUSeconds, Usage
+from grpo_api.text.base import dotted
+from grpo_api.text.contract import GROUP, PLURAL
+from grpo_api.text.timing import HOUR
 
 from . import kubectl
 from .errors import KubectlError, NotYet, OptionError

@@ -15,8 +15,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from rich.table import Column, Table
 from rich.text import Text
 
-from grpo_api.conversion import ConversionStatement
-from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, Envelope, EnvironmentRecord, Provenance
+from grpo_api.provenance.provenance import (
+    ENVELOPE_FILE,
+    STATEMENT_FILE,
+    ConversionStatement,
+    Dependency,
+    Envelope,
+    EnvironmentRecord,
+    Provenance,
+)
 
 from .errors import OptionError
 from .integrity import Comparison, NotGenuine, compare, documents, original, require_signature, unsigned

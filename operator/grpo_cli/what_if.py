@@ -9,8 +9,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-from grpo_api.generation import ENGINES_OF, GenerationSpec
 from grpo_api.job import GRPOJobSpec, SpecInvalid
+from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
 from grpo_planner.edit import with_value
 
 from .errors import OptionError

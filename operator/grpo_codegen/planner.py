@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_api.quantity import GIB
+from grpo_api.text.quantity import GIB
 from grpo_planner.engine_plan import sampled_by
 from grpo_planner.hardware.generations import IMAGE, obstacle, written
 from grpo_planner.hardware.inventory import Inventory

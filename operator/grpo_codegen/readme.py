@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from grpo_api.job import parse_spec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.plan import plan_job
 from grpo_planner.result import PlanResult
 from grpo_planner.why import why

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 from kubernetes.aio.client import Configuration
 
-from grpo_api.metrics import HEARD, LEADER, TAKEOVER, UNREADABLE_OBJECTS
+from grpo_api.report.metrics import HEARD, LEADER, TAKEOVER, UNREADABLE_OBJECTS
 from grpo_kube import transport
 from grpo_kube.client import HttpCluster
 from grpo_kube.leader_election import Elector

@@ -6,10 +6,10 @@ is no faster there, so it has one only where the spec asks for it.
 
 from dataclasses import replace
 
-from grpo_api.generation import EngineServersSpec
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import HOST
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.learned import HOST
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.generation import EngineServersSpec
 
 from .engine_plan import cpu_engine_plan, engine_warnings
 from .memory.device import export_bytes, whole_mib

@@ -3,9 +3,9 @@
 from math import ceil
 from typing import Any
 
-from grpo_api.generation import PROVEN_FAMILIES, EnginePlan
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import GIB
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.generation import PROVEN_FAMILIES, EnginePlan
+from grpo_api.text.quantity import GIB
 
 from .hardware.pools import Pool
 from .memory import engine as terms

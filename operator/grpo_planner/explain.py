@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
-from grpo_api.generation import EnginePlan
-from grpo_api.patience import STEP_ESTIMATES
-from grpo_api.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
+from grpo_api.plan.hang_timeouts import STEP_ESTIMATES
+from grpo_api.plan.plan import ExecutionPlan, MemoryPhases, MemoryPrediction
+from grpo_api.spec.generation import EnginePlan
+from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS, NODE_GBPS_LABEL
 
 from .engine_plan import engine_plan, engine_warnings
 from .hardware.generations import obstacle

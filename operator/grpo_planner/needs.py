@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.quantity import GIB
-from grpo_api.running import GPURange, PlacementSpec
+from grpo_api.spec.run_policy import GPURange, PlacementSpec
+from grpo_api.text.quantity import GIB
 
 from .hardware.inventory import Inventory, Node
 from .hardware.inventory_file import DEFAULT_CPU, DEFAULT_HOST_GIB

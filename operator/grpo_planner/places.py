@@ -5,7 +5,7 @@ Where places exist and no plan fits any of them, plan.py explains it with the nu
 
 from collections.abc import Sequence
 
-from grpo_api.pods.resources import EPHEMERAL_STORAGE
+from grpo_api.pods.containers import EPHEMERAL_STORAGE
 
 from .hardware.pools import Pool
 from .result import PlanReason, PlanResult, SpecRejected

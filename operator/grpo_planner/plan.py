@@ -6,8 +6,8 @@ It brings the rooms together, and turns everything that can go wrong into an ans
 from functools import cached_property
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
 
 from . import explain
 from .advice import advice

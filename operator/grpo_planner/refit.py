@@ -7,11 +7,11 @@ are no part of a checkpoint. Where the spec excludes the plan, the error names t
 
 from collections.abc import Iterator
 
-from grpo_api.generation import EngineServersSpec, GenerationSpec
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import quantity_bytes
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.generation import EngineServersSpec, GenerationSpec
+from grpo_api.text.quantity import quantity_bytes
 
 from .cpu import cpu_engine
 from .hardware.declared import ENDLESS

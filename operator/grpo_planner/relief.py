@@ -9,12 +9,12 @@ trained never changes. Host memory of a GPU job has no such settings: its reques
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from grpo_api.generation import EnginePlan
-from grpo_api.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
-from grpo_api.model import Architecture
-from grpo_api.plan import ExecutionPlan, MemoryPhases
-from grpo_api.quantity import MAX_COUNT, MIB
-from grpo_api.report import MemoryShortage, Outcome
+from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned, LearnedMemory, Shortfall
+from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
+from grpo_api.report.report import MemoryShortage, Outcome
+from grpo_api.spec.generation import EnginePlan
+from grpo_api.spec.model import Architecture
+from grpo_api.text.quantity import MAX_COUNT, MIB
 
 from .engine_plan import sampled_by
 from .hardware.products import Product, table, usable_bytes

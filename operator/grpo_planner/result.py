@@ -3,8 +3,8 @@
 from enum import StrEnum
 from typing import Literal
 
-from grpo_api.base import Model
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.base import Model
 
 
 class PlanReason(StrEnum):

@@ -7,10 +7,10 @@ little from it.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from grpo_api.generation import EnginePlan
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import HOST, Learned
-from grpo_api.plan import ExecutionPlan, MemoryPhases
+from grpo_api.plan.learned import HOST, Learned
+from grpo_api.plan.plan import ExecutionPlan, MemoryPhases
+from grpo_api.spec.generation import EnginePlan
 
 from .cpu import cpu_process_bytes
 from .engine_plan import cpu_engine_plan, engine_plan

@@ -3,7 +3,7 @@
 A table of candidates holds the answer, but not on its first line.
 """
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 
 from .result import Candidate, PlanResult
 from .words import named

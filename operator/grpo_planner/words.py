@@ -1,7 +1,7 @@
 """How the planner's sentences and tables write things: counts with their noun, bytes in GiB, how a model is sharded."""
 
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import GIB
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.quantity import GIB
 
 
 def gib(count: float) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.artifacts import parse_sums, weights_hash
-from grpo_api.status import GRPOJobStatus
+from grpo_api.report.artifacts import parse_sums, weights_hash
+from grpo_api.status.status import GRPOJobStatus
 from harness.guard import REPOSITORY
 from harness.jobs import POLL_SECONDS, TIMEOUT, Jobs, Object
 from harness.programs.build import component

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from grpo_api import training_metrics as catalogue
-from grpo_api.contract import PROGRESS_PORT
-from grpo_api.report import STEP_PHASES, Progress, Samples
-from grpo_api.status import MetricsStatus
+from grpo_api.report import training_metrics as catalogue
+from grpo_api.report.report import STEP_PHASES, Progress, Samples
+from grpo_api.status.status import MetricsStatus
+from grpo_api.text.contract import PROGRESS_PORT
 from grpo_operator.loop import tokens
 from grpo_operator.loop.tokens import Tokens
 from harness import stack

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_api.contract import ENGINE_SUFFIX
-from grpo_api.plan import ExecutionPlan
-from grpo_api.report import STEP_PHASES
-from grpo_api.status import MetricsStatus
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import STEP_PHASES
+from grpo_api.status.status import MetricsStatus
+from grpo_api.text.contract import ENGINE_SUFFIX
 from harness.fixtures import AnyCluster
 from harness.images import recipes as images
 from harness.jobs import Jobs, Object, attempt, progress

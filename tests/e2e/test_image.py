@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import parse_spec
+from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_operator.pods.pod_spec import PodDefaults, pod_spec
 from grpo_operator.pods.roles import roles
 from harness.fixtures import AnyCluster

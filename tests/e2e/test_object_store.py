@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.status import GRPOJobStatus
+from grpo_api.status.status import GRPOJobStatus
 from grpo_trainer.stores.head import HEAD, Head
 from harness.fixtures import AnyCluster
 from harness.images.archives import write_image

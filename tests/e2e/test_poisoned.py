@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_api.contract import PROGRESS_PORT
-from grpo_api.plan import MemoryPhases
+from grpo_api.plan.plan import MemoryPhases
+from grpo_api.text.contract import PROGRESS_PORT
 from grpo_cli.manifest import load_documents
 from grpo_codegen.dashboards import engines
 from harness import stack

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_api.contract import DATA_MOUNT_ENV, PLAN_ANNOTATION
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome
+from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ANNOTATION
 from grpo_trainer.evaluation.run import held_out
 from grpo_trainer.evaluation.score import agree, reported
 from harness import stack

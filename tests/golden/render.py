@@ -19,8 +19,8 @@ import yaml
 from rich.console import Console
 
 from grpo_api.job import GRPOJob, SpecInvalid, parse_spec
-from grpo_api.plan import ExecutionPlan
-from grpo_api.report import Result
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import Result
 from grpo_cli import status as status_screen
 from grpo_cli.__main__ import main
 from grpo_cli.export_job import export_job

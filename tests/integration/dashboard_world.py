@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from grpo_api import metrics as operator
-from grpo_api import training_metrics as trainer
-from grpo_api.metrics import CONTROLLER, Metric
-from grpo_api.plan import MemoryPhases
-from grpo_api.usage import GPUSeconds
+from grpo_api.plan.plan import MemoryPhases
+from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
+from grpo_api.report.metrics import CONTROLLER, Metric
+from grpo_api.status.usage import GPUSeconds
 from grpo_codegen import recording
 
 START, MINUTES, RESTART = 1_700_000_000, 180, 60

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.text.contract import API_VERSION, KIND
 from harness.client import ApiClient, ApiStatusError
 from harness.fixtures import AnyCluster
 from tests.integration.gpu_bench import GpuBench

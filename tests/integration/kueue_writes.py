@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from grpo_api.quantity import parse_quantity
+from grpo_api.text.quantity import parse_quantity
 
 Workload = dict[str, Any]
 GPU = "nvidia.com/gpu"

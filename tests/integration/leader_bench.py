@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from grpo_api.contract import API_VERSION, GROUP, LEADER_KIND, LEADER_PLURAL
+from grpo_api.text.contract import API_VERSION, GROUP, LEADER_KIND, LEADER_PLURAL
 from grpo_operator.records.names import FENCE, LABEL_MANAGED_BY, MANAGER
 from harness.access import CommandError
 from harness.cluster import Cluster

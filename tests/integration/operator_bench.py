@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.text.contract import API_VERSION, KIND
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB
 from harness.client import ApiClient, ApiStatusError
 from harness.fixtures import AnyCluster

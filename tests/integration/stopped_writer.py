@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube import transport
 from grpo_kube.cache import version_of
 from grpo_kube.client import HttpCluster

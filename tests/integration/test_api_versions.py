@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import GROUP, KIND, PLURAL, VERSION
+from grpo_api.text.contract import GROUP, KIND, PLURAL, VERSION
 from grpo_codegen.crd import definition
 from harness.access import CommandError
 from harness.definitions import definition_change

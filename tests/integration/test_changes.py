@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.changes import ALWAYS, NEVER, WHILE_STOPPED
-from grpo_api.job import GRPOJobSpec
+from grpo_api.job import ALWAYS, NEVER, WHILE_STOPPED, GRPOJobSpec
 from harness.access import CommandError
 from harness.client import ApiClient, ApiStatusError
 from harness.fixtures import AnyCluster

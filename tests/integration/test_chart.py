@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_api import metrics, training_metrics
+from grpo_api.report import metrics, training_metrics
 from grpo_cli.manifest import load_documents
 from grpo_codegen import recording
 from grpo_operator.process import settings

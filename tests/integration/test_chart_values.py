@@ -13,7 +13,7 @@ import pytest
 import yaml
 from allpairspy import AllPairs
 
-from grpo_api.contract import GROUP, PLURAL
+from grpo_api.text.contract import GROUP, PLURAL
 from grpo_cli.manifest import load_documents
 from grpo_codegen import chart_page
 from harness.fixtures import AnyCluster

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from grpo_api.contract import PLAN_ANNOTATION
-from grpo_api.learned import MAX_REPLANS
+from grpo_api.plan.learned import MAX_REPLANS
+from grpo_api.text.contract import PLAN_ANNOTATION
 from tests.integration.gpu_bench import GpuBench
 from tests.integration.operator_bench import JOBS, Object, outcome
 from tests.integration.operator_thread import OperatorThread

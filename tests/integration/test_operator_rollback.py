@@ -5,7 +5,7 @@ Nothing trains here; that a plan's skipped generations are left out is shown in 
 
 import json
 
-from grpo_api.contract import PLAN_ANNOTATION
+from grpo_api.text.contract import PLAN_ANNOTATION
 from tests.integration.operator_bench import JOBS, Bench, Object, outcome
 from tests.integration.operator_thread import OperatorThread
 

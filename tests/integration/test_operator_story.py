@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.running import RestartsSpec
+from grpo_api.spec.run_policy import RestartsSpec
 from grpo_operator.records.names import COMPONENT_ENGINE, LABEL_COMPONENT
 from harness.client import ApiStatusError
 from harness.cluster import Cluster

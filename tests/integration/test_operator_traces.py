@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import PLAN_ANNOTATION, PROGRESS_BIND_ENV, PROGRESS_PORT
-from grpo_api.plan import TrainingPlan
-from grpo_api.timing import Beginning
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import PLAN_ANNOTATION, PROGRESS_BIND_ENV, PROGRESS_PORT
+from grpo_api.text.timing import Beginning
 from grpo_operator.process.settings import Tracing
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder

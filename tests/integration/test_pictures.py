@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api import metrics, training_metrics
+from grpo_api.report import metrics, training_metrics
 from grpo_codegen.dashboards import DASHBOARDS
 from grpo_codegen.stories import STORIES
 from grpo_codegen.stories.story import Story

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from grpo_api import training_metrics
-from grpo_api.metrics import TIMES_TO
-from grpo_api.report import Progress
+from grpo_api.report import training_metrics
+from grpo_api.report.metrics import TIMES_TO
+from grpo_api.report.report import Progress
 from grpo_trainer.telemetry.collector import ProgressCollector
 from harness.cluster import Cluster
 from harness.controlplane import free_port

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_api.contract import GROUP, LEADER_PLURAL, PLURAL
+from grpo_api.text.contract import GROUP, LEADER_PLURAL, PLURAL
 from harness.fixtures import AnyCluster
 from tests import version_before
 from tests.integration.gpu_bench import GpuBench

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
-from grpo_api.generation import EnginePlan
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.generation import EnginePlan
 from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import EngineWeightsDiffer

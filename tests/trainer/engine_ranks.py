@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from harness.ranks import runs
 from harness.ranks.pods import Gang, free_port
 from tests.trainer.engine_names import DIES

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.errors import EngineLost
 from harness.ranks.pods import free_port
 from tests.trainer import engine_ranks, engine_soak

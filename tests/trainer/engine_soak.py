@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.training_metrics import ENGINE_LOSSES
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import ENGINE_LOSSES
 from grpo_trainer.generation.base import Sample
 from grpo_trainer.generation.engine_view import EngineView
 from grpo_trainer.generation.servers import ServersGeneration

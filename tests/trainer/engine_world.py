@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from grpo_api.generation import EnginePlan
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.generation import EnginePlan
 from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import TrainingError

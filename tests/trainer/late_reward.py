@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from grpo_api.contract import INDEX_ENV
+from grpo_api.text.contract import INDEX_ENV
 
 LATE_STEPS = (2, 5, 7)
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import INDEX_ENV
+from grpo_api.text.contract import INDEX_ENV
 from tests.trainer import stopping_reward
 
 RECORD_ENV = "GRPO_TEST_RECORD"

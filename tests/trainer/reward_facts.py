@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from grpo_api.dataset import DatasetFiles, DatasetSpec
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.rewards import RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.dataset import DatasetFiles, DatasetSpec
+from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.reference import strategy_for

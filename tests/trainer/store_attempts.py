@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_api.clock import Clock
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.clock import Clock
 from grpo_trainer.checkpoints.remote import Remote, remote_of
 from grpo_trainer.checkpoints.resume import choose, claim_folder
 from grpo_trainer.checkpoints.seal import SealCheckpoints

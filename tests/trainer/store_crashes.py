@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
-from grpo_api.report import Result
+from grpo_api.report.report import Result
 from grpo_trainer.stores import head as heads
 from harness.programs.object_stores import BUCKET
 from harness.ranks.pods import PATIENCE_SECONDS, Gang

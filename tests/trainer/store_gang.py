@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import CHECKPOINT_STORE_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.stores import ObjectStoreSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints.hashing import hash_of, recorded
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.remote import part_key

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.quantity import MIB
-from grpo_api.stores import ObjectStoreSpec
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.text.quantity import MIB
 from grpo_trainer.stores import client
 from grpo_trainer.stores.client import Store, open_store
 from grpo_trainer.stores.head import HEAD

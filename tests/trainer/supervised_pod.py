@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_api.report import Outcome
-from grpo_api.running import GuardSpec
+from grpo_api.report.report import Outcome
+from grpo_api.spec.run_policy import GuardSpec
+from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from harness.ranks import runs
 from harness.ranks.fork_servers import ISOLATED
 from harness.ranks.launch import tracer

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.rewards import RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.checkpoints import volume
 from grpo_trainer.checkpoints.export import described, export_model
 from grpo_trainer.checkpoints.hashing import cut, damage, digests, records

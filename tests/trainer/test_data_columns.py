@@ -12,7 +12,7 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from grpo_api.dataset import DatasetSpec
+from grpo_api.spec.dataset import DatasetSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.building import TrainerParts, make_trainer
 from grpo_trainer.data import columns

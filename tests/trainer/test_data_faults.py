@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grpo_api.dataset import DatasetSpec
-from grpo_api.training import TrainingSpec
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import load_prompts
 from grpo_trainer.errors import BadInput

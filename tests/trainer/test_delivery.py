@@ -13,12 +13,10 @@ from peft import get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from grpo_api.artifacts import SUMS, Listing, parse_sums, sums_text, weights_hash
-from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_api.conversion import ConversionStatement, read_statement
-from grpo_api.digests import files_of
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE, ConversionStatement, read_statement
+from grpo_api.report.artifacts import SUMS, Listing, files_of, parse_sums, sums_text, weights_hash
+from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.hashing import sha256_sums
 from grpo_trainer.checkpoints.resume import claim_folder

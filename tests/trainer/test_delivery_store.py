@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grpo_api.artifacts import SUMS, Listing
-from grpo_api.contract import CHECKPOINT_STORE_ENV, PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import SUMS, Listing
+from grpo_api.text.contract import CHECKPOINT_STORE_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.delivery import sending, serving

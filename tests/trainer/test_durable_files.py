@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.timing import Clock
+from grpo_api.text.timing import Clock
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.checkpoints.volume import claim, commit
 from grpo_trainer.files import write_atomically

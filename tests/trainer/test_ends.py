@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.checkpoints import resume
 from grpo_trainer.errors import BadInput, RendezvousTimeout
 from grpo_trainer.files import write_atomically

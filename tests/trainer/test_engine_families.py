@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.generation import PROVEN_FAMILIES
+from grpo_api.spec.generation import PROVEN_FAMILIES
 from tests.trainer.engine_runs import engine_run
 
 pytestmark = pytest.mark.realtime

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import TrainerState
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Progress, Result, Samples
-from grpo_api.running import GuardSpec
-from grpo_api.training_metrics import ENGINE_MISMATCH
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Progress, Result, Samples
+from grpo_api.report.training_metrics import ENGINE_MISMATCH
+from grpo_api.spec.run_policy import GuardSpec
 from grpo_trainer.acceptance.tiny import save_tiny, tiny_config
 from grpo_trainer.errors import EngineMismatch
 from grpo_trainer.guard import EngineGuard

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from torch import nn
 
-from grpo_api.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_api.generation import EngineArguments, EnginePlan, GenerationSpec
-from grpo_api.patience import patience
-from grpo_api.plan import EngineAddresses, TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.plan import EngineAddresses, TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.spec.generation import EngineArguments, EnginePlan, GenerationSpec
+from grpo_api.text.contract import ENGINE_BIND_ENV, PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer.errors import BadInput, Transient
 from grpo_trainer.generation import __main__ as program
 from grpo_trainer.generation.base import EngineSetup

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from grpo_api.report import Result
-from grpo_api.training_metrics import (
+from grpo_api.report.report import Result
+from grpo_api.report.training_metrics import (
     ENGINE_LOSSES,
     ENGINE_PROOF_FAILURES,
     ENGINE_TOKENS,

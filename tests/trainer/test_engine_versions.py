@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from grpo_api.training_metrics import ENGINE_PROOF_FAILURES, WEIGHTS_VERSION
+from grpo_api.report.training_metrics import ENGINE_PROOF_FAILURES, WEIGHTS_VERSION
 from grpo_trainer.errors import EngineWeightsDiffer
 from grpo_trainer.generation.base import ATTEMPT_VERSIONS, EngineGeneration, EngineSetup, Sample
 from grpo_trainer.telemetry.phases import PhaseClock

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.contract import (
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.text.contract import (
     ATTEMPT_PREFIX,
     DATA_MOUNT_ENV,
     EXPORT_FOLDER,
@@ -20,9 +23,6 @@ from grpo_api.contract import (
     RESUME_STORE_ENV,
     TERMINATION_LOG_ENV,
 )
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
-from grpo_api.stores import ObjectStoreSpec
 from grpo_trainer.evaluation import __main__ as program
 from grpo_trainer.evaluation.run import held_out
 from grpo_trainer.evaluation.score import Estimate, Score, agree, as_json, noise, reported, score, sentence

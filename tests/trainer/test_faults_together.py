@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result
 from harness.ranks import demo_model, runs
 from harness.ranks.disk_facts import BALLAST, fill, small_disk
 from harness.ranks.pods import Gang, free_port

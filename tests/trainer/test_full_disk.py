@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from grpo_api.report import Outcome, Result
+from grpo_api.report.report import Outcome, Result
 from grpo_trainer import files
 from grpo_trainer.checkpoints import resume
 from grpo_trainer.checkpoints.seal import SealCheckpoints

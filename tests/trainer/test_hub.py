@@ -14,9 +14,9 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.causes import PERMANENT
-from grpo_api.dataset import DatasetSpec
-from grpo_api.training import TrainingSpec
+from grpo_api.report.root_cause import PERMANENT
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.training import TrainingSpec
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.errors import BadInput, DiskFailed, HubUnavailable, classify

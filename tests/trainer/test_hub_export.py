@@ -12,13 +12,13 @@ import torch
 from huggingface_hub import ModelCard, constants
 from transformers import AutoModelForCausalLM
 
-from grpo_api.artifacts import SUMS, parse_sums, weights_hash
-from grpo_api.contract import EXPORT_TOKEN_ENV
-from grpo_api.dataset import DatasetSpec
-from grpo_api.exporting import ExportSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import OWN_FILES, STATEMENT_FILE
-from grpo_api.rewards import RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import OWN_FILES, STATEMENT_FILE
+from grpo_api.report.artifacts import SUMS, parse_sums, weights_hash
+from grpo_api.spec.checkpoint import ExportSpec
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.rewards import RewardSpec
+from grpo_api.text.contract import EXPORT_TOKEN_ENV
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput, HubUnavailable
 from grpo_trainer.gang.placement import Placement

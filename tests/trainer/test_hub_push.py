@@ -13,10 +13,10 @@ from huggingface_hub import constants
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.causes import PERMANENT
-from grpo_api.contract import EXPORT_TOKEN_ENV
-from grpo_api.exporting import HubExportSpec
-from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
+from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE
+from grpo_api.report.root_cause import PERMANENT
+from grpo_api.spec.checkpoint import HubExportSpec
+from grpo_api.text.contract import EXPORT_TOKEN_ENV
 from grpo_trainer.errors import BadInput, HubUnavailable, classify
 from grpo_trainer.hub import client, pushing
 from grpo_trainer.hub.patience import Tell

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.dataset import DatasetSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import DATASET_FINGERPRINT, Outcome, Result
-from grpo_api.rewards import RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Result
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.rewards import RewardSpec
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import make_outcome

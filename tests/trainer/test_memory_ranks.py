@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from harness.ranks import ledger_sites

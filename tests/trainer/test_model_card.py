@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from grpo_api.dataset import DatasetSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import DATASET_FINGERPRINT
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import DATASET_FINGERPRINT
+from grpo_api.spec.dataset import DatasetSpec
 from grpo_trainer.hub.card import Trained, converted_card, model_card, write_card
 from harness.ranks import runs
 from tests.generated import cases
@@ -23,7 +23,7 @@ HASH = "sha256:" + "a" * 64
 NASTY = ("---", "\n---\n", "a: b", "`", "```", "```\n# x", "[x](http://x)", "<script>", "ü", "\u2028", "\x85", "|")
 TEXT = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=5)), min_size=1, max_size=6).map("".join)
 NAME = TEXT.map(lambda text: re.sub(r"[\x00-\x20\x7f]", "", text)).filter(bool)
-"""As grpo_api.names.Repository takes them."""
+"""As grpo_api.text.names.Repository takes them."""
 
 
 def trained(model: str = "org/base", strategy: str = "Clone", **changes: Any) -> Trained:

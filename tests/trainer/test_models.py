@@ -7,8 +7,8 @@ import pytest
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
-from grpo_api.exporting import ExportSpec
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.checkpoint import ExportSpec
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.errors import BadInput

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 from grpo_trainer.errors import RendezvousTimeout, Transient
 from grpo_trainer.gang import allreduce
 from grpo_trainer.gang.interfaces import GLOO_INTERFACE, NCCL_INTERFACE, choose, chosen, interfaces, matches

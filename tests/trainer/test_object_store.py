@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.report import Outcome, Result
-from grpo_api.stores import ObjectStoreSpec
+from grpo_api.report.report import Outcome, Result
+from grpo_api.spec.checkpoint import ObjectStoreSpec
 from grpo_trainer.errors import BadInput, Denied, Preempted, StoreFailed
 from grpo_trainer.stores.client import open_store
 from grpo_trainer.stores.head import HEAD, Head

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.quantity import MIB
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import CHECKPOINT_STORE_ENV, RESUME_STORE_ENV
+from grpo_api.text.quantity import MIB
 from grpo_trainer.checkpoints import remote
 from grpo_trainer.checkpoints.resume import begin, claim_folder
 from grpo_trainer.checkpoints.volume import read_manifest, sealed_at

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.contract import CHECKPOINT_STORE_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome, Result
+from grpo_api.text.contract import CHECKPOINT_STORE_ENV
 from grpo_trainer.checkpoints import remote
 from grpo_trainer.checkpoints.manifest import Manifest
 from grpo_trainer.paths import number

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.artifacts import SUMS
-from grpo_api.contract import DATA_MOUNT_ENV
-from grpo_api.provenance import STATEMENT_FILE
-from grpo_api.report import Result
+from grpo_api.provenance.provenance import STATEMENT_FILE
+from grpo_api.report.artifacts import SUMS
+from grpo_api.report.report import Result
+from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.checkpoints.remote import needed
 from grpo_trainer.stores import head as heads
 from harness.programs.object_stores import BUCKET, serving

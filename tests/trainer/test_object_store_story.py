@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report import Outcome, Result
+from grpo_api.report.report import Outcome, Result
 from grpo_trainer.errors import Preempted, StoreFailed
 from grpo_trainer.stores.head import Head
 from grpo_trainer.stores.run import RunStore

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import RepeatSampler
 
-from grpo_api.report import Generations
+from grpo_api.report.report import Generations
 from grpo_trainer.data.order import Cadence, PromptOrder, merged, rewind
 
 SIZE = 2 * 2 * 3

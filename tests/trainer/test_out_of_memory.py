@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import STEP_PHASES, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import STEP_PHASES, Outcome, Result
 from grpo_trainer.errors import BadInput
 from grpo_trainer.telemetry.phases import PhaseClock
 from grpo_trainer.telemetry.shortage import requested, shortage_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from grpo_api.training_metrics import TRAINING
+from grpo_api.report.training_metrics import TRAINING
 from grpo_trainer import overflow
 from grpo_trainer.errors import Diverged
 from harness.ranks import runs

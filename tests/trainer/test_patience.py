@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.patience import STEP_ESTIMATES, patience
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Result, Stage
+from grpo_api.plan.hang_timeouts import STEP_ESTIMATES, patience
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result, Stage
 from grpo_trainer.building import require_patience
 from grpo_trainer.errors import BadInput
 from grpo_trainer.gang.placement import Placement

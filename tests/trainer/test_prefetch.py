@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.contract import PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_api.dataset import DatasetSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
-from grpo_api.rewards import RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.rewards import RewardSpec
+from grpo_api.text.contract import PLAN_ENV, TERMINATION_LOG_ENV
 from grpo_trainer import prefetch
 from grpo_trainer.data.hub_dataset import read_hub
 from grpo_trainer.errors import BadInput

@@ -17,11 +17,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.artifacts import Checkpoint, Export, weights_hash
-from grpo_api.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Progress, Result
-from grpo_api.running import GuardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
+from grpo_api.report.report import EXIT_CODES, Outcome, Progress, Result
+from grpo_api.spec.run_policy import GuardSpec
+from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV, THREADS_ENV
 from grpo_trainer import __main__ as program
 from grpo_trainer.errors import BadInput, DivergedKL, DriftedApart, RewardError, classify
 from grpo_trainer.gang.placement import LOCAL_RANK_ENV, Placement, placement
@@ -79,7 +79,7 @@ def test_bad_plan_ends_as_bad_input_before_torch_is_imported(tmp_path: Path) -> 
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == EXIT_CODES[Result.BAD_INPUT]
     assert Outcome.model_validate_json((tmp_path / "end").read_text()).result is Result.BAD_INPUT
-    assert "grpo_api.plan" in ended.stderr
+    assert "grpo_api.plan.plan" in ended.stderr
     assert " torch\n" not in ended.stderr
 
 

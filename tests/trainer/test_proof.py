@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel, set_seed
 
-from grpo_api.rewards import ModelReward
+from grpo_api.spec.rewards import ModelReward
 from grpo_trainer.errors import BadInput, WeightsDiffer
 from grpo_trainer.hub.repositories import Hub, Repository
 from grpo_trainer.weights import models

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from peft import get_peft_model
 
-from grpo_api.artifacts import SUMS
-from grpo_api.contract import IMAGE_ENV, SIGNING_KEY_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, RunRecord, Statement
-from grpo_api.report import DATASET_FINGERPRINT, Outcome, Progress, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE, Dependency, RunRecord, Statement
+from grpo_api.report.artifacts import SUMS
+from grpo_api.report.report import DATASET_FINGERPRINT, Outcome, Progress, Result
+from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY_ENV
 from grpo_cli.__main__ import main
 from grpo_trainer.__main__ import require_signable
 from grpo_trainer.checkpoints import key

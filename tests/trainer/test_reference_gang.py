@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_api.causes import PERMANENT
+from grpo_api.report.root_cause import PERMANENT
 from grpo_trainer import overflow
 from grpo_trainer.errors import DriftedApart, classify
 from harness.ranks import reference_facts, runs, step_facts

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from grpo_api.rewards import ModelReward
+from grpo_api.spec.rewards import ModelReward
 from grpo_trainer.engine import ReferenceGRPOTrainer
 from grpo_trainer.errors import BadInput, TrainingError, WeightsDiffer
 from grpo_trainer.hub.repositories import Hub

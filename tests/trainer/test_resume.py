@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_api.plan import JobIdentity, TrainingPlan
-from grpo_api.report import Result
+from grpo_api.plan.plan import JobIdentity, TrainingPlan
+from grpo_api.report.report import Result
 from grpo_trainer.telemetry.samples import FILE
 from harness.ranks import demo_model, runs
 from harness.ranks.pods import Gang, free_port

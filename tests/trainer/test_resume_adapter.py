@@ -15,8 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result
 from grpo_trainer.checkpoints.export import export_model
 from grpo_trainer.checkpoints.resume import begin
 from grpo_trainer.checkpoints.volume import claim

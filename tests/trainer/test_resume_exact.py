@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.contract import DATA_MOUNT_ENV
+from grpo_api.text.contract import DATA_MOUNT_ENV
 from harness.ranks import demo_model
 from harness.ranks.resume_cases import Case, Story, bare, differences, train, write_data
 from tests.generated import cases

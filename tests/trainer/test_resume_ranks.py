@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.contract import DATA_MOUNT_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result
+from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.telemetry.logs import translate
 from harness.ranks import demo_model
 from harness.ranks.gang import run_gang

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.contract import DATA_MOUNT_ENV
+from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.checkpoints.identity import identity, what_is_trained
 from grpo_trainer.checkpoints.rollouts import recut
 from grpo_trainer.errors import BadInput

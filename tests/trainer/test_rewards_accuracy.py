@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from grpo_api.rewards import AccuracyReward
+from grpo_api.spec.rewards import AccuracyReward
 from grpo_trainer.rewards.accuracy import AccuracyFunction
 from grpo_trainer.rewards.answers import EXTRACTORS, expected_answer, number, same_number
 from grpo_trainer.rewards.base import RewardCounters

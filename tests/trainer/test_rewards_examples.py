@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.dataset import DatasetFiles
 from grpo_api.job import GRPOJobSpec
+from grpo_api.spec.dataset import DatasetFiles
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.data.dataset import Prompts, load_prompts
 from grpo_trainer.rewards.answers import expected_answer

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from grpo_api.rewards import FormatReward
+from grpo_api.spec.rewards import FormatReward
 from grpo_trainer.errors import BadInput
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.formats import FormatFunction

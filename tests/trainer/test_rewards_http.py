@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.rewards import HTTPReward
+from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.errors import BadInput, RewardError
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.base import RewardCounters

@@ -12,9 +12,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Result
-from grpo_api.rewards import JUDGED_GENERATIONS, RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result
+from grpo_api.spec.rewards import JUDGED_GENERATIONS, RewardSpec
 from grpo_trainer.errors import RewardError
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.base import RewardCounters, Scores

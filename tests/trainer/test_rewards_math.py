@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.rewards import AccuracyReward
+from grpo_api.spec.rewards import AccuracyReward
 from grpo_trainer.rewards.accuracy import AccuracyFunction
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.child_process import FunctionProcess

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.rewards import HTTPReward
+from grpo_api.spec.rewards import HTTPReward
 from grpo_trainer.rewards import http_service
 from grpo_trainer.rewards.base import RewardCounters, Scores
 from grpo_trainer.rewards.http_service import HTTPFunction

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.rewards import PythonReward
+from grpo_api.spec.rewards import PythonReward
 from grpo_trainer.errors import BadInput, RewardError
 from grpo_trainer.rewards.base import RewardCounters
 from grpo_trainer.rewards.child_process import FunctionProcess

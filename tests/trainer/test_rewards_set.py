@@ -12,8 +12,8 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from grpo_api.contract import reward_mount, reward_token_env
-from grpo_api.rewards import RewardSpec
+from grpo_api.spec.rewards import RewardSpec
+from grpo_api.text.contract import reward_mount, reward_token_env
 from grpo_trainer.acceptance.tiny import tiny_tokenizer
 from grpo_trainer.errors import BadInput, TrainingError
 from grpo_trainer.rewards.http_service import HTTPFunction

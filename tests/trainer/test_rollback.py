@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import DATA_MOUNT_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Generations
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Generations
+from grpo_api.text.contract import DATA_MOUNT_ENV
 from grpo_trainer.checkpoints.resume import claim_folder
 from grpo_trainer.checkpoints.volume import complete, read_manifest
 from grpo_trainer.data.order import PromptOrder

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_api.artifacts import Checkpoint
-from grpo_api.report import Outcome, Result
-from grpo_api.timing import Account, Beginning, Clock
+from grpo_api.report.artifacts import Checkpoint
+from grpo_api.report.report import Outcome, Result
+from grpo_api.text.timing import Account, Beginning, Clock
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.outcome import make_outcome
 from grpo_trainer.process.recorder import Recorder

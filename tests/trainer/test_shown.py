@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.contract import PROGRESS_BIND_ENV, TOKEN_DIGEST_ENV
-from grpo_api.report import Samples
-from grpo_api.tokens import HEADER, digest
+from grpo_api.report.report import Samples
+from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, TOKEN_DIGEST_ENV, digest
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.telemetry.server import serve

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from grpo_api.contract import PROGRESS_BIND_ENV, TRACE_QUERY
-from grpo_api.report import MAX_STEPS, Progress, StepTime
-from grpo_api.timing import Clock
+from grpo_api.report.report import MAX_STEPS, Progress, StepTime
+from grpo_api.text.contract import PROGRESS_BIND_ENV, TRACE_QUERY
+from grpo_api.text.timing import Clock
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.process.recorder import Recorder
 from grpo_trainer.process.step_times import KEPT

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.contract import TERMINATION_BYTES
-from grpo_api.fitting import with_standstill
-from grpo_api.report import Outcome, Result, Standstill
+from grpo_api.report.report import Outcome, Result, Standstill
+from grpo_api.report.termination_message import with_standstill
+from grpo_api.text.contract import TERMINATION_BYTES
 from grpo_trainer.process import stacks
 from grpo_trainer.process.stacks import Stacks, main_frames, stood_still, telling
 from grpo_trainer.process.supervisor import (

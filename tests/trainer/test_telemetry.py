@@ -16,13 +16,13 @@ import pytest
 import torch
 from transformers import TrainerState
 
-from grpo_api.artifacts import Checkpoint
-from grpo_api.contract import PROGRESS_BIND_ENV
-from grpo_api.plan import MemoryPhases, MemoryPrediction
-from grpo_api.report import Progress
-from grpo_api.timing import Beginning
-from grpo_api.training import ReferenceSync
-from grpo_api.training_metrics import WEIGHTS_VERSION
+from grpo_api.plan.plan import MemoryPhases, MemoryPrediction
+from grpo_api.report.artifacts import Checkpoint
+from grpo_api.report.report import Progress
+from grpo_api.report.training_metrics import WEIGHTS_VERSION
+from grpo_api.spec.training import ReferenceSync
+from grpo_api.text.contract import PROGRESS_BIND_ENV
+from grpo_api.text.timing import Beginning
 from grpo_trainer.errors import Diverged
 from grpo_trainer.gang.placement import Placement
 from grpo_trainer.guard import LossGuard

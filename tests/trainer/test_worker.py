@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from grpo_api.contract import SIGNING_KEY_ENV, TRACE_QUERY
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import STATEMENT_FILE, Statement
-from grpo_api.report import MAX_STEPS, Outcome, Progress, Result, Samples
-from grpo_api.training_metrics import OUTCOME_KEYS
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import STATEMENT_FILE, Statement
+from grpo_api.report.report import MAX_STEPS, Outcome, Progress, Result, Samples
+from grpo_api.report.training_metrics import OUTCOME_KEYS
+from grpo_api.text.contract import SIGNING_KEY_ENV, TRACE_QUERY
 from grpo_cli.__main__ import main
 from harness.ranks import demo_model
 from harness.ranks.pods import Gang, free_port

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_operator.decide.observation import Observation
 from grpo_operator.kueue.workload_manifest import Priority, workload
 from grpo_operator.records.records import GRPOJobRecord

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from grpo_api.generation import EnginePlan
-from grpo_api.plan import ExecutionPlan
-from grpo_api.report import Outcome, Progress
-from grpo_api.status import GRPOJobStatus
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import Outcome, Progress
+from grpo_api.spec.generation import EnginePlan
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds, timestamp
 from grpo_operator.decide.decisions import Decision, Limits

@@ -3,8 +3,8 @@
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec, parse_spec
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import GIB
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.text.quantity import GIB
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
 from grpo_planner.result import PlanResult

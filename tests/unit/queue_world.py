@@ -6,7 +6,7 @@ The jobs have a plan from an earlier attempt (kept_plan), so that the queue is t
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.inventory import node_facts, pod_facts
 from grpo_operator.admission.queue import AdmissionQueue

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import PLAN_ANNOTATION
-from grpo_api.report import Result
+from grpo_api.report.report import Result
+from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_UID
 from tests.integration.chaos.accounts import audit, events_tell_what_was
 from tests.integration.chaos.history import PRODUCT, UNKNOWN_PHASE, History, Job, Version

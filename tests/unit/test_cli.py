@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_api.contract import PLAN_ANNOTATION
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
 from grpo_cli.errors import ManifestError, NotYet
 from grpo_cli.logs import choose

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.artifacts import Export, FileEntry, Listing, weights_hash
 from grpo_api.job import GRPOJob
+from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
 from grpo_cli.attempts import attempt
 from grpo_cli.download import PAUSES, download, missing, require_folder, require_room, require_safe
 from grpo_cli.errors import CliError, KubectlError, NotYet, OptionError

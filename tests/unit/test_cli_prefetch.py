@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.contract import PLAN_ANNOTATION
 from grpo_api.job import parse_spec
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import MESSAGE_CHARACTERS, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import MESSAGE_CHARACTERS, Outcome, Result
+from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli import prefetch
 from grpo_cli.__main__ import main
 from grpo_cli.prefetch_job import prefetch_job, wanted

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api import signing
-from grpo_api.provenance import ENVELOPE_FILE, STATEMENT_FILE
+from grpo_api.provenance import signing
+from grpo_api.provenance.provenance import ENVELOPE_FILE, STATEMENT_FILE
 from tests.exported_model import FILES, KEYS, public, verify, write
 from tests.generated import cases
 

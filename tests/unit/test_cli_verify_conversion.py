@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.artifacts import weights_hash
-from grpo_api.conversion import CONVERSION_TYPE, ORIGINAL
-from grpo_api.digests import digests, files_of
-from grpo_api.provenance import OWN_FILES, PREDICATE_TYPE, STATEMENT_FILE, STATEMENT_TYPE
-from grpo_api.signing import PrivateKey
+from grpo_api.provenance.provenance import (
+    CONVERSION_TYPE,
+    ORIGINAL,
+    OWN_FILES,
+    PREDICATE_TYPE,
+    STATEMENT_FILE,
+    STATEMENT_TYPE,
+)
+from grpo_api.provenance.signing import PrivateKey
+from grpo_api.report.artifacts import digests, files_of, weights_hash
 from grpo_cli.errors import KubectlError
 from grpo_cli.integrity import require_made_of
 from tests.exported_model import KEYS, public, verify, write

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from securesystemslib.dsse import Envelope as OtherEnvelope
 from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # it says of no name so
 
-from grpo_api import signing
-from grpo_api.provenance import ENVELOPE_FILE, PAYLOAD_TYPE, STATEMENT_FILE
+from grpo_api.provenance import signing
+from grpo_api.provenance.provenance import ENVELOPE_FILE, PAYLOAD_TYPE, STATEMENT_FILE
 from tests.exported_model import KEYS, describe, private, public, verify, write
 from tests.generated import cases
 
@@ -123,8 +123,8 @@ def test_a_key_that_is_none_is_another_code(
 def test_a_laptop_without_cryptography_checks_files_and_says_what_keys_need(
     model: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "grpo_api.signing")
-    monkeypatch.delattr("grpo_api.signing")
+    monkeypatch.delitem(sys.modules, "grpo_api.provenance.signing")
+    monkeypatch.delattr("grpo_api.provenance.signing")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     assert verify(model) == 0
     assert f"{ENVELOPE_FILE} was not checked: give the public key with --key" in capsys.readouterr().out

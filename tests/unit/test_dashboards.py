@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api import metrics, training_metrics
+from grpo_api.report import metrics, training_metrics
 from grpo_codegen.dashboards import DASHBOARDS, grafana
 from grpo_codegen.dashboards.panels import Dashboard, Panel
 from grpo_codegen.recording import RULES

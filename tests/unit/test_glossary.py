@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_api.contract import LEADER_KIND
-from grpo_api.metrics import OPERATOR
-from grpo_api.report import Result
-from grpo_api.status import ConditionType
-from grpo_api.training_metrics import TRAINER
+from grpo_api.report.metrics import OPERATOR
+from grpo_api.report.report import Result
+from grpo_api.report.training_metrics import TRAINER
+from grpo_api.status.status import ConditionType
+from grpo_api.text.contract import LEADER_KIND
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"

@@ -38,7 +38,7 @@ def test_the_import_closure_follows_functions_only_when_asked() -> None:
     at_import, when_called = (import_closure(["grpo_trainer.stores.run"], inside_functions=on) for on in (False, True))
     assert "obstore" not in at_import.third_party
     assert when_called.third_party["obstore"] == {"grpo_trainer.stores.client"}
-    assert {"grpo_trainer", "grpo_trainer.stores", "grpo_api.plan"} <= at_import.first_party
+    assert {"grpo_trainer", "grpo_trainer.stores", "grpo_api.plan.plan"} <= at_import.first_party
 
 
 def wheel_of_bitsandbytes(path: Path) -> Path:

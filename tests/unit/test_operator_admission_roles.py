@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.admission.capacity import Capacity, Claim, gpu_roles
 from grpo_operator.admission.inventory import node_facts

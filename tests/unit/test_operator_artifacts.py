@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.artifacts import MAX_WHERE, parse_sums, sums_text, weights_hash
-from grpo_api.quantity import MAX_COUNT, format_bytes
-from grpo_api.status import GRPOJobStatus
+from grpo_api.report.artifacts import MAX_WHERE, parse_sums, sums_text, weights_hash
+from grpo_api.status.status import GRPOJobStatus
+from grpo_api.text.quantity import MAX_COUNT, format_bytes
 from grpo_operator.decide.decisions import Action
 from grpo_operator.decide.observation import Observation
 from grpo_operator.report.status import to_json

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.timing import Clock
-from grpo_api.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage
+from grpo_api.status.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage
+from grpo_api.text.timing import Clock
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.usage.account import looked_at
 from grpo_operator.usage.gpu_time import SUCCEEDED, divided, merged, shared_out, summed

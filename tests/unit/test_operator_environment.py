@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_operator.pods.pod_spec import pod_spec
 from grpo_operator.pods.roles import roles
 from grpo_planner.memory.device import FRAGMENTATION

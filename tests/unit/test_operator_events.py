@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.artifacts import Export, weights_hash
-from grpo_api.status import Condition, GRPOJobStatus
-from grpo_api.usage import GPUSeconds, Usage
+from grpo_api.report.artifacts import Export, weights_hash
+from grpo_api.status.status import Condition, GRPOJobStatus
+from grpo_api.status.usage import GPUSeconds, Usage
 from grpo_kube.event_sender import BACKLOG, PATIENCE, SENDERS, EventRecorder
 from grpo_kube.objects.errors import Denied, Unavailable
 from grpo_operator.report.events import MAX_MESSAGE, event, folded, telling_change

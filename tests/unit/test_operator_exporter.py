@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api import traces
+from grpo_api.report import traces
 from grpo_operator.loop import span_exporter as module
 from grpo_operator.loop.span_exporter import BACKLOG, BATCH, SpanExporter
 from grpo_operator.tracing.spans import MAX_TEXT, Span, Trace, export_request

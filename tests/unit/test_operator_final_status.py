@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.status import GRPOJobStatus, MetricsStatus
-from grpo_api.training_metrics import OUTCOME_KEYS
+from grpo_api.report.training_metrics import OUTCOME_KEYS
+from grpo_api.status.status import GRPOJobStatus, MetricsStatus
+from grpo_api.text.quantity import MAX_COUNT
 from grpo_operator.decide.observation import Observation
 from grpo_operator.report.status import to_json
 from tests.generated import cases

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.learned import Learned, MeasuredLinks
-from grpo_api.model import Architecture
-from grpo_api.status import GRPOJobStatus
-from grpo_api.training_metrics import ALLREDUCE
+from grpo_api.plan.learned import Learned, MeasuredLinks
+from grpo_api.report.training_metrics import ALLREDUCE
+from grpo_api.spec.model import Architecture
+from grpo_api.status.status import GRPOJobStatus
 from grpo_operator.admission.resume_plan import learning
 from grpo_operator.decide.observation import Observation
 from grpo_operator.report.status import build, to_json

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.running import PlacementSpec
+from grpo_api.spec.run_policy import PlacementSpec
 from grpo_kube.objects.json_reader import Part
 from grpo_operator.admission.inventory import (
     cards,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from prometheus_client.core import Metric, Sample
 from prometheus_client.parser import text_string_to_metric_families
 
-from grpo_api.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOB_PROGRESS_TIME, JOBS
-from grpo_api.plan import MemoryPhases, MemoryPrediction
-from grpo_api.report import Progress
-from grpo_api.usage import GPUSeconds
+from grpo_api.plan.plan import MemoryPhases, MemoryPrediction
+from grpo_api.report.metrics import ENDED_JOBS, ENDED_SECONDS, JOB, JOB_PROGRESS_TIME, JOBS
+from grpo_api.report.report import Progress
+from grpo_api.status.usage import GPUSeconds
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.observation import Pull, Silence
 from grpo_operator.process import job_metrics

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_api.plan import ExecutionPlan, TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
 from grpo_operator.pods.manifests import Attempt, attempt_of, checkpoint_volume_claim, indexed_job, training_plan
 from grpo_operator.pods.namespace_objects import rendezvous_service
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_JOB, LABEL_UID, MANAGER, inherited

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from grpo_api.metrics import RESTARTS, TIMES_TO, Metric
-from grpo_api.status import GRPOJobStatus
+from grpo_api.report.metrics import RESTARTS, TIMES_TO, Metric
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.work_queue import WorkQueue
 from grpo_operator.process.metrics_server import Metrics, milestones, restart_reason
 from grpo_operator.records.records import GRPOJobRecord

@@ -11,8 +11,8 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request, Response
 
-from grpo_api.metrics import HEARD, LEADER, OPERATOR, TAKEOVER, UNREADABLE_OBJECTS
-from grpo_api.report import Progress
+from grpo_api.report.metrics import HEARD, LEADER, OPERATOR, TAKEOVER, UNREADABLE_OBJECTS
+from grpo_api.report.report import Progress
 from grpo_kube.cache import Cache
 from grpo_kube.informer import Mirror
 from grpo_kube.leader_election import Election, Terms

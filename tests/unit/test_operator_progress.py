@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from grpo_api.report import Progress
-from grpo_api.tokens import HEADER, is_shown
+from grpo_api.report.report import Progress
+from grpo_api.text.contract import HEADER, is_shown
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
 from grpo_operator.loop.progress import MAX_ANSWER, ProgressPuller, PullFailed, Target, http_fetch, pulled

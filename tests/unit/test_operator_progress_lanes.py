@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report import Progress
+from grpo_api.report.report import Progress
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.loop.progress import ProgressPuller, PullFailed, Target
 from tests.generated import cases

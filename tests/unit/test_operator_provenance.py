@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from grpo_api.contract import IMAGE_ENV, SIGNING_KEY
 from grpo_api.job import parse_spec
-from grpo_api.plan import EarlierEnd
+from grpo_api.plan.plan import EarlierEnd
+from grpo_api.text.contract import IMAGE_ENV, SIGNING_KEY
 from grpo_operator.pods.manifests import attempt_of, plan_json, training_plan
 from grpo_operator.pods.pod_spec import pod_spec
 from grpo_operator.pods.roles import roles

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.status import GRPOJobStatus
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.json_reader import Part
 from grpo_operator.records.names import LABEL_ATTEMPT
 from grpo_operator.records.packed_job import SHORT

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from grpo_api.learned import MAX_REPLANS, Learned
-from grpo_api.plan import ExecutionPlan
-from grpo_api.status import GRPOJobStatus
+from grpo_api.plan.learned import MAX_REPLANS, Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.status.status import GRPOJobStatus
 from grpo_operator.admission.inventory import node_facts
 from grpo_operator.admission.resume_plan import anew, learning, resumed
 from grpo_operator.admission.scheduler import Question, restart

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import Progress
-from grpo_api.status import GRPOJobStatus
-from grpo_api.timing import LAST_TIME
+from grpo_api.report.report import Progress
+from grpo_api.status.status import GRPOJobStatus
+from grpo_api.text.quantity import MAX_COUNT
+from grpo_api.text.timing import LAST_TIME
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Action
 from grpo_operator.decide.observation import Observation, Pull

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report import Result
-from grpo_api.running import FailedResult, RestartRule, RestartsSpec
+from grpo_api.report.report import Result
+from grpo_api.spec.run_policy import FailedResult, RestartRule, RestartsSpec
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.pods.manifests import attempt_of, indexed_job

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.causes import DIVERGED
-from grpo_api.report import Generations
-from grpo_api.status import MAX_ROLLBACKS, GRPOJobStatus
+from grpo_api.report.report import Generations
+from grpo_api.report.root_cause import DIVERGED
+from grpo_api.status.status import MAX_ROLLBACKS, GRPOJobStatus
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.pods.manifests import attempt_of, training_plan

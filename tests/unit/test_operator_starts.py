@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.contract import TOKEN_DIGEST_ENV
+from grpo_api.text.contract import TOKEN_DIGEST_ENV
 from grpo_kube.objects.errors import AlreadyExists, Denied
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation, Sightings

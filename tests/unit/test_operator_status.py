@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from grpo_api.report import Outcome, Result
-from grpo_api.status import GRPOJobStatus
+from grpo_api.report.report import Outcome, Result
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.resources import merge_patch
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation

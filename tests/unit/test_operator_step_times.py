@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from grpo_api.status import MetricsStatus
+from grpo_api.status.status import MetricsStatus
 from tests.unit.operator_world import active_status, after, judged, make_child, make_job, make_pod, make_pull, make_seen
 
 

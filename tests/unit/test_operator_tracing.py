@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from grpo_api import traces
-from grpo_api.report import Progress, StepTime
-from grpo_api.timing import Account, Clock
+from grpo_api.report import traces
+from grpo_api.report.report import Progress, StepTime
+from grpo_api.text.timing import Account, Clock
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.observation import Pull
 from grpo_operator.records.records import GRPOJobRecord

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.report import MAX_STEPS, Progress, StepTime
-from grpo_api.status import GRPOJobStatus
-from grpo_api.timing import LAST_TIME, Account, Clock
+from grpo_api.report.report import MAX_STEPS, Progress, StepTime
+from grpo_api.status.status import GRPOJobStatus
+from grpo_api.text.timing import LAST_TIME, Account, Clock
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.observation import Pull
 from grpo_operator.records.records import JobRecord, PodRecord

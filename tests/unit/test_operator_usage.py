@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.timing import LAST_TIME, Beginning, Clock
-from grpo_api.usage import AttemptUsage, GPUSeconds, PodTime, Usage
+from grpo_api.status.usage import AttemptUsage, GPUSeconds, PodTime, Usage
+from grpo_api.text.timing import LAST_TIME, Beginning, Clock
 from grpo_operator.usage.gpu_time import SUCCEEDED, divided, kept_clocks, summed
 from tests.generated import cases
 from tests.unit.operator_world import at

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from grpo_api.status import GRPOJobStatus
-from grpo_api.timing import Account, Clock
-from grpo_api.usage import AttemptUsage, Usage
+from grpo_api.status.status import GRPOJobStatus
+from grpo_api.status.usage import AttemptUsage, Usage
+from grpo_api.text.timing import Account, Clock
 from grpo_operator.decide.decisions import Action, Decision
 from grpo_operator.decide.observation import Observation
 from grpo_operator.loop.caches import REMEMBERED, Departed

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.report import Result
-from grpo_api.status import ConditionType, Phase
+from grpo_api.report.report import Result
+from grpo_api.status.status import ConditionType, Phase
 from grpo_operator.records.reasons import Reason
 from grpo_planner.result import PlanReason
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.generation import PROVEN_FAMILIES
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.generation import PROVEN_FAMILIES
 from grpo_planner import engine_plan
 from grpo_planner.engine_plan import sampled_briefly, sampled_by
 from grpo_planner.hardware.products import lookup, usable_bytes

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.learned import Learned
+from grpo_api.plan.learned import Learned
 from grpo_planner.engine_plan import sampled_briefly
 from grpo_planner.relief import described, relieved, splits
 from grpo_planner.run import Run

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned, LearnedMemory
-from grpo_api.quantity import GIB
+from grpo_api.plan.learned import Learned, LearnedMemory
+from grpo_api.text.quantity import GIB
 from grpo_cli.what_if import changed as what_if
 from grpo_planner.edit import with_value
 from grpo_planner.fixes import ACCESS_MODE

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.model import Architecture, ModelSpec
+from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import ModelFacts, from_config, resolve
 from grpo_planner.model.families import families

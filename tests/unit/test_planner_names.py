@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.quantity import GIB
+from grpo_api.text.quantity import GIB
 from grpo_cli.__main__ import main
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 from grpo_planner.hardware.names import label_of, short_names, unknown_product

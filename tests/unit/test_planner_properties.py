@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.edit import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.memory.phases import Predictor, predict

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.learned import Learned
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.refit import PlanExcluded, refit
 from grpo_planner.run import Run

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grpo_api.learned import HOST, MAX_REPLANS, Learned
-from grpo_api.plan import ExecutionPlan
-from grpo_api.report import MemoryShortage, Outcome, Result
+from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import MemoryShortage, Outcome, Result
 from grpo_planner.plan import Planner
 from grpo_planner.relief import account, learn, relieved, splits
 from grpo_planner.run import Run

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_api.learned import Learned, MeasuredLinks
+from grpo_api.plan.learned import Learned, MeasuredLinks
 from grpo_planner.hardware.inventory import Node
 from grpo_planner.hardware.products import lookup
 from grpo_planner.memory.setup import Setup

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.plan import plan_job

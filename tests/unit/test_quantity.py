@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.quantity import format_parameters, parameter_count, parse_quantity, quantity_bytes
+from grpo_api.text.quantity import format_parameters, parameter_count, parse_quantity, quantity_bytes
 
 SUFFIXES = {
     "n": Fraction(1, 10**9),

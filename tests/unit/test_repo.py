@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_api.contract import KIND
 from grpo_api.job import parse_spec
+from grpo_api.text.contract import KIND
 from grpo_cli.manifest import load_documents
 
 ROOT = Path(__file__).parents[2]

@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api.artifacts import Checkpoint, Export, weights_hash
-from grpo_api.causes import Tier, tier
-from grpo_api.contract import TERMINATION_BYTES
-from grpo_api.fitting import MESSAGE_BYTES, with_message
-from grpo_api.metrics import JOB_PHASE, JOBS, OPERATOR
-from grpo_api.plan import MemoryPhases
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import (
+from grpo_api.plan.plan import MemoryPhases
+from grpo_api.report.artifacts import Checkpoint, Export, weights_hash
+from grpo_api.report.metrics import JOB_PHASE, JOBS, OPERATOR
+from grpo_api.report.report import (
     DATASET_FINGERPRINT,
     LOAD,
     MESSAGE_CHARACTERS,
@@ -23,8 +19,12 @@ from grpo_api.report import (
     Outcome,
     Result,
 )
-from grpo_api.timing import LAST_TIME, Account, Clock
-from grpo_api.training_metrics import OUTCOME_KEYS, TRAINER
+from grpo_api.report.root_cause import Tier, tier
+from grpo_api.report.termination_message import MESSAGE_BYTES, with_message
+from grpo_api.report.training_metrics import OUTCOME_KEYS, TRAINER
+from grpo_api.text.contract import TERMINATION_BYTES
+from grpo_api.text.quantity import MAX_COUNT
+from grpo_api.text.timing import LAST_TIME, Account, Clock
 from tests.generated import cases
 
 COUNTS = st.integers(min_value=0, max_value=MAX_COUNT)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from grpo_api.base import ATOMIC_LIST, Model, Rule
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.schema import NotStructural, Schema, fields, structural
+from grpo_api.text.base import ATOMIC_LIST, Model, Rule
+from grpo_api.text.schema import NotStructural, Schema, fields, structural
 from grpo_codegen import __main__ as codegen
 from grpo_codegen.crd import definition, job_schema
 from tests.samples import BAD, GOOD, SPEC, Bad, changed

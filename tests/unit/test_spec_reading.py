@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_api.contract import RESERVED_MOUNTS
 from grpo_api.job import SpecInvalid, parse_spec
+from grpo_api.text.contract import RESERVED_MOUNTS
 from tests.container_samples import NORMALISED
 from tests.samples import GOOD, SPEC, changed
 

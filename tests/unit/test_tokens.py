@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_api import tokens
+from grpo_api.text import contract
 from grpo_kube.objects.errors import AlreadyExists, ClusterError, Forbidden, NotFound, Unavailable
 from grpo_kube.objects.json_reader import Unreadable
 from grpo_kube.objects.resources import ObjectKey
@@ -19,7 +19,7 @@ from grpo_operator.loop.tokens import LEAST_KEY, Tokens
 from tests.generated import cases
 from tests.unit.dirty_objects import VALUES, dirty
 
-KEYS = st.lists(st.binary(min_size=LEAST_KEY, max_size=40), min_size=1, max_size=tokens.MOST, unique=True)
+KEYS = st.lists(st.binary(min_size=LEAST_KEY, max_size=40), min_size=1, max_size=contract.MOST, unique=True)
 ATTEMPTS = st.tuples(st.text(min_size=1, max_size=40), st.integers(1, 10**6))
 HEADERS = st.lists(st.text(st.characters(), max_size=80), max_size=4)
 """Of any characters, halves of a surrogate pair among them."""
@@ -27,7 +27,7 @@ PLACE = ObjectKey("grpo-system", "keys")
 
 
 def header(made: Tokens, attempt: tuple[str, int]) -> str:
-    return made.headers(*attempt)[tokens.HEADER]
+    return made.headers(*attempt)[contract.HEADER]
 
 
 @settings(max_examples=cases(200))
@@ -38,13 +38,13 @@ def test_a_token_opens_its_own_attempt_whichever_key_made_it(
     shown = header(Tokens(found), attempt)
     for count in range(1, len(found) + 1):
         wanted = Tokens(found[:count]).digest(*attempt)
-        assert tokens.is_shown([shown], wanted)
-        assert tokens.is_shown([shown, shown], wanted)
-        assert tokens.is_shown([f"  {shown.replace(',', ' , ')} "], wanted)
-        assert tokens.is_shown([header(Tokens(found), other), shown], wanted) or len(found) * 2 > tokens.MOST
-        assert tokens.is_shown([header(Tokens(found), other)], wanted) is (attempt == other)
+        assert contract.is_shown([shown], wanted)
+        assert contract.is_shown([shown, shown], wanted)
+        assert contract.is_shown([f"  {shown.replace(',', ' , ')} "], wanted)
+        assert contract.is_shown([header(Tokens(found), other), shown], wanted) or len(found) * 2 > contract.MOST
+        assert contract.is_shown([header(Tokens(found), other)], wanted) is (attempt == other)
         short = [part for text in noise for part in text.split(",")][:place]
-        assert tokens.is_shown([*short, header(Tokens(found[:1]), attempt)], Tokens(found[:1]).digest(*attempt))
+        assert contract.is_shown([*short, header(Tokens(found[:1]), attempt)], Tokens(found[:1]).digest(*attempt))
 
 
 @settings(max_examples=cases(300))
@@ -54,11 +54,11 @@ def test_nothing_else_opens_it(headers: list[str], attempt: tuple[str, int]) -> 
     wanted = made.digest(*attempt)
     known = [*headers, wanted, wanted.encode().hex(), header(Tokens([b"l" * LEAST_KEY]), attempt)]
     for one in known:
-        assert not tokens.is_shown([one], wanted)
-        assert not tokens.is_shown([one], "")
-    assert not tokens.is_shown([], wanted)
-    assert not tokens.is_shown(["", ","], "")
-    assert not tokens.is_shown([f"{header(made, attempt)}x"], wanted)
+        assert not contract.is_shown([one], wanted)
+        assert not contract.is_shown([one], "")
+    assert not contract.is_shown([], wanted)
+    assert not contract.is_shown(["", ","], "")
+    assert not contract.is_shown([f"{header(made, attempt)}x"], wanted)
 
 
 def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
     made = Tokens([b"k" * LEAST_KEY])
     for order in (["x", header(made, ("a", 1))], [header(made, ("a", 1)), "x"]):
         asked.clear()
-        assert tokens.is_shown(order, made.digest("a", 1))
+        assert contract.is_shown(order, made.digest("a", 1))
         assert {len(one) for pair in asked for one in pair} == {64}
         assert len(asked) == 2
 
@@ -82,8 +82,8 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
 def test_an_endless_header_costs_little() -> None:
     made = Tokens([b"k" * LEAST_KEY])
     own = header(made, ("a", 1))
-    assert tokens.is_shown([",".join(["x"] * (tokens.MOST - 1)), own], made.digest("a", 1))
-    assert not tokens.is_shown([",".join(["x"] * tokens.MOST), own], made.digest("a", 1))
+    assert contract.is_shown([",".join(["x"] * (contract.MOST - 1)), own], made.digest("a", 1))
+    assert not contract.is_shown([",".join(["x"] * contract.MOST), own], made.digest("a", 1))
 
 
 def test_without_a_key_there_is_no_token() -> None:
@@ -91,8 +91,8 @@ def test_without_a_key_there_is_no_token() -> None:
 
 
 def test_the_newest_keys_are_shown_where_there_are_too_many() -> None:
-    many = Tokens([bytes([number]) * LEAST_KEY for number in range(tokens.MOST + 3)])
-    assert tokens.is_shown([header(many, ("a", 1))], many.digest("a", 1))
+    many = Tokens([bytes([number]) * LEAST_KEY for number in range(contract.MOST + 3)])
+    assert contract.is_shown([header(many, ("a", 1))], many.digest("a", 1))
 
 
 def secret(**data: bytes) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from grpo_api.report import MAX_STEPS, Progress, StepTime
-from grpo_api.status import GRPOJobStatus
+from grpo_api.report.report import MAX_STEPS, Progress, StepTime
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.decisions import Decision
 from grpo_operator.decide.observation import Observation, Pull

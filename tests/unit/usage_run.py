@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grpo_api.timing import Account, Beginning, Clock
-from grpo_api.usage import GPUSeconds
+from grpo_api.status.usage import GPUSeconds
+from grpo_api.text.timing import Account, Beginning, Clock
 from tests.unit.operator_world import GPU_PLAN, KEY
 
 NEVER = float("inf")

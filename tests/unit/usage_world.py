@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_api.report import Outcome, Progress, Result
-from grpo_api.timing import Beginning
-from grpo_api.usage import GPUSeconds, Usage
+from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.status.usage import GPUSeconds, Usage
+from grpo_api.text.timing import Beginning
 from grpo_kube.objects.times import Observed
 from grpo_operator.decide.cleanup import clean_up
 from grpo_operator.decide.decisions import Action, Decision, Limits

@@ -8,10 +8,10 @@ import os
 import sys
 import traceback
 
-from grpo_api.contract import THREADS_ENV
-from grpo_api.fitting import with_message
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.report.termination_message import with_message
+from grpo_api.text.contract import THREADS_ENV
 
 from .checkpoints.key import require_key
 from .clock import unix_time

@@ -13,11 +13,11 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
-from grpo_api.clock import Clock
-from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
-from grpo_api.patience import patience
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import DATASET_FINGERPRINT, Generations
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import DATASET_FINGERPRINT, Generations
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from .checkpoints.continuing import FollowPlan
 from .checkpoints.identity import identity

@@ -1,11 +1,12 @@
 """The process' own clock: the one module that asks the operating system for the time and sleeps.
 
-Everything that waits takes a `grpo_api.clock.Clock`, whose default is SYSTEM_CLOCK. Tests hand in one that they move.
+Everything that waits takes a `grpo_api.text.clock.Clock`, whose default is SYSTEM_CLOCK. Tests hand in one that they
+move.
 """
 
 import time
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 
 class SystemClock:

@@ -36,7 +36,7 @@ from torch import nn
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
-from grpo_api.report import Generations
+from grpo_api.report.report import Generations
 
 from .checkpoints import rollouts
 from .checkpoints.writing import replaced

@@ -23,7 +23,7 @@ Our code raises one of these classes where it finds the problem. Errors of torch
 text. A hang raises nothing: the watchdog ends the process.
 """
 
-from grpo_api.report import Generations, Result
+from grpo_api.report.report import Generations, Result
 
 _OUT_OF_MEMORY = (
     "MemoryError",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from .clock import SYSTEM_CLOCK
 from .errors import DiskFailed, of_a_disk

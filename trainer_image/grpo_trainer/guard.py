@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.running import GuardSpec
-from grpo_api.training_metrics import ENGINE_MISMATCH
+from grpo_api.report.training_metrics import ENGINE_MISMATCH
+from grpo_api.spec.run_policy import GuardSpec
 
 from .divergence import require_finite
 from .errors import DivergedKL, EngineMismatch

@@ -12,8 +12,8 @@ Every part that writes there knows its folder from here, and none of them knows 
 
 from pathlib import Path
 
-from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_PREFIX
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_PREFIX
 
 ATTEMPTS = f"{ATTEMPT_PREFIX}*"
 """Matches the folders of all attempts."""

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo_api.base import dotted
-from grpo_api.contract import PLAN_ENV, PLAN_PATH
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.base import dotted
+from grpo_api.text.contract import PLAN_ENV, PLAN_PATH
 
 from .errors import BadInput
 

@@ -9,10 +9,10 @@ import os
 import signal
 import sys
 
-from grpo_api.clock import Clock
-from grpo_api.fitting import with_message
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.report.termination_message import with_message
+from grpo_api.text.clock import Clock
 
 from .clock import SYSTEM_CLOCK
 from .errors import classify

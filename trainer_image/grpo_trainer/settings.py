@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import SCRATCH
-from grpo_api.plan import ExecutionPlan, TrainingPlan
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.text.contract import SCRATCH
 
 from .paths import attempt_folder
 

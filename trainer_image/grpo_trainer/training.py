@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_api.clock import Clock
-from grpo_api.exporting import HubExportSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.timing import Beginning
-from grpo_api.training_metrics import OUTCOME_KEYS
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import OUTCOME_KEYS
+from grpo_api.spec.checkpoint import HubExportSpec
+from grpo_api.text.clock import Clock
+from grpo_api.text.timing import Beginning
 
 from .building import Run, build
 from .checkpoints.export import described, export_model, send_model

@@ -3,7 +3,7 @@
 The planner makes none, but a plan may be written by hand or by another version.
 """
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 from .errors import BadInput
 

@@ -8,8 +8,8 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.training_metrics import ALLREDUCE
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import ALLREDUCE
 
 from .checkpoints.resume import claim_folder
 from .gang import rendezvous

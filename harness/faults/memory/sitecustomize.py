@@ -85,7 +85,7 @@ def exhausted() -> MemoryError:
 
 def micro_batch() -> int:
     """The plan's, which this process was given."""
-    from grpo_api.contract import PLAN_ENV, PLAN_PATH  # not before the trainer itself has found its packages
+    from grpo_api.text.contract import PLAN_ENV, PLAN_PATH  # not before the trainer itself has found its packages
 
     plan = json.loads(Path(os.environ.get(PLAN_ENV, PLAN_PATH)).read_text(encoding="utf-8"))
     return int(plan["execution"]["microBatch"])

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..base import ATOMIC_LIST, Model, Rule
-from ..names import LabelKey, Labels, Name
+from ..text.base import ATOMIC_LIST, Model, Rule
+from ..text.names import LabelKey, Labels, Name
 
 _VALUES_RULE = Rule(
     "self.operator in ['Exists', 'DoesNotExist'] ? size(self.values) == 0 : size(self.values) > 0",

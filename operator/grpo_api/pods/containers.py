@@ -1,15 +1,266 @@
-"""`podTemplate.spec.initContainers`: what runs before the trainer, or beside it, within the `restricted` standard."""
+"""`podTemplate.spec.initContainers`: what runs before the trainer, or beside it, within the `restricted` standard.
 
-from typing import Annotated, Literal
+`spec.env` and `spec.envFrom`: environment variables as in core/v1, except those that the trainer lives by.
+
+`volumeMounts`: where volumes appear in a container, and which folders of the trainer's are taken.
+
+`resources` of a container as in core/v1, without GPUs: how many of those is the plan's to decide.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ..base import ATOMIC_LIST, Model, Rule, map_list, unique
-from ..contract import CONTAINER
-from ..names import DNSLabel, Image, Path, PullPolicy
-from .environment import EnvFromSource, EnvVar
-from .mounts import VolumeMount
-from .resources import ResourceRequirements
+from ..text.base import ATOMIC_LIST, Model, Rule, exactly_one, map_list, unique
+from ..text.contract import CONTAINER, ENV_PREFIX, RANK_ENV, RESERVED_MOUNTS
+from ..text.names import (
+    SUB_PATH_RULE,
+    ConfigMapKeySelector,
+    DNSLabel,
+    Image,
+    ObjectFieldSelector,
+    OptionalReference,
+    Path,
+    PullPolicy,
+    ResourceFieldSelector,
+    SecretKeySelector,
+    SubPath,
+    stays_inside,
+)
+from ..text.quantity import Quantity, parse_quantity
+
+SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
+_RESERVED = f"{ENV_PREFIX}* and {', '.join(RANK_ENV)} are set by the operator and the trainer"
+
+
+class EnvVarSource(Model):
+    """Where the value of a variable comes from."""
+
+    RULES = (exactly_one(*SOURCES),)
+
+    secret_key_ref: SecretKeySelector | None = None
+    """A key of a Secret. Unset: another source."""
+    config_map_key_ref: ConfigMapKeySelector | None = None
+    """A key of a ConfigMap. Unset: another source."""
+    field_ref: ObjectFieldSelector | None = None
+    """A field of the pod. Unset: another source."""
+    resource_field_ref: ResourceFieldSelector | None = None
+    """A request or limit of the container. Unset: another source."""
+
+
+def _has_one_value_at_most(variable: "EnvVar") -> bool:
+    return variable.value is None or variable.value_from is None
+
+
+def _is_free_to_set(variable: "EnvVar") -> bool:
+    return not (variable.name.startswith(ENV_PREFIX) or variable.name in RANK_ENV)
+
+
+class EnvVar(Model):
+    """An environment variable of a container."""
+
+    RULES = (
+        Rule(
+            "!(has(self.value) && has(self.valueFrom))",
+            "set at most one of value and valueFrom",
+            _has_one_value_at_most,
+        ),
+        Rule(
+            f"!(self.name.startsWith('{ENV_PREFIX}') || self.name in {list(RANK_ENV)})",
+            f"{_RESERVED}: remove it",
+            _is_free_to_set,
+        ),
+    )
+
+    name: Annotated[
+        str,
+        Field(min_length=1, max_length=128, pattern=r"^([-_a-zA-Z]|\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$"),
+    ]
+    """Name of the variable. Of the operator's own, HOME, HF_HOME and the like may be replaced."""
+    value: Annotated[str, Field(max_length=4096)] | None = None
+    """Its value; `$(NAME)` of an earlier variable is filled in. Unset: from `valueFrom`, or empty."""
+    value_from: EnvVarSource | None = None
+    """Take the value from elsewhere. Unset: `value`."""
+
+
+def _has_a_free_prefix(source: "EnvFromSource") -> bool:
+    return source.prefix is None or not source.prefix.startswith(ENV_PREFIX)
+
+
+class EnvFromSource(Model):
+    """A Secret or a ConfigMap, each of whose keys becomes a variable. Variables that are named singly win."""
+
+    RULES = (
+        exactly_one("configMapRef", "secretRef"),
+        Rule(
+            f"!has(self.prefix) || !self.prefix.startsWith('{ENV_PREFIX}')",
+            f"{_RESERVED}: use another prefix",
+            _has_a_free_prefix,
+        ),
+    )
+
+    prefix: Annotated[str, Field(max_length=128, pattern=r"^[-._a-zA-Z0-9]*$")] | None = None
+    """Put in front of every key. Unset: the keys as they are."""
+    config_map_ref: OptionalReference | None = None
+    """The ConfigMap. Unset: `secretRef` must be set."""
+    secret_ref: OptionalReference | None = None
+    """The Secret. Unset: `configMapRef` must be set."""
+
+
+_SLASH = r"/(\.?/)*"
+"""One slash, however it is spelt: `//` and `/./` lead to the same folder."""
+
+
+def _spelt(path: PurePosixPath) -> str:
+    """A regular expression for all spellings of an absolute path, without what may follow it; the root is empty."""
+    return "".join(_SLASH + re.escape(part) for part in path.parts[1:])
+
+
+def _shadowing(reserved: tuple[str, ...]) -> str:
+    """A regular expression for the paths in, on and above the reserved folders.
+
+    An expression and not a function, because CEL can neither normalise a path nor compare lists within its cost.
+    """
+    folders = [PurePosixPath(path) for path in reserved]
+    above = sorted({parent for folder in folders for parent in folder.parents})
+    inside = "|".join(map(_spelt, folders))
+    return f"^(({inside})(/.*)?|({'|'.join(map(_spelt, above))})({_SLASH}\\.?)?)$"
+
+
+SHADOWING = _shadowing(RESERVED_MOUNTS)
+
+
+class VolumeMount(Model):
+    """A volume of podTemplate.spec.volumes in a container."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        SUB_PATH_RULE,
+        Rule(
+            r"!self.mountPath.matches(r'(^|/)\.\.(/|$)')",
+            "mountPath must not contain `..`: write the folder that is meant",
+            lambda mount: stays_inside(mount.mount_path),
+        ),
+    )
+
+    name: DNSLabel
+    """Name of the volume."""
+    mount_path: Path
+    """Folder in the container."""
+    sub_path: SubPath | None = None
+    """Folder inside the volume. Unset: the volume's root."""
+    read_only: bool | None = None
+    """Mount read-only. Unset: false."""
+
+
+class TrainerMount(VolumeMount):
+    """A volume of podTemplate.spec.volumes in the training container."""
+
+    RULES = (
+        *VolumeMount.RULES,
+        Rule(
+            f"!self.mountPath.matches(r'{SHADOWING}')",
+            f"mountPath must lie outside of {', '.join(RESERVED_MOUNTS)}, and not above them: "
+            "the operator and the kernel mount there themselves",
+            lambda mount: not re.search(SHADOWING, mount.mount_path),
+        ),
+    )
+
+
+_NAME = (
+    r"^(cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMGT]i"
+    r"|[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?)$"
+)
+EPHEMERAL_STORAGE = "ephemeral-storage"
+"""The resource that is the disk of a pod's node."""
+_GPU = r"^(nvidia\.com/(gpu|mig-)|amd\.com/gpu|gpu\.intel\.com/)"
+"""Not all of nvidia.com/: the network operator names its cards there too."""
+_CEL_GPU = f"name.matches(r'{_GPU}')"
+_CEL_REQUEST, _CEL_LIMIT = "quantity(string(self.requests[name]))", "quantity(string(self.limits[name]))"
+_CEL_INDIVISIBLE = "(name.contains('/') || name.startsWith('hugepages-'))"
+
+ResourceName = Annotated[str, Field(min_length=1, max_length=317, pattern=_NAME)]
+ResourceList = Annotated[dict[ResourceName, Quantity], Field(max_length=16)]
+"""Amounts by resource: cpu, memory, ephemeral-storage, hugepages-<size>, or an extended resource such as rdma/hca."""
+
+
+def _is_indivisible(name: str) -> bool:
+    """Whether the scheduler hands the resource out by the piece and never more often than it is there."""
+    return "/" in name or name.startswith("hugepages-")
+
+
+def _names_no_gpu(resources: "ResourceRequirements") -> bool:
+    return not any(re.match(_GPU, name) for name in (*resources.requests, *resources.limits))
+
+
+def _requests_are_within_limits(resources: "ResourceRequirements") -> bool:
+    limited = [name for name in resources.requests if name in resources.limits]
+    return all(resources.compared(name) <= 0 for name in limited)
+
+
+def _indivisible_requests_equal_limits(resources: "ResourceRequirements") -> bool:
+    for name in resources.requests:
+        if not _is_indivisible(name):
+            continue
+        if name not in resources.limits or resources.compared(name) != 0:
+            return False
+    return True
+
+
+def _extended_resources_are_whole(resources: "ResourceRequirements") -> bool:
+    return all(amount.isdecimal() for name, amount in resources.limits.items() if "/" in name)
+
+
+class ResourceRequirements(Model):
+    """What a container requests of its node, and what it may use at most."""
+
+    RULES = (
+        Rule(
+            f"!self.requests.exists(name, {_CEL_GPU}) && !self.limits.exists(name, {_CEL_GPU})",
+            "GPUs are requested by the plan, within placement.gpus: remove them here",
+            _names_no_gpu,
+        ),
+        Rule(
+            f"self.requests.all(name, !(name in self.limits) || {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) <= 0)",
+            "a request must not exceed its limit: raise the limit or lower the request",
+            _requests_are_within_limits,
+        ),
+        Rule(
+            f"self.requests.all(name, !{_CEL_INDIVISIBLE} || "
+            f"(name in self.limits && {_CEL_REQUEST}.compareTo({_CEL_LIMIT}) == 0))",
+            "extended resources and hugepages are not shared: their request must equal their limit, or be left out",
+            _indivisible_requests_equal_limits,
+        ),
+        Rule(
+            "self.limits.all(name, !name.contains('/') || string(self.limits[name]).matches('^[0-9]+$'))",
+            "extended resources are counted in whole pieces, such as 1",
+            _extended_resources_are_whole,
+        ),
+    )
+
+    requests: ResourceList = Field(default_factory=dict)
+    """What the scheduler sets aside. Unset: the limits; of cpu, memory and ephemeral-storage what the plan needs."""
+    limits: ResourceList = Field(default_factory=dict)
+    """What the container may use at most; past its memory it is killed. Unset: no limit."""
+
+    @property
+    def requested(self) -> dict[str, str]:
+        """The requests as the API server completes them: a limit alone is also the request."""
+        return {**self.limits, **self.requests}
+
+    def compared(self, name: str) -> int:
+        """1, 0 or -1 as the request of a resource that has both is above, at or below its limit."""
+        request, limit = parse_quantity(self.requests[name]), parse_quantity(self.limits[name])
+        return (request > limit) - (request < limit)
+
+    def manifest(self, defaults: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """The container's resources in a pod; `defaults` are requests that are not named here."""
+        requests = {**defaults, **self.requested}
+        found = {"requests": requests, "limits": dict(self.limits)}
+        return {kind: amounts for kind, amounts in found.items() if amounts}
+
 
 _STANDARD = "the `restricted` pod security standard"
 Arguments = Annotated[

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..base import ATOMIC_LIST, Model, Rule, map_list, unique
-from ..contract import RESERVED_LABELS
-from ..names import Annotations, Labels, Name
-from ..references import LocalObjectReference
+from ..text.base import ATOMIC_LIST, Model, Rule, map_list, unique
+from ..text.contract import RESERVED_LABELS
+from ..text.names import Annotations, Labels, LocalObjectReference, Name
 from .affinity import Affinity
 from .containers import InitContainer
 from .volumes import Volume

@@ -1,6 +1,6 @@
 """Alerts on the operator itself: without it runs go on, but nothing starts, restarts or ends well."""
 
-from grpo_api.metrics import CONTROLLER, HEARD, LEADER, QUEUE_DEPTH, QUEUE_LONGEST, RECONCILES
+from grpo_api.report.metrics import CONTROLLER, HEARD, LEADER, QUEUE_DEPTH, QUEUE_LONGEST, RECONCILES
 
 from .alert import Alert
 

@@ -1,8 +1,8 @@
 """Alerts on the engines that sample completions: one that is gone, or computes otherwise, or got other weights."""
 
-from grpo_api.metrics import JOB_CONDITION
-from grpo_api.report import Result
-from grpo_api.training_metrics import ENGINE_MISMATCH, ENGINE_PROOF_FAILURES, ENGINE_UP, MAX_ENGINE_MISMATCH
+from grpo_api.report.metrics import JOB_CONDITION
+from grpo_api.report.report import Result
+from grpo_api.report.training_metrics import ENGINE_MISMATCH, ENGINE_PROOF_FAILURES, ENGINE_UP, MAX_ENGINE_MISMATCH
 
 from .alert import JOB, PER_JOB, Alert
 

@@ -3,17 +3,9 @@
 What the operator knows stands in them wherever it does: it also knows of a rank 0 that answers nobody.
 """
 
-from grpo_api.metrics import (
-    JOB_ATTEMPTS,
-    JOB_CONDITION,
-    JOB_PATIENCE,
-    JOB_PHASE,
-    JOB_PROGRESS_TIME,
-    RESTARTS,
-)
-from grpo_api.report import Result
-from grpo_api.status import ConditionType, Phase
-from grpo_api.training_metrics import (
+from grpo_api.report.metrics import JOB_ATTEMPTS, JOB_CONDITION, JOB_PATIENCE, JOB_PHASE, JOB_PROGRESS_TIME, RESTARTS
+from grpo_api.report.report import Result
+from grpo_api.report.training_metrics import (
     CHECKPOINT_STEP,
     CHECKPOINT_TIME,
     MEMORY,
@@ -23,6 +15,7 @@ from grpo_api.training_metrics import (
     TRAINING,
     USABLE_MEMORY,
 )
+from grpo_api.status.status import ConditionType, Phase
 
 from .alert import JOB, PER_JOB, Alert
 

@@ -3,9 +3,9 @@
 Nobody else looks at a run for hours, and GPUs work as hard for a model that nobody wants.
 """
 
-from grpo_api.metrics import JOB_CONDITION
-from grpo_api.report import Result
-from grpo_api.training_metrics import MAX_KL, NONFINITE_STEPS, TRAINING, UNSCORED
+from grpo_api.report.metrics import JOB_CONDITION
+from grpo_api.report.report import Result
+from grpo_api.report.training_metrics import MAX_KL, NONFINITE_STEPS, TRAINING, UNSCORED
 
 from .alert import JOB, PER_JOB, Alert
 

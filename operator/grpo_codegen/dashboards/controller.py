@@ -1,7 +1,7 @@
 """Operator: whether the operator itself keeps up, what fails, and what it needs."""
 
-from grpo_api import metrics as operator
-from grpo_api.metrics import CONTROLLER
+from grpo_api.report import metrics as operator
+from grpo_api.report.metrics import CONTROLLER
 
 from .panels import Color, Dashboard, Panel, Query, Row, Variable
 from .promql import CLUSTER, UP, WINDOW, known, quantiles, rates, select

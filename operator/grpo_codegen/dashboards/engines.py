@@ -1,6 +1,6 @@
 """Panels on a job's engines: whether they have its weights, compute as the trainer does, and keep up with it."""
 
-from grpo_api import training_metrics as trainer
+from grpo_api.report import training_metrics as trainer
 
 from .panels import Panel, Query
 from .promql import JOB, largest, of_job, of_job_by, select

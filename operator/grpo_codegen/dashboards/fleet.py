@@ -1,8 +1,8 @@
 """Fleet: what all jobs do, who waits for how long, what the GPUs are doing, what fails, and which run is odd."""
 
-from grpo_api import metrics as operator
-from grpo_api.metrics import Metric
-from grpo_api.status import ConditionType, Phase
+from grpo_api.report import metrics as operator
+from grpo_api.report.metrics import Metric
+from grpo_api.status.status import ConditionType, Phase
 
 from .. import recording
 from . import usage

@@ -3,8 +3,8 @@
 Values are of a job, never of a pod: a restart's new pod goes on in the same line, under the same legend.
 """
 
-from grpo_api.metrics import BUILD_INFO, Metric
-from grpo_api.training_metrics import TRAINING
+from grpo_api.report.metrics import BUILD_INFO, Metric
+from grpo_api.report.training_metrics import TRAINING
 
 from .panels import Query
 

@@ -1,10 +1,10 @@
 """Training health: whether one run learns, where its time and memory go, and what broke."""
 
-from grpo_api import metrics as operator
-from grpo_api import training_metrics as trainer
-from grpo_api.plan import MemoryPhases
-from grpo_api.report import Result
-from grpo_api.status import ConditionType
+from grpo_api.plan.plan import MemoryPhases
+from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
+from grpo_api.report.report import Result
+from grpo_api.status.status import ConditionType
 
 from . import engines, usage, verdicts
 from .grafana import TRAINING_UID

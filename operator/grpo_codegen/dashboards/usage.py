@@ -1,6 +1,6 @@
 """What became of GPU-seconds and what they cost (docs/usage.md): of one job for Training health, of all for Fleet."""
 
-from grpo_api import metrics as operator
+from grpo_api.report import metrics as operator
 
 from .. import recording
 from .panels import Bounds, Color, Panel, Query

@@ -1,8 +1,8 @@
 """One job's verdicts: what a glance at the first row of Training health tells, each number with its colour."""
 
-from grpo_api import metrics as operator
-from grpo_api import training_metrics as trainer
-from grpo_api.status import Phase
+from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
+from grpo_api.status.status import Phase
 
 from .panels import Color, Panel, Query
 from .promql import JOB, of_job, select, trend

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from grpo_api import metrics as operator
-from grpo_api.metrics import CONTROLLER
+from grpo_api.report import metrics as operator
+from grpo_api.report.metrics import CONTROLLER
 
 from .. import recording
 from ..timelines import Timeline, between, clock, constant, counting, series, shown, unsteady

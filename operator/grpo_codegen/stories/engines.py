@@ -1,7 +1,7 @@
 """What rank 0 exports beside all else where two engines in pods of their own sample the completions."""
 
-from grpo_api import training_metrics as trainer
-from grpo_api.metrics import Metric
+from grpo_api.report import training_metrics as trainer
+from grpo_api.report.metrics import Metric
 
 from ..timelines import Timeline, constant, unsteady
 from .world import World, rank0

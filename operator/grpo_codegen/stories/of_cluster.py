@@ -1,6 +1,6 @@
 """Stories of the cluster and of the operator."""
 
-from grpo_api import metrics as operator
+from grpo_api.report import metrics as operator
 
 from ..timelines import between, clock, constant, counting, frozen, series, shown
 from .cluster import DENIED, DEPTH, ERRORS, HEARD, LEADER, LONGEST, OPERATOR, PREEMPTIONS, RETRIES, SUCCESSES, took

@@ -1,6 +1,6 @@
 """Stories of the engines that sample a job's completions."""
 
-from grpo_api import training_metrics as trainer
+from grpo_api.report import training_metrics as trainer
 
 from ..timelines import between, counting, frozen
 from .engines import WITH_ENGINES, version

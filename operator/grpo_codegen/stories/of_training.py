@@ -2,9 +2,9 @@
 
 import math
 
-from grpo_api import metrics as operator
-from grpo_api import training_metrics as trainer
-from grpo_api.metrics import Metric
+from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
+from grpo_api.report.metrics import Metric
 
 from ..timelines import between, clock, constant, counting, during, frozen, series, shown
 from .cluster import GPU_ACCOUNTS, OTHER_RUNS, OUT_OF_MEMORY, PHASES, PREEMPTIONS, UTILISATION, WAITING

@@ -5,11 +5,11 @@ It finishes a step a minute on eight GPUs, and its reward grows as in successful
 
 import math
 
-from grpo_api import metrics as operator
-from grpo_api import training_metrics as trainer
-from grpo_api.plan import MemoryPhases
-from grpo_api.report import STEP_PHASES
-from grpo_api.usage import GPUSeconds
+from grpo_api.plan.plan import MemoryPhases
+from grpo_api.report import metrics as operator
+from grpo_api.report import training_metrics as trainer
+from grpo_api.report.report import STEP_PHASES
+from grpo_api.status.usage import GPUSeconds
 
 from ..timelines import Timeline, clock, constant, noise, shown, unsteady
 from .world import NEVER, World, of_job, rank0, same

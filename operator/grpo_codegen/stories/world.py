@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from grpo_api import training_metrics as trainer
-from grpo_api.metrics import Metric
+from grpo_api.report import training_metrics as trainer
+from grpo_api.report.metrics import Metric
 
 from ..timelines import Timeline, constant, during, frozen, hidden, series, unsteady
 

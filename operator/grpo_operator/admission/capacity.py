@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory, Node
 
 from ..pods.roles import Role, roles

@@ -5,9 +5,9 @@ A schema can't know the operator's settings or how big a plan becomes. Spec in, 
 
 import re
 
-from grpo_api.generation import MAX_SERVER_JOB_NAME
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.generation import MAX_SERVER_JOB_NAME
 
 from ..pods.manifests import attempt_of, pod_annotations
 from ..pods.roles import replicas

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from grpo_api.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
-from grpo_api.quantity import parse_quantity
-from grpo_api.running import PlacementSpec, Toleration
+from grpo_api.spec.run_policy import PlacementSpec, Toleration
+from grpo_api.text.contract import GPU_GBPS_LABEL, GPU_PRICE_LABEL, NODE_GBPS_LABEL
+from grpo_api.text.quantity import parse_quantity
 from grpo_kube.objects.json_reader import Part
 from grpo_planner.hardware.inventory import Node
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is_whole
-from grpo_api.pods.resources import EPHEMERAL_STORAGE
+from grpo_api.pods.containers import EPHEMERAL_STORAGE
 from grpo_kube.objects.json_reader import Part
 from grpo_planner.memory.disk import disk_request, less_disk
 from grpo_planner.words import gib

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from grpo_api.report import Result
+from grpo_api.report.report import Result
 from grpo_kube.objects.errors import ClusterError
 from grpo_kube.objects.resources import ObjectKey
 from grpo_planner.hardware.inventory import Inventory

@@ -6,7 +6,7 @@ seen is unknown and refuses nobody; a gang whose pods don't appear is released a
 """
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 
 from ..pods.roles import roles
 from ..records.reasons import Reason

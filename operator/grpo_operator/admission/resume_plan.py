@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned, Shortfall
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.learned import Learned, Shortfall
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.refit import PlanExcluded, refit
 from grpo_planner.relief import account, described, relieved

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
-from grpo_api.plan import ExecutionPlan
-from grpo_api.running import PlacementSpec
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.run_policy import PlacementSpec
 from grpo_kube.objects.times import seconds
 from grpo_planner.hardware.declared import declared
 from grpo_planner.hardware.inventory import Inventory

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.resources import ObjectKey
 
 from ..records.records import GRPOJobRecord

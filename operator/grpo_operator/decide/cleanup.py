@@ -7,7 +7,7 @@ deletions makes up for it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grpo_api.status import ConditionType
+from grpo_api.status.status import ConditionType
 
 from ..records.names import runs_engines
 from ..records.records import GRPOJobRecord, JobRecord, PodRecord

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
-from grpo_api.learned import Learned
-from grpo_api.plan import ExecutionPlan
-from grpo_api.report import Outcome
-from grpo_api.status import ResumeSource, Rollback
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import Outcome
+from grpo_api.status.status import ResumeSource, Rollback
 
 from .observation import Observation
 

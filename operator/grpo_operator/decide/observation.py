@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from grpo_api.causes import Tier
-from grpo_api.report import Outcome, Progress, Result
-from grpo_api.status import ConditionType
+from grpo_api.report.report import Outcome, Progress, Result
+from grpo_api.report.root_cause import Tier
+from grpo_api.status.status import ConditionType
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, seconds
 

@@ -7,11 +7,11 @@ where the last one was.
 
 from dataclasses import replace
 
-from grpo_api.learned import MAX_REPLANS, Learned, MeasuredLinks
-from grpo_api.plan import ExecutionPlan
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import Outcome, Result
-from grpo_api.training_metrics import ALLREDUCE
+from grpo_api.plan.learned import MAX_REPLANS, Learned, MeasuredLinks
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.report.report import Outcome, Result
+from grpo_api.report.training_metrics import ALLREDUCE
+from grpo_api.text.quantity import MAX_COUNT
 from grpo_planner.relief import account, found, learn
 from grpo_planner.result import SpecRejected
 from grpo_planner.run import Run

@@ -15,10 +15,10 @@ claim stays. With it goes its plan, since checkpoints continue exactly only with
 
 from dataclasses import replace
 
-from grpo_api.causes import DIVERGED, PERMANENT, named_hang
 from grpo_api.job import GRPOJobSpec
-from grpo_api.report import Outcome, Result
-from grpo_api.status import MAX_ROLLBACKS, ConditionType, ResumeSource
+from grpo_api.report.report import Outcome, Result
+from grpo_api.report.root_cause import DIVERGED, PERMANENT, named_hang
+from grpo_api.status.status import MAX_ROLLBACKS, ConditionType, ResumeSource
 from grpo_kube.objects.times import seconds
 
 from ..records.names import checkpoint_volume, run_folder

@@ -7,10 +7,10 @@ a new operator process goes on where the last one was.
 from collections.abc import Sequence
 from itertools import takewhile
 
-from grpo_api.causes import DIVERGED
-from grpo_api.report import Outcome
-from grpo_api.running import RestartRule
-from grpo_api.status import MAX_AVOIDED_NODES, MAX_ROLLBACKS, AttemptEnd, GRPOJobStatus, Rollback
+from grpo_api.report.report import Outcome
+from grpo_api.report.root_cause import DIVERGED
+from grpo_api.spec.run_policy import RestartRule
+from grpo_api.status.status import MAX_AVOIDED_NODES, MAX_ROLLBACKS, AttemptEnd, GRPOJobStatus, Rollback
 from grpo_kube.objects.times import seconds
 
 from ..records.reasons import RELEASES, Reason

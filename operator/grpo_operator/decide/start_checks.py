@@ -12,7 +12,7 @@ the gang runs are its engines needed as its training pods are.
 import re
 from collections.abc import Iterable
 
-from grpo_api.status import ConditionType
+from grpo_api.status.status import ConditionType
 from grpo_kube.objects.times import seconds
 
 from ..records.reasons import Reason

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation

@@ -7,7 +7,7 @@ takes its place, goes on from what the first has left.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 
 from ..decide.decisions import Action, Decision
 from ..decide.observation import Observation

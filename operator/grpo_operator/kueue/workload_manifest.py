@@ -9,7 +9,7 @@ resourceVersion: a reservation of another moment is never given back.
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
 from grpo_kube.objects.times import timestamp
 
 from ..pods.manifests import owner_reference

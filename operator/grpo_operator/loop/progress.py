@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from grpo_api.contract import PROGRESS_PORT, TRACE_QUERY
-from grpo_api.report import Progress
-from grpo_api.status import ConditionType
+from grpo_api.report.report import Progress
+from grpo_api.status.status import ConditionType
+from grpo_api.text.contract import PROGRESS_PORT, TRACE_QUERY
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
 

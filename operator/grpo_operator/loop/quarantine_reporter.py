@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from grpo_api.status import ConditionType
+from grpo_api.status.status import ConditionType
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import ClusterError, Conflict, Denied, NotFound
 from grpo_kube.objects.resources import EVENTS, Object, identity

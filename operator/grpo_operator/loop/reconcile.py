@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from grpo_api.status import GRPOJobStatus
+from grpo_api.status.status import GRPOJobStatus
 from grpo_kube.cache import Cache, R
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import Conflict, Denied, NotFound

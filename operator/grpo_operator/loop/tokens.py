@@ -15,7 +15,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 
-from grpo_api import tokens
+from grpo_api.text import contract
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, ClusterError, Denied, NotFound
 from grpo_kube.objects.json_reader import Part, Unreadable
@@ -104,12 +104,12 @@ class Tokens:
 
     def digest(self, uid: str, attempt: int) -> str:
         """Return the digest by which the pods of an attempt recognise their token; empty without a key."""
-        return tokens.digest(_token(self.keys[-1], uid, attempt)) if self.keys else ""
+        return contract.digest(_token(self.keys[-1], uid, attempt)) if self.keys else ""
 
     def headers(self, uid: str, attempt: int) -> dict[str, str]:
         """What a request to the attempt's pods must carry."""
-        made = [_token(key, uid, attempt) for key in reversed(self.keys)][: tokens.MOST]
-        return {tokens.HEADER: ",".join(made)} if made else {}
+        made = [_token(key, uid, attempt) for key in reversed(self.keys)][: contract.MOST]
+        return {contract.HEADER: ",".join(made)} if made else {}
 
 
 def _token(key: bytes, uid: str, attempt: int) -> str:

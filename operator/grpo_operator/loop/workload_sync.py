@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from grpo_api.status import ConditionType
+from grpo_api.status.status import ConditionType
 from grpo_kube.client import Cluster
 from grpo_kube.objects.errors import AlreadyExists, Conflict, Denied, NotFound
 from grpo_kube.objects.json_reader import Part

@@ -9,7 +9,11 @@ namespace_objects.py.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grpo_api.contract import (
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan.plan import EarlierEnd, EngineAddresses, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
+from grpo_api.report.report import Generations
+from grpo_api.status.status import AttemptEnd, ResumeSource
+from grpo_api.text.contract import (
     API_VERSION,
     CHECKPOINT_MOUNT,
     CHECKPOINT_SCRATCH,
@@ -18,10 +22,6 @@ from grpo_api.contract import (
     RESUME_MOUNT,
     RESUME_SCRATCH,
 )
-from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import EarlierEnd, EngineAddresses, ExecutionPlan, JobIdentity, Rendezvous, TrainingPlan
-from grpo_api.report import Generations
-from grpo_api.status import AttemptEnd, ResumeSource
 from grpo_kube.objects.resources import ObjectKey
 
 from ..records.names import (

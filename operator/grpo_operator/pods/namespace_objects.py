@@ -15,7 +15,7 @@ can't say "of the same job" once for all jobs: the namespace is the boundary.
 
 from collections.abc import Mapping, Sequence
 
-from grpo_api.contract import PROGRESS_PORT
+from grpo_api.text.contract import PROGRESS_PORT
 from grpo_kube.objects.resources import merge_patch
 
 from ..records.names import (

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from grpo_api.contract import (
+from grpo_api.job import GRPOJobSpec
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.pods.affinity import Affinity
+from grpo_api.pods.containers import InitContainer
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.status.status import ResumeSource
+from grpo_api.text.contract import (
     ALLOCATOR_ENV,
     CACHE_MOUNT,
     CHECKPOINT_STORE_ENV,
@@ -34,14 +40,8 @@ from grpo_api.contract import (
     TOKEN_DIGEST_ENV,
     reward_token_env,
 )
-from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
-from grpo_api.pods.affinity import Affinity
-from grpo_api.pods.containers import InitContainer
-from grpo_api.quantity import parse_quantity
-from grpo_api.references import SecretKeySelector
-from grpo_api.status import ResumeSource
-from grpo_api.stores import ObjectStoreSpec
+from grpo_api.text.names import SecretKeySelector
+from grpo_api.text.quantity import parse_quantity
 
 from ..records.names import (
     ENGINE_SERVICE,

@@ -6,7 +6,9 @@ Apart from the rest of the pod because they are the half of it that a spec decid
 from pathlib import PurePath
 from typing import Any
 
-from grpo_api.contract import (
+from grpo_api.job import GRPOJobSpec
+from grpo_api.status.status import ResumeSource
+from grpo_api.text.contract import (
     CACHE_MOUNT,
     CACHE_VOLUME,
     CHECKPOINT_MOUNT,
@@ -28,9 +30,7 @@ from grpo_api.contract import (
     SIGNING_VOLUME,
     reward_mount,
 )
-from grpo_api.job import GRPOJobSpec
-from grpo_api.references import ConfigMapFiles, ImageVolume, SecretKeySelector, VolumeClaim
-from grpo_api.status import ResumeSource
+from grpo_api.text.names import ConfigMapFiles, ImageVolume, SecretKeySelector, VolumeClaim
 
 from ..records.names import checkpoint_volume
 

@@ -6,10 +6,10 @@ does so for an engine's pod, too. Pure.
 
 from dataclasses import dataclass
 
-from grpo_api.checkpoint import CheckpointSpec
-from grpo_api.generation import EnginePlan, EngineServersSpec
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import ExecutionPlan
+from grpo_api.plan.plan import ExecutionPlan
+from grpo_api.spec.checkpoint import CheckpointSpec
+from grpo_api.spec.generation import EnginePlan, EngineServersSpec
 
 from ..records.names import COMPONENT_ENGINE, COMPONENT_TRAINER
 

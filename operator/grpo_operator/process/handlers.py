@@ -20,7 +20,7 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
-from grpo_api.contract import GROUP, PLURAL, VERSION
+from grpo_api.text.contract import GROUP, PLURAL, VERSION
 from grpo_kube.objects.resources import ObjectKey, identity
 from grpo_kube.pacing import Backoff
 from grpo_kube.transport import EmptyLists, json_only, open_session

@@ -15,7 +15,8 @@ from typing import get_args
 
 from prometheus_client.utils import floatToGoString
 
-from grpo_api.metrics import (
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.report.metrics import (
     ENDED_JOBS,
     ENDED_SECONDS,
     JOB,
@@ -34,10 +35,9 @@ from grpo_api.metrics import (
     JOBS,
     Metric,
 )
-from grpo_api.patience import patience
-from grpo_api.report import Stage
-from grpo_api.status import ConditionType, GRPOJobStatus
-from grpo_api.usage import Usage
+from grpo_api.report.report import Stage
+from grpo_api.status.status import ConditionType, GRPOJobStatus
+from grpo_api.status.usage import Usage
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed
 from grpo_kube.pacing import Slices

@@ -33,7 +33,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from grpo_api.metrics import (
+from grpo_api.report.metrics import (
     ACTIVE_WORKERS,
     API_REQUESTS,
     BUILD_INFO,
@@ -58,8 +58,8 @@ from grpo_api.metrics import (
     TIMES_TO,
     Metric,
 )
-from grpo_api.report import Result
-from grpo_api.status import ConditionType, GRPOJobStatus
+from grpo_api.report.report import Result
+from grpo_api.status.status import ConditionType, GRPOJobStatus
 from grpo_kube.informer import Mirror
 from grpo_kube.objects.errors import ConfigurationError
 from grpo_kube.quarantine import Unreadables

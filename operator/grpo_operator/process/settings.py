@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from grpo_api.contract import PROGRESS_PORT
+from grpo_api.text.contract import PROGRESS_PORT
 from grpo_kube.leader_election import Election, Terms
 from grpo_kube.objects.resources import ObjectKey
 

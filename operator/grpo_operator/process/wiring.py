@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 import kopf
 
-from grpo_api.contract import API_VERSION, LEADER_KIND
-from grpo_api.status import GRPOJobStatus
+from grpo_api.status.status import GRPOJobStatus
+from grpo_api.text.contract import API_VERSION, LEADER_KIND
 from grpo_kube.cache import Cache
 from grpo_kube.client import Cluster, HttpCluster
 from grpo_kube.event_sender import EventRecorder

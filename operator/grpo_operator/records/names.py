@@ -7,9 +7,9 @@ alone.
 import hashlib
 from collections.abc import Mapping
 
-from grpo_api.checkpoint import CheckpointSpec
-from grpo_api.contract import ENGINE_SUFFIX, GROUP, LEADER_PLURAL, PLURAL, VERSION
-from grpo_api.references import VolumeClaim
+from grpo_api.spec.checkpoint import CheckpointSpec
+from grpo_api.text.contract import ENGINE_SUFFIX, GROUP, LEADER_PLURAL, PLURAL, VERSION
+from grpo_api.text.names import VolumeClaim
 from grpo_kube.objects.resources import Resource
 
 MANAGER = "grpo-operator"

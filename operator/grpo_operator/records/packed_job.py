@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
-from grpo_api.status import ConditionType, GRPOJobStatus
+from grpo_api.status.status import ConditionType, GRPOJobStatus
 
 Fields = dict[str, Any]
 UNPACKED = 64

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_api.contract import MANAGED_BY, MULTIKUEUE
 from grpo_api.job import GRPOJobSpec
-from grpo_api.patience import patience
-from grpo_api.running import RestartsSpec
-from grpo_api.status import Condition, ConditionType, GRPOJobStatus
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.spec.run_policy import RestartsSpec
+from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
+from grpo_api.text.contract import MANAGED_BY, MULTIKUEUE
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Reported
 

@@ -10,10 +10,10 @@ from functools import lru_cache
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from grpo_api.causes import Tier, tier
-from grpo_api.contract import CONTAINER
-from grpo_api.fitting import with_message
-from grpo_api.report import EXIT_CODES, MemoryShortage, Outcome, Result
+from grpo_api.report.report import EXIT_CODES, MemoryShortage, Outcome, Result
+from grpo_api.report.root_cause import Tier, tier
+from grpo_api.report.termination_message import with_message
+from grpo_api.text.contract import CONTAINER
 from grpo_kube.objects.json_reader import MAX_OBJECT, Part, cut, reported
 from grpo_kube.objects.times import Reported
 

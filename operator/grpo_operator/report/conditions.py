@@ -6,9 +6,9 @@ doesn't speak of.
 
 from collections.abc import Callable, Iterator
 
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.status import Condition, ConditionType
-from grpo_api.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
+from grpo_api.report.training_metrics import CHECKPOINT_STEP, PROMPTS, PROMPTS_DROPPED
+from grpo_api.status.status import Condition, ConditionType
+from grpo_api.text.quantity import MAX_COUNT
 from grpo_kube.objects.json_reader import cut
 from grpo_kube.objects.times import timestamp
 

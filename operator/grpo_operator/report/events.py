@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
-from grpo_api.status import Condition, ConditionType, GRPOJobStatus
+from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
+from grpo_api.text.contract import API_VERSION, KIND
 from grpo_kube.objects.json_reader import cut
 from grpo_kube.objects.times import timestamp
 

@@ -7,13 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.artifacts import MAX_WHERE
-from grpo_api.contract import CHECKPOINT_MOUNT
-from grpo_api.learned import Learned
-from grpo_api.plan import MemoryPrediction
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import DATASET_FINGERPRINT, STEP_PHASES, Outcome, Progress, Result
-from grpo_api.status import (
+from grpo_api.plan.learned import Learned
+from grpo_api.plan.plan import MemoryPrediction
+from grpo_api.report.artifacts import MAX_WHERE
+from grpo_api.report.report import DATASET_FINGERPRINT, STEP_PHASES, Outcome, Progress, Result
+from grpo_api.report.training_metrics import PHASE_SECONDS, WEIGHTS_VERSION
+from grpo_api.status.status import (
     MAX_SHOWN_PODS,
     CheckpointStatus,
     MemoryMeasurement,
@@ -22,7 +21,8 @@ from grpo_api.status import (
     PodStatus,
     ProgressStatus,
 )
-from grpo_api.training_metrics import PHASE_SECONDS, WEIGHTS_VERSION
+from grpo_api.text.contract import CHECKPOINT_MOUNT
+from grpo_api.text.quantity import MAX_COUNT
 from grpo_kube.objects.json_reader import cut
 from grpo_kube.objects.times import timestamp
 

@@ -13,15 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.report import Outcome
-from grpo_api.status import (
-    MAX_ENDS,
-    AttemptEnd,
-    Condition,
-    ConditionType,
-    GRPOJobStatus,
-    Phase,
-)
+from grpo_api.report.report import Outcome
+from grpo_api.status.status import MAX_ENDS, AttemptEnd, Condition, ConditionType, GRPOJobStatus, Phase
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import Observed, timestamp
 

@@ -12,10 +12,10 @@ they are clipped to the time between the attempt's admission and that moment. Pu
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from grpo_api import traces
-from grpo_api.report import Progress, Result, StepTime
-from grpo_api.status import Condition, ConditionType, GRPOJobStatus
-from grpo_api.timing import Clock
+from grpo_api.report import traces
+from grpo_api.report.report import Progress, Result, StepTime
+from grpo_api.status.status import Condition, ConditionType, GRPOJobStatus
+from grpo_api.text.timing import Clock
 from grpo_kube.objects.json_reader import cut
 from grpo_kube.objects.resources import ObjectKey
 from grpo_kube.objects.times import seconds

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from grpo_api import traces
-from grpo_api.traces import ATTEMPT, Attribute, SpanName
+from grpo_api.report import traces
+from grpo_api.report.traces import ATTEMPT, Attribute, SpanName
 
 from ..records.names import child_job
 from ..records.records import GRPOJobRecord

@@ -11,10 +11,10 @@ time that the operator's own clock allows. A pod whose end was not seen is timed
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from grpo_api.generation import EnginePlan
-from grpo_api.status import GRPOJobStatus
-from grpo_api.timing import Account
-from grpo_api.usage import MAX_PODS, MAX_RECORDS, AttemptUsage, EngineUsage, PodTime, Usage
+from grpo_api.spec.generation import EnginePlan
+from grpo_api.status.status import GRPOJobStatus
+from grpo_api.status.usage import MAX_PODS, MAX_RECORDS, AttemptUsage, EngineUsage, PodTime, Usage
+from grpo_api.text.timing import Account
 from grpo_kube.objects.times import Reported, seconds, timestamp
 
 from ..decide.decisions import Action, Decision

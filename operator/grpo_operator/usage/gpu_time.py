@@ -6,8 +6,8 @@ So the sums can be made again from a status by anybody, and a new operator comes
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_api.timing import HOUR, Clock
-from grpo_api.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage, UsageSum
+from grpo_api.status.usage import AttemptUsage, EngineUsage, GPUSeconds, PodTime, Usage, UsageSum
+from grpo_api.text.timing import HOUR, Clock
 from grpo_kube.objects.times import seconds
 
 SUCCEEDED = "Succeeded"

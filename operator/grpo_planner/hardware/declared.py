@@ -1,6 +1,6 @@
 """Nodes that a spec declares and nobody has seen: an autoscaler will add them for pods that find none."""
 
-from grpo_api.running import PlacementSpec
+from grpo_api.spec.run_policy import PlacementSpec
 
 from .inventory import Inventory, Node
 from .products import resource_of

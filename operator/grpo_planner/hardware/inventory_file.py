@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from grpo_api.base import Model, dotted
-from grpo_api.quantity import GIB
+from grpo_api.text.base import Model, dotted
+from grpo_api.text.quantity import GIB
 
 from .inventory import Inventory, Node
 from .names import label_of, unknown_product

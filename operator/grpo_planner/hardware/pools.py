@@ -11,10 +11,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from grpo_api.contract import GPU_PRICE_LABEL
 from grpo_api.job import GRPOJobSpec
-from grpo_api.quantity import MIB, quantity_bytes
-from grpo_api.running import GPU_PROCESS_MILLICPU, PlacementSpec
+from grpo_api.spec.run_policy import GPU_PROCESS_MILLICPU, PlacementSpec
+from grpo_api.text.contract import GPU_PRICE_LABEL
+from grpo_api.text.quantity import MIB, quantity_bytes
 
 from ..words import plural
 from .generations import OWN_IMAGE, Capability, obstacle

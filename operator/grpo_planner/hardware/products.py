@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import yaml
 
-from grpo_api.quantity import GIB, MIB
+from grpo_api.text.quantity import GIB, MIB
 
 from .generations import BFLOAT16, Capability
 

@@ -3,7 +3,7 @@
 The constants here are assumptions until they are fitted on a GPU (docs/memory-model.md, "assumed, not measured").
 """
 
-from grpo_api.quantity import GIB, MIB
+from grpo_api.text.quantity import GIB, MIB
 
 from ..model.shapes import Shape
 from .phases import Prediction

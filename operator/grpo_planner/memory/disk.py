@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.model import ModelSpec
-from grpo_api.pods.resources import EPHEMERAL_STORAGE
-from grpo_api.quantity import GIB, MIB, quantity_bytes
-from grpo_api.rewards import ModelReward
+from grpo_api.pods.containers import EPHEMERAL_STORAGE
+from grpo_api.spec.model import ModelSpec
+from grpo_api.spec.rewards import ModelReward
+from grpo_api.text.quantity import GIB, MIB, quantity_bytes
 
 from ..model.architecture import by_name_and_size, resolve
 from ..model.shapes import Shape

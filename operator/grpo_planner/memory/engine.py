@@ -9,7 +9,7 @@ of it: GRAPHS_PER_LAYER and WORK_COPIES are assumed. All results are bytes on on
 from functools import lru_cache
 from math import ceil
 
-from grpo_api.quantity import MIB
+from grpo_api.text.quantity import MIB
 
 from ..model.shapes import Shape
 from .setup import Engine, Setup

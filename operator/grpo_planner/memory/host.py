@@ -7,7 +7,7 @@ Sources: DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py), whose buffers were read
 from collections.abc import Callable
 from itertools import pairwise
 
-from grpo_api.quantity import GIB
+from grpo_api.text.quantity import GIB
 
 from ..model.shapes import Shape
 from . import states

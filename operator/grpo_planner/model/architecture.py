@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from grpo_api.model import Architecture, ModelSpec
-from grpo_api.plan import ShapeSource
-from grpo_api.quantity import format_parameters, parameter_count
+from grpo_api.plan.plan import ShapeSource
+from grpo_api.spec.model import Architecture, ModelSpec
+from grpo_api.text.quantity import format_parameters, parameter_count
 
 from ..result import PlanReason, SpecRejected
 from . import catalogue, config

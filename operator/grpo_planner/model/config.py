@@ -6,7 +6,7 @@ What a file leaves out is filled in as transformers fills it in. What can't be t
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_api.model import Architecture
+from grpo_api.spec.model import Architecture
 
 from ..result import PlanReason, SpecRejected
 from .families import ENCODERS, Family, families

@@ -6,7 +6,7 @@ A plan names one number of GPUs; whether it is a good one shows only beside the 
 
 from dataclasses import dataclass
 
-from grpo_api.timing import HOUR
+from grpo_api.text.timing import HOUR
 
 from .choice import choose
 from .option import Option

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import Learned
-from grpo_api.quantity import parse_quantity, quantity_bytes
-from grpo_api.rewards import ModelReward
+from grpo_api.plan.learned import Learned
+from grpo_api.spec.rewards import ModelReward
+from grpo_api.text.quantity import parse_quantity, quantity_bytes
 
 from ..hardware.products import Product
 from ..memory.activations import no_grad_transient

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
-from grpo_api.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
 from grpo_api.job import GRPOJobSpec
+from grpo_api.spec.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
 
 from ..hardware.declared import declared
 from ..hardware.inventory import Inventory

@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from grpo_api.job import GRPOJobSpec
-from grpo_api.learned import HOST
+from grpo_api.plan.learned import HOST
 
 from ..hardware.pools import Place
 from ..memory import engine as terms

@@ -5,7 +5,7 @@ A table of products knows what such machines usually have; what the job's own ra
 
 from dataclasses import replace
 
-from grpo_api.learned import MeasuredLinks
+from grpo_api.plan.learned import MeasuredLinks
 
 from ..hardware.inventory import Inventory, Node
 from .steptime import GIGA, LINK_EFFICIENCY

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from grpo_api.causes import DIVERGED, PERMANENT
-from grpo_api.report import Result
-from grpo_api.status import MAX_ROLLBACKS
+from grpo_api.report.report import Result
+from grpo_api.report.root_cause import DIVERGED, PERMANENT
+from grpo_api.status.status import MAX_ROLLBACKS
 
 from .history import History, Job
 from .invariants import DEFAULT_LIMIT, DEFAULT_UNCOUNTED_LIMIT

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from grpo_api.contract import GROUP, PLAN_ANNOTATION
+from grpo_api.text.contract import GROUP, PLAN_ANNOTATION
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID, RENDEZVOUS_SERVICE
 from harness.client import ApiStatusError
 

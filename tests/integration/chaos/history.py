@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_api.contract import PLAN_ANNOTATION
+from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_UID
 
 Object = dict[str, Any]

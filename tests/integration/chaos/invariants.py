@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 
-from grpo_api.status import MAX_ROLLBACKS
+from grpo_api.status.status import MAX_ROLLBACKS
 
 from .history import History, Job, Version
 

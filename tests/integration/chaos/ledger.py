@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
-from grpo_api.causes import DIVERGED
-from grpo_api.report import Result
+from grpo_api.report.report import Result
+from grpo_api.report.root_cause import DIVERGED
 
 
 class Deed(StrEnum):

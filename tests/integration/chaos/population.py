@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from grpo_api.contract import API_VERSION, KIND
+from grpo_api.text.contract import API_VERSION, KIND
 
 from .world import GRPOJOBS, TEAMS, Object, World, quiet
 

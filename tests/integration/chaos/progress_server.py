@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from grpo_api.contract import PROGRESS_PORT
+from grpo_api.text.contract import PROGRESS_PORT
 from tests.integration.web_server import in_a_thread, listening
 
 ADDRESSES = 16

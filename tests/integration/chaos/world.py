@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_api.contract import API_VERSION, PLAN_ANNOTATION
+from grpo_api.text.contract import API_VERSION, PLAN_ANNOTATION
 from grpo_operator.records.names import LABEL_ATTEMPT, LABEL_JOB, LABEL_UID
 from harness.client import ApiClient, ApiStatusError
 from harness.cluster import Cluster

@@ -72,14 +72,14 @@ def accept(given: argparse.Namespace, where: Surroundings, world: int, deadline:
 
 def conclude(summary: str, wrong: list[str]) -> None:
     """In a pod of a GRPOJob: the Outcome of this attempt, in its termination message."""
-    from grpo_api.contract import PLAN_ENV
+    from grpo_api.text.contract import PLAN_ENV
 
     path = Path(os.environ.get(PLAN_ENV, ""))
     if not path.is_file():
         return
-    from grpo_api.fitting import with_message
-    from grpo_api.plan import TrainingPlan
-    from grpo_api.report import Outcome, Result
+    from grpo_api.plan.plan import TrainingPlan
+    from grpo_api.report.report import Outcome, Result
+    from grpo_api.report.termination_message import with_message
 
     from ..gang.placement import placement
     from ..process.outcome import announce

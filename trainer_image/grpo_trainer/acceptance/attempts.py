@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 from ..building import build
 from ..checkpoints.resume import claim_folder

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from grpo_api.contract import DATA_MOUNT_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.text.contract import DATA_MOUNT_ENV, PLAN_ENV, PROGRESS_BIND_ENV, TERMINATION_LOG_ENV
 
 from .findings import Context, Finding, judged
 from .plans import make_plan, middling_model, prompts

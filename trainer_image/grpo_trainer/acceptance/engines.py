@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_api.training_metrics import ENGINE_MISMATCH
+from grpo_api.report.training_metrics import ENGINE_MISMATCH
 
 from ..errors import classify
 from ..generation.base import EngineGeneration

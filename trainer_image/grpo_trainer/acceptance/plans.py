@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpo_api.contract import DATA_MOUNT_ENV
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import DATA_MOUNT_ENV
 
 from .findings import Context
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from grpo_api.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
+from grpo_api.text.contract import ALLOCATOR_ENV, EXPANDABLE_SEGMENTS
 
 from ..clock import SYSTEM_CLOCK
 from .catalogue import Check

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from grpo_api.provenance import EnvironmentRecord
+from grpo_api.provenance.provenance import EnvironmentRecord
 
 DRIVER = Path("/proc/driver/nvidia/version")
 

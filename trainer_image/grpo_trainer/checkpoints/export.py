@@ -13,10 +13,9 @@ from peft import PeftConfig, PeftModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from grpo_api.artifacts import SUMS, Export, sums_text, weights_hash
-from grpo_api.contract import EXPORT_FOLDER
-from grpo_api.digests import Read
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import SUMS, Export, Read, sums_text, weights_hash
+from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..errors import DiskFailed
 from ..files import disk_errors, patiently, sync_folder, sync_tree

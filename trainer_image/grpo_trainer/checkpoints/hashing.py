@@ -16,10 +16,9 @@ from typing import Protocol
 
 import xxhash
 
-from grpo_api.artifacts import SUMS, parse_sums
-from grpo_api.digests import Read
-from grpo_api.digests import digests as sha256_digests
-from grpo_api.quantity import MIB
+from grpo_api.report.artifacts import SUMS, Read, parse_sums
+from grpo_api.report.artifacts import digests as sha256_digests
+from grpo_api.text.quantity import MIB
 
 from ..errors import BadInput
 from .manifest import Algorithm, FileRecord

@@ -8,8 +8,8 @@ and may change where a plan ran out of memory.
 from pathlib import Path
 from typing import Any
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.rewards import HTTPReward, RewardSpec
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.rewards import HTTPReward, RewardSpec
 
 from ..errors import BadInput
 from .manifest import Manifest, identity_text

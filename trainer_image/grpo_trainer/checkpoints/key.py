@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo_api.contract import SIGNING_KEY, SIGNING_KEY_ENV
+from grpo_api.text.contract import SIGNING_KEY, SIGNING_KEY_ENV
 
 from ..errors import BadInput
 
@@ -57,7 +57,7 @@ def _run(action: str, payload: bytes) -> bytes:
 def main(action: str, path: str) -> int:
     """The process: tries the key, or signs what comes in."""
     # Only this process needs `cryptography`; the one that trains imports this module, too.
-    from grpo_api.signing import KeyUnusable, key_id, private_key, sign
+    from grpo_api.provenance.signing import KeyUnusable, key_id, private_key, sign
 
     # A core dump would hold the key, and a tracer of the same user could read it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

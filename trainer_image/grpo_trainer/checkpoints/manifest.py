@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo_api.base import Model
-from grpo_api.report import Generations
-from grpo_api.timing import Clock
+from grpo_api.report.report import Generations
+from grpo_api.text.base import Model
+from grpo_api.text.timing import Clock
 
 OWNER = "owner.json"
 

@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from grpo_api.artifacts import SUMS, parse_sums
-from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
-from grpo_api.digests import files_of
 from grpo_api.job import GRPOJobSpec
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import (
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import (
     BUILD_TYPE,
     BUILDER,
     ENVELOPE_FILE,
@@ -43,7 +40,9 @@ from grpo_api.provenance import (
     Subject,
     WeightsProof,
 )
-from grpo_api.report import DATASET_FINGERPRINT, Progress
+from grpo_api.report.artifacts import SUMS, files_of, parse_sums
+from grpo_api.report.report import DATASET_FINGERPRINT, Progress
+from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV, IMAGE_ENV
 
 from ..clock import unix_time
 from ..paths import attempt_folder_of

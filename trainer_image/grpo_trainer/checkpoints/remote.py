@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from grpo_api.clock import Clock
-from grpo_api.contract import EXPORT_FOLDER
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..clock import SYSTEM_CLOCK, unix_time
 from ..errors import BadInput

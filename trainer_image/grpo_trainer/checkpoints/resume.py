@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_api.clock import Clock
-from grpo_api.contract import EXPORT_FOLDER
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, DiskFailed, Diverged

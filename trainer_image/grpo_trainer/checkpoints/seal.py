@@ -14,11 +14,11 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.artifacts import Checkpoint
-from grpo_api.clock import Clock
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Generations
-from grpo_api.timing import Clock as RunTime
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import Checkpoint
+from grpo_api.report.report import Generations
+from grpo_api.text.clock import Clock
+from grpo_api.text.timing import Clock as RunTime
 
 from ..clock import SYSTEM_CLOCK, unix_time
 from ..errors import DiskFailed

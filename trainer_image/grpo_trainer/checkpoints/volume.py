@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo_api.artifacts import Checkpoint
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import Checkpoint
 
 from ..errors import BadInput, Preempted
 from ..files import sync_folder, sync_folders, write_atomically

@@ -13,10 +13,10 @@ from typing import Any
 
 import datasets
 
-from grpo_api.contract import DATA_MOUNT
-from grpo_api.dataset import DatasetSpec
-from grpo_api.training import TrainingSpec
-from grpo_api.training_metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
+from grpo_api.report.training_metrics import PROMPTS, PROMPTS_DROPPED, PROMPTS_DUPLICATE
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.spec.training import TrainingSpec
+from grpo_api.text.contract import DATA_MOUNT
 
 from ..errors import BadInput
 from ..hub.repositories import Hub
@@ -44,7 +44,7 @@ class Prompts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many prompts became what, by the keys of grpo_api.training_metrics."""
+        """How many prompts became what, by the keys of grpo_api.report.training_metrics."""
         return {
             PROMPTS.key: len(self.rows),
             PROMPTS_DROPPED.key: self.dropped,

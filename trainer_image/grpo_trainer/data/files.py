@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_api.dataset import DatasetFiles
+from grpo_api.spec.dataset import DatasetFiles
 
 from ..errors import BadInput
 

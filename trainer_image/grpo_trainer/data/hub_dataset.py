@@ -13,8 +13,8 @@ from pathlib import Path
 import datasets
 from huggingface_hub import is_offline_mode
 
-from grpo_api.contract import DATASET_TOKEN_ENV
-from grpo_api.dataset import DatasetSpec
+from grpo_api.spec.dataset import DatasetSpec
+from grpo_api.text.contract import DATASET_TOKEN_ENV
 
 from ..errors import BadInput
 from ..files import sync_folder

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Generations
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Generations
 
 
 def rewind(sampler: Any, epoch: int) -> None:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_api.contract import SCRATCH
+from grpo_api.text.contract import SCRATCH
 
 from . import sending
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from grpo_api.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
-from grpo_api.conversion import ORIGINAL, ConversionParameters
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import OWN_FILES, STATEMENT_FILE
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import ORIGINAL, OWN_FILES, STATEMENT_FILE, ConversionParameters
+from grpo_api.report.artifacts import SUMS, WEIGHTS, sums_text, weights_hash
 
 from ..checkpoints.export import merge_adapter
 from ..checkpoints.hashing import read_sums, sha256_sums

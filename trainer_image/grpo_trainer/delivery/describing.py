@@ -6,23 +6,21 @@ A reader who has only the conversion can thus find its source, and can't mistake
 from collections.abc import Mapping
 from pathlib import Path
 
-from grpo_api.conversion import (
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.provenance.provenance import (
+    BUILDER,
     CONSUMED,
     CONVERSION_TYPE,
-    Conversion,
-    ConversionDefinition,
-    ConversionDetails,
-    ConversionParameters,
-    ConversionStatement,
-)
-from grpo_api.plan import TrainingPlan
-from grpo_api.provenance import (
-    BUILDER,
     PREDICATE_TYPE,
     STATEMENT_FILE,
     STATEMENT_TYPE,
     Builder,
     BuildMetadata,
+    Conversion,
+    ConversionDefinition,
+    ConversionDetails,
+    ConversionParameters,
+    ConversionStatement,
     Dependency,
 )
 

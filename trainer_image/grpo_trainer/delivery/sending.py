@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import BinaryIO
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from .state import asked, published, source

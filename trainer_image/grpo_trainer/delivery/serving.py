@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo_api.artifacts import SUMS, FileEntry, Listing, parse_sums
-from grpo_api.clock import Clock
+from grpo_api.report.artifacts import SUMS, FileEntry, Listing, parse_sums
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from grpo_api.clock import Clock
-from grpo_api.contract import EXPORT_FOLDER
-from grpo_api.plan import TrainingPlan
-from grpo_api.quantity import MIB
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
+from grpo_api.text.quantity import MIB
 
 from ..checkpoints.volume import list_files
 from ..clock import SYSTEM_CLOCK

@@ -6,8 +6,8 @@ The pod lives as long as somebody asks for something, so that none stays behind 
 import os
 from pathlib import Path
 
-from grpo_api.artifacts import Listing
-from grpo_api.clock import Clock
+from grpo_api.report.artifacts import Listing
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK, unix_time
 from ..files import write_atomically

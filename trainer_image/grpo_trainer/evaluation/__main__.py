@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_api.clock import Clock
-from grpo_api.contract import EXPORT_FOLDER
-from grpo_api.fitting import with_message
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.report.termination_message import with_message
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_FOLDER
 
 from ..__main__ import leave
 from ..clock import SYSTEM_CLOCK

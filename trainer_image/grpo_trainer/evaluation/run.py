@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo_api.contract import DATA_MOUNT, DATA_MOUNT_ENV
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import DATA_MOUNT, DATA_MOUNT_ENV
 
 from ..building import device
 from ..data.dataset import load_prompts

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from grpo_api.training import TrainingSpec
+from grpo_api.spec.training import TrainingSpec
 
 from ..data.prompts import Prompt
 from ..rewards.base import Completion

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from grpo_api.report import Outcome
+from grpo_api.report.report import Outcome
 
 NORMAL_95 = 1.96
 """Standard errors on each side of a 95 % interval."""

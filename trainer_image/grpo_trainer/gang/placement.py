@@ -7,8 +7,8 @@ variables must be set before torch is imported.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from grpo_api.contract import INDEX_ENV
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.contract import INDEX_ENV
 
 from ..errors import BadInput
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Result
 
 from ..errors import RendezvousTimeout, classify
 from . import network

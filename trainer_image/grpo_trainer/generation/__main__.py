@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from grpo_api.contract import ENGINE_BIND_ENV, SCRATCH
-from grpo_api.fitting import with_message
-from grpo_api.patience import patience
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Outcome, Result
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import EXIT_CODES, Outcome, Result
+from grpo_api.report.termination_message import with_message
+from grpo_api.text.contract import ENGINE_BIND_ENV, SCRATCH
 
 from ..errors import BadInput, Transient, classify
 from ..hub.repositories import Hub

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from grpo_api.generation import EnginePlan
-from grpo_api.plan import TrainingPlan
-from grpo_api.training_metrics import (
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.training_metrics import (
     ENGINE_PROOF_FAILURES,
     WEIGHT_PROOF_SECONDS,
     WEIGHT_SYNC_SECONDS,
     WEIGHTS_VERSION,
 )
+from grpo_api.spec.generation import EnginePlan
 
 from ..errors import BadInput, EngineWeightsDiffer
 from ..gang import ranks

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 from ..process.recorder import Recorder
 from ..telemetry.observer import StepObserver

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_api.training_metrics import ENGINE_TOKENS
+from grpo_api.report.training_metrics import ENGINE_TOKENS
 
 from ..errors import TrainingError
 from .base import Sample

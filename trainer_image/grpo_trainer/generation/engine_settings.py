@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from grpo_api.generation import EnginePlan
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.generation import EnginePlan
 
 from ..errors import BadInput
 from ..hub.repositories import Hub, Repository

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from grpo_api.clock import Clock
-from grpo_api.patience import patience
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import EngineLost, RendezvousTimeout, WeightSyncTimeout

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from grpo_api.plan import EngineAddresses
-from grpo_api.training_metrics import ENGINE_CACHE, ENGINE_LOSSES, ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING
+from grpo_api.plan.plan import EngineAddresses
+from grpo_api.report.training_metrics import ENGINE_CACHE, ENGINE_LOSSES, ENGINE_UP, ENGINE_VERSION, ENGINE_WAITING
 
 from .engine_client import EngineClient, EngineFailed, Unreachable
 from .engine_view import EngineView, told

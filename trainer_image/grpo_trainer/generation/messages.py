@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo_api.base import Model
-from grpo_api.plan import TrainingPlan
-from grpo_api.quantity import MAX_COUNT
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.text.base import Model
+from grpo_api.text.quantity import MAX_COUNT
 
 ATTEMPT_HEADER = "X-GRPO-Attempt"
 """Which attempt a request comes from; an engine answers its own alone."""

@@ -6,7 +6,7 @@ samples it, at the first try or after a crash, in this attempt or in one that re
 
 from typing import Any, Literal
 
-from grpo_api.training import TrainingSpec
+from grpo_api.spec.training import TrainingSpec
 
 from .multilinear import mix
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from .comparing import differing, expected_prints

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stubs
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..gang.interfaces import own_address

@@ -7,7 +7,7 @@ Without vLLM itself, so that a laptop can look at them.
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 from .sampling import logprobs_mode
 

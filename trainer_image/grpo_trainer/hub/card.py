@@ -16,10 +16,10 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in __all__
 
-from grpo_api.artifacts import WEIGHTS, weights_hash
-from grpo_api.plan import ExecutionPlan, TrainingPlan
-from grpo_api.report import DATASET_FINGERPRINT
-from grpo_api.rewards import reward_names
+from grpo_api.plan.plan import ExecutionPlan, TrainingPlan
+from grpo_api.report.artifacts import WEIGHTS, weights_hash
+from grpo_api.report.report import DATASET_FINGERPRINT
+from grpo_api.spec.rewards import reward_names
 
 CARD = "README.md"
 TAGS = ["grpo", "trl", "grpo-operator"]
@@ -48,7 +48,7 @@ class Trained:
     steps: int
     """Optimizer steps of the whole run."""
     metrics: Mapping[str, float]
-    """Of the last step, by the keys of grpo_api.training_metrics."""
+    """Of the last step, by the keys of grpo_api.report.training_metrics."""
     revisions: Mapping[str, str]
     """Commits by path in the spec, and the data's fingerprint."""
     address: str = HERE

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..files import write_atomically

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import DiskFailed, HubUnavailable

@@ -18,11 +18,11 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, RepoFile
 
-from grpo_api.clock import Clock
-from grpo_api.contract import EXPORT_TOKEN_ENV
-from grpo_api.digests import digests, files_of
-from grpo_api.exporting import HubExportSpec
-from grpo_api.provenance import OWN_FILES
+from grpo_api.provenance.provenance import OWN_FILES
+from grpo_api.report.artifacts import digests, files_of
+from grpo_api.spec.checkpoint import HubExportSpec
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import EXPORT_TOKEN_ENV
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput

@@ -15,7 +15,7 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError, HFValidationErro
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # it is in __all__
 
-from grpo_api.clock import Clock
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput

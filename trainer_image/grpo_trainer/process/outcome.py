@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_api.artifacts import Export
-from grpo_api.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
-from grpo_api.fitting import with_message
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result
-from grpo_api.training_metrics import OUTCOME_KEYS
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import Export
+from grpo_api.report.report import EXIT_CODES, Generations, MemoryShortage, Outcome, Progress, Result
+from grpo_api.report.termination_message import with_message
+from grpo_api.report.training_metrics import OUTCOME_KEYS
+from grpo_api.text.contract import TERMINATION_LOG, TERMINATION_LOG_ENV
 
 from ..errors import TrainingError
 from ..files import write_atomically

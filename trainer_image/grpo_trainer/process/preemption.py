@@ -6,7 +6,7 @@ of them at the same step. This is the rule alone; the step's exchange brings it 
 
 from dataclasses import dataclass
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 GRACE_MARGIN_SECONDS = 5.0
 """Time kept free before the kubelet's SIGKILL, to write the outcome."""

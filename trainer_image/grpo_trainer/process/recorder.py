@@ -10,13 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from grpo_api.artifacts import Checkpoint, Export
-from grpo_api.model import Architecture
-from grpo_api.plan import TrainingPlan
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import MAX_PROBLEM, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
-from grpo_api.timing import Account, Beginning, Clock
-from grpo_api.training_metrics import (
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.artifacts import Checkpoint, Export
+from grpo_api.report.report import MAX_PROBLEM, MemoryShortage, Outcome, Progress, Samples, Stage, StepTime
+from grpo_api.report.training_metrics import (
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
     CHECKPOINT_STEP,
@@ -25,6 +22,9 @@ from grpo_api.training_metrics import (
     FROM_ZERO,
     NONFINITE_STEPS,
 )
+from grpo_api.spec.model import Architecture
+from grpo_api.text.quantity import MAX_COUNT
+from grpo_api.text.timing import Account, Beginning, Clock
 
 from ..clock import SYSTEM_CLOCK, unix_time
 from ..gang.placement import Placement
@@ -134,7 +134,7 @@ class Recorder:
 
     @property
     def current_stage(self) -> str:
-        """The present stage, one of grpo_api.report.Stage."""
+        """The present stage, one of grpo_api.report.report.Stage."""
         with self._lock:
             return self._progress.stage
 

@@ -6,8 +6,8 @@ It only switches between parts, so that their sum is the time since it began, wh
 from collections.abc import Callable
 from typing import get_args
 
-from grpo_api.report import Stage
-from grpo_api.timing import Clock, RunPart
+from grpo_api.report.report import Stage
+from grpo_api.text.timing import Clock, RunPart
 
 from ..clock import SYSTEM_CLOCK
 

@@ -12,8 +12,8 @@ import signal
 import threading
 from pathlib import Path
 
-from grpo_api.fitting import with_standstill
-from grpo_api.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Standstill
+from grpo_api.report.report import FRAME_CHARACTERS, MAX_FRAMES, Outcome, Standstill
+from grpo_api.report.termination_message import with_standstill
 
 STACKS_ENV = "GRPO_STACKS"
 """File for this process's stacks, set by the supervisor; without it the file has no name."""

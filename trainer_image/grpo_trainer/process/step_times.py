@@ -5,8 +5,8 @@ A step is over when the next one begins to work, so that the checkpoint written 
 
 from collections import deque
 
-from grpo_api.report import MAX_STEPS, StepTime
-from grpo_api.timing import Clock
+from grpo_api.report.report import MAX_STEPS, StepTime
+from grpo_api.text.timing import Clock
 
 KEPT = 512
 """Newest steps that are kept: more than a run makes between two requests. A report has only some of them."""

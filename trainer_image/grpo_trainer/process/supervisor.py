@@ -20,10 +20,10 @@ from types import FrameType
 
 from pydantic import ValidationError
 
-from grpo_api.causes import Tier, named_hang, tier
-from grpo_api.contract import TERMINATION_LOG_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import MemoryShortage, Outcome, Progress, Result
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import MemoryShortage, Outcome, Progress, Result
+from grpo_api.report.root_cause import Tier, named_hang, tier
+from grpo_api.text.contract import TERMINATION_LOG_ENV
 
 from ..clock import SYSTEM_CLOCK
 from ..gang.placement import LOCAL_RANK_ENV, Placement

@@ -8,7 +8,7 @@ import sys
 from types import ModuleType
 from typing import cast
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 
 def leave_out(plan: TrainingPlan) -> None:

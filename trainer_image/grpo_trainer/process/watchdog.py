@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-from grpo_api.patience import patience
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome, Result
+from grpo_api.plan.hang_timeouts import patience
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome, Result
 
 from ..clock import SYSTEM_CLOCK
 from ..gang.interfaces import chosen

@@ -4,7 +4,7 @@ TRL knows one way (load the path again); which of the five is right depends on s
 Interface: `strategy_for(plan) -> ReferenceStrategy`, for engine.ReferenceGRPOTrainer.
 """
 
-from grpo_api.plan import TrainingPlan
+from grpo_api.plan.plan import TrainingPlan
 
 from .adapter import Adapter
 from .base import ReferenceStrategy

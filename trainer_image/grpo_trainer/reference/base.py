@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from grpo_api.training import ReferenceSync
+from grpo_api.spec.training import ReferenceSync
 
 from ..errors import BadInput
 from ..weights import sync as mixing

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, set_hf_deepspeed_config
 
-from grpo_api.training import ReferenceSync
+from grpo_api.spec.training import ReferenceSync
 
 from ..weights.models import freeze, load_causal
 from .base import ReferenceStrategy

@@ -7,8 +7,8 @@ For datasets with one right answer, such as GSM8K. math-verify runs in a process
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_api.clock import Clock
-from grpo_api.rewards import AccuracyReward
+from grpo_api.spec.rewards import AccuracyReward
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from .answers import EXTRACTORS, expected_answer, same_number, same_text

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_api.clock import Clock
-from grpo_api.rewards import AccuracyReward, FormatReward
+from grpo_api.spec.rewards import AccuracyReward, FormatReward
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import RewardError

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from grpo_api.rewards import JUDGED_GENERATIONS
+from grpo_api.spec.rewards import JUDGED_GENERATIONS
 
 from ..gang import ranks
 from .base import RewardCounters, reward_error

@@ -10,8 +10,8 @@ from typing import Any
 
 import regex
 
-from grpo_api.clock import Clock
-from grpo_api.rewards import FormatReward
+from grpo_api.spec.rewards import FormatReward
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput

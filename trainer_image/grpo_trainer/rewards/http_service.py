@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from grpo_api.rewards import HTTPReward
+from grpo_api.spec.rewards import HTTPReward
 
 from ..errors import BadInput, RewardError
 from .base import Completion, RewardCounters, Scores, checked_scores, current_step

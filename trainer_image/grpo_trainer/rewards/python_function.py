@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_api.rewards import PythonReward
+from grpo_api.spec.rewards import PythonReward
 
 from ..errors import BadInput
 from .base import RewardCounters, Scores, checked_scores, current_step, reward_error

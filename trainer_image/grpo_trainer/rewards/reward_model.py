@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from grpo_api.rewards import ModelReward
+from grpo_api.spec.rewards import ModelReward
 
 from ..errors import TrainingError
 from ..hub.repositories import Hub

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_api.contract import REWARD_MOUNT, reward_token_env
-from grpo_api.rewards import RewardSpec, reward_names
+from grpo_api.spec.rewards import RewardSpec, reward_names
+from grpo_api.text.contract import REWARD_MOUNT, reward_token_env
 
 from ..errors import BadInput
 from .accuracy import AccuracyFunction

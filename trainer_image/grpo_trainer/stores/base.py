@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from grpo_api.quantity import MIB
+from grpo_api.text.quantity import MIB
 
 PART_BYTES = 16 * MIB
 """Bytes of one request of a large object: a request that fails costs no more than these."""

@@ -27,8 +27,8 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from grpo_api.clock import Clock
-from grpo_api.stores import ObjectStoreSpec
+from grpo_api.spec.checkpoint import ObjectStoreSpec
+from grpo_api.text.clock import Clock
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, Denied, StoreFailed

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
-from grpo_api.base import Model
-from grpo_api.report import Outcome
+from grpo_api.report.report import Outcome
+from grpo_api.text.base import Model
 
 from ..errors import BadInput, Preempted, StoreFailed
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_api.clock import Clock
-from grpo_api.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Outcome
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Outcome
+from grpo_api.text.clock import Clock
+from grpo_api.text.contract import ATTEMPT_PREFIX, CHECKPOINT_STORE_ENV, EXPORT_FOLDER, RESUME_STORE_ENV
 
 from ..clock import SYSTEM_CLOCK
 from ..errors import BadInput, Denied, Preempted, StoreFailed

@@ -9,10 +9,10 @@ from importlib.metadata import version
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
-from grpo_api import training_metrics as catalogue
-from grpo_api.metrics import Metric
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Progress
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report import training_metrics as catalogue
+from grpo_api.report.metrics import Metric
+from grpo_api.report.report import Progress
 
 Value = float | None
 Values = Mapping[tuple[str, ...], float]

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api import training_metrics as catalogue
+from grpo_api.report import training_metrics as catalogue
 
 from ..process.recorder import Recorder
 from .observer import StepObserver

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo_api.training_metrics import WEIGHTS_VERSION
+from grpo_api.report.training_metrics import WEIGHTS_VERSION
 
 from .phases import PhaseClock
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from grpo_api.report import LOAD, STEP_PHASES
+from grpo_api.report.report import LOAD, STEP_PHASES
 
 MEMORY = (LOAD, *STEP_PHASES)
 """Phases whose peak of allocated bytes is kept."""

@@ -15,10 +15,9 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from grpo_api.contract import PROGRESS_BIND_ENV, PROGRESS_PORT, TOKEN_DIGEST_ENV, TRACE_QUERY
-from grpo_api.plan import TrainingPlan
-from grpo_api.report import Progress
-from grpo_api.tokens import HEADER, is_shown
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.report.report import Progress
+from grpo_api.text.contract import HEADER, PROGRESS_BIND_ENV, PROGRESS_PORT, TOKEN_DIGEST_ENV, TRACE_QUERY, is_shown
 
 from ..process.recorder import Recorder
 from .collector import ProgressCollector, limits_of

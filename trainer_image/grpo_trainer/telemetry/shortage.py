@@ -8,8 +8,8 @@ import re
 
 import torch
 
-from grpo_api.quantity import MAX_COUNT
-from grpo_api.report import MemoryShortage, Result
+from grpo_api.report.report import MemoryShortage, Result
+from grpo_api.text.quantity import MAX_COUNT
 
 from ..errors import classify
 from .host_memory import resident_bytes

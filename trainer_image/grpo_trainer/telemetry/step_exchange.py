@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_api.report import STEP_PHASES
-from grpo_api.training_metrics import COMPLETIONS, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED
+from grpo_api.report.report import STEP_PHASES
+from grpo_api.report.training_metrics import COMPLETIONS, PHASE_SECONDS, REWARD_FAILURES, REWARD_TIMEOUTS, UNSCORED
 
 from ..process.preemption import Preemption
 from ..process.recorder import Recorder

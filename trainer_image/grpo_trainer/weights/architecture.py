@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo_api.model import Architecture
+from grpo_api.spec.model import Architecture
 
 
 def architecture_of(model: PreTrainedModel) -> Architecture | None:

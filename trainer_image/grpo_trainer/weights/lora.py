@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from grpo_api.training import AdapterSpec
+from grpo_api.spec.training import AdapterSpec
 
 from ..errors import BadInput
 

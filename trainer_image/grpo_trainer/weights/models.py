@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from grpo_api.plan import TrainingPlan
-from grpo_api.rewards import ModelReward
+from grpo_api.plan.plan import TrainingPlan
+from grpo_api.spec.rewards import ModelReward
 
 from ..errors import BadInput, TrainingError
 from ..gang import ranks

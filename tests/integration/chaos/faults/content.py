@@ -3,7 +3,7 @@
 import random
 import time
 
-from grpo_api.report import Result
+from grpo_api.report.report import Result
 from grpo_operator.records.names import (
     COMPONENT_RENDEZVOUS,
     LABEL_ATTEMPT,

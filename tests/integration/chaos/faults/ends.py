@@ -4,8 +4,8 @@ import json
 import random
 import time
 
-from grpo_api.causes import DIVERGED
-from grpo_api.report import Result
+from grpo_api.report.report import Result
+from grpo_api.report.root_cause import DIVERGED
 
 from ..ledger import Deed, Entry
 from ..trainer import End, end, rank_of, said

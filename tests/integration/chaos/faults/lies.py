@@ -7,7 +7,7 @@ import time
 
 from aiohttp import web
 
-from grpo_api.report import Result
+from grpo_api.report.report import Result
 
 from ..ledger import Deed, Entry
 from ..progress_server import Say

@@ -1,0 +1,84 @@
+"""What a job's attempts measured: the model's shape, the speed of the links, and memory that a plan lacked.
+
+The operator writes it into status.learned: shape and links once an attempt reports them, memory after an OutOfMemory.
+Every later plan of the job uses it, also those of the CLI.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..spec.model import Architecture
+from ..text.base import ATOMIC_LIST, Model
+from ..text.quantity import MAX_COUNT, Count
+
+MAX_REPLANS = 3
+"""New plans that a job gets after OutOfMemory before it fails: then more than the plan is wrong."""
+HOST = "host"
+"""Key of host memory among the phases of device memory."""
+
+MemoryKey = Literal["load", "sync", "generate", "reference", "forward", "backward", "step", "host"]
+
+
+class LearnedMemory(Model):
+    """What the memory model says of a plan, and the least that the plan turned out to need."""
+
+    predicted_bytes: Count
+    """The model's, for the plan that ran out of memory."""
+    needed_bytes: Count
+    """What it had allocated and asked for; more than there was."""
+
+    @property
+    def factor(self) -> float:
+        """By how much the model is too low; at least 1."""
+        return max(1.0, self.needed_bytes / max(1, self.predicted_bytes))
+
+
+class Shortfall(Model):
+    """One plan that ran out of memory."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that ran so."""
+    where: MemoryKey
+    """The phase of a step, or host."""
+    tried: Annotated[str, Field(max_length=256)]
+    """How it ran, in a few words."""
+    needed_bytes: Count
+    """What it needed at least: of a GPU, or of host memory per pod."""
+    usable_bytes: Count
+    """What there was; 0 where nobody knows."""
+    checkpoint_step: Count | None = None
+    """Step of the newest complete checkpoint by then, 0 for none; absent where it is not known."""
+
+
+class MeasuredLinks(Model):
+    """How fast the ranks of an attempt were connected."""
+
+    gpu_product: Annotated[str, Field(max_length=128)]
+    """GPU product of their nodes, as the label says."""
+    nodes: Annotated[int, Field(ge=1)]
+    """Nodes that they were on."""
+    bytes_per_second: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    """Bus bandwidth of an all-reduce before the first step: what each rank sends and receives."""
+
+
+class Learned(Model):
+    """What a job has learned of its model, of its GPUs' links and of the memory that it needs."""
+
+    architecture: Architecture | None = None
+    """The model's shape as the last attempt that loaded it found it; `memory` is held against this shape."""
+    links: MeasuredLinks | None = None
+    """The links of the last attempt on several GPUs; what is declared of nodes comes first."""
+    memory: Annotated[dict[str, LearnedMemory], Field(max_length=8)] = Field(default_factory=dict)
+    """By phase, bytes of one GPU; by host, bytes of one process."""
+    shortfalls: Annotated[list[Shortfall], Field(max_length=MAX_REPLANS + 1, json_schema_extra=ATOMIC_LIST)] = []
+    """The plans that ran out of memory, oldest first. spec.retry empties this list and keeps `memory`."""
+
+    def factor(self, key: str) -> float:
+        """By how much the memory model is too low there; 1 where nothing was learned."""
+        found = self.memory.get(key)
+        return found.factor if found else 1.0
+
+    def last_of(self, attempt: int) -> Shortfall | None:
+        """How this attempt ran out of memory, if it is the last that did."""
+        return next((one for one in self.shortfalls[-1:] if one.attempt == attempt), None)

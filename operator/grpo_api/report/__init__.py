@@ -1,0 +1,1 @@
+"""What a training pod tells the operator: progress, metrics, outcome, artifacts and traces."""

@@ -1,0 +1,83 @@
+"""Tells the cause among several failed results from their symptoms.
+
+When one rank of a gang dies, its peers lose their connections and the survivors are terminated. The first failure that
+is reported is therefore often only a symptom. A pod's supervisor ranks the results of its processes by this order, and
+the operator ranks those of its pods by the same one.
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from .report import Outcome, Result, Standstill
+from .termination_message import with_message
+
+DIVERGED = frozenset({Result.DIVERGED, Result.DIVERGED_KL})
+"""Results that another batch might not give: see spec.guard.onDivergence."""
+PERMANENT = DIVERGED | {Result.BAD_INPUT, Result.WEIGHTS_DIFFER, Result.ENGINE_MISMATCH}
+"""Results that the same input would give again: no restart."""
+
+
+class Tier(IntEnum):
+    """How likely an end is the cause of its peers' ends; the lowest is blamed."""
+
+    PERMANENT = 1
+    SPECIFIC = 2
+    DISRUPTION = 3
+    HANG = 4
+    ERROR = 5
+    RENDEZVOUS = 6
+    TERMINATED = 7
+
+
+_TIERS = {
+    Result.OUT_OF_MEMORY: Tier.SPECIFIC,
+    Result.REWARD_ERROR: Tier.SPECIFIC,
+    Result.ENGINE_WEIGHTS_DIFFER: Tier.SPECIFIC,
+    Result.WEIGHT_SYNC_TIMEOUT: Tier.SPECIFIC,
+    Result.ENGINE_LOST: Tier.SPECIFIC,
+    Result.HANG: Tier.HANG,
+    Result.RENDEZVOUS_TIMEOUT: Tier.RENDEZVOUS,
+    Result.PREEMPTED: Tier.TERMINATED,
+}
+
+
+def tier(result: Result, *, reported: bool = True, disrupted: bool = False) -> Tier:
+    """Where a failure stands in the search for the cause.
+
+    Args:
+        result: of the failure; for Succeeded the answer means nothing.
+        reported: an Outcome says so; false where it was concluded from how the process ended.
+        disrupted: the cluster ended the pod (eviction, preemption, node loss), not the program.
+    """
+    if reported and result in PERMANENT:
+        return Tier.PERMANENT
+    usual_tier = _TIERS.get(result, Tier.ERROR)
+    # A specific result names its own cause, which a disruption of the pod does not explain.
+    if disrupted and usual_tier is not Tier.SPECIFIC:
+        return Tier.DISRUPTION
+    return usual_tier
+
+
+def named_hang(hang: Outcome, outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the hang, attributed to the rank that all others waited for; unchanged if no outcome has a standstill.
+
+    All ranks of a gang run into the same time limit, and the first to report it has mostly waited for another. The rank
+    to blame was in no collective. Among several such ranks it is the one without progress for the longest time, and
+    among equals one that did not report the hang itself.
+    """
+    silent = [(outcome, outcome.standstill) for outcome in outcomes if outcome.standstill]
+    if not silent:
+        return hang
+    culprit, standstill = min(silent, key=lambda pair: _suspicion(*pair))
+    where = f" in {standstill.frames[0]}" if standstill.frames else ""
+    # The innermost frame is mostly a library's; the trainer's own frame says what the rank was doing.
+    trainer_frame = next((frame for frame in standstill.frames[1:] if frame.startswith("grpo_trainer/")), "")
+    called_from = f", called from {trainer_frame}" if trainer_frame else ""
+    silence = f"rank {culprit.rank} has been silent longest, for {standstill.silent_seconds:.0f} s"
+    blamed = hang.model_copy(update={"rank": culprit.rank, "step": culprit.step, "standstill": standstill})
+    return with_message(blamed, f"{silence}{where}{called_from}; {hang.message}")
+
+
+def _suspicion(outcome: Outcome, still: Standstill) -> tuple[bool, float, bool, int]:
+    """Lowest for the rank that the others waited for."""
+    return still.waiting, -still.silent_seconds, outcome.result is Result.HANG, outcome.rank

@@ -1,0 +1,190 @@
+"""`spec.checkpoint`: where and how often a run saves its state, on a volume or on an object store.
+
+`spec.checkpoint.store`: a place on an object store, and who may write there.
+
+Checkpoints on a store need no volume that several nodes can mount, and outlive the cluster.
+
+`spec.export`: where the trained model is put when the run ends.
+
+A run whose model goes nowhere must say so: nobody trains for days to throw it away.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..text.base import Model, Rule
+from ..text.names import LocalObjectReference, Name, SecretKeySelector, VolumeClaim
+from ..text.quantity import ByteQuantity
+
+StoreURL = Annotated[
+    str,
+    Field(
+        min_length=6,
+        max_length=512,
+        pattern=r"^(s3|gs|az)://[a-z0-9][-._a-z0-9]*(/[a-zA-Z0-9_][-._=a-zA-Z0-9]*)*$",
+    ),
+]
+"""A bucket and a folder in it. No part begins with a dot, so none leads upwards."""
+
+Endpoint = Annotated[
+    str,
+    Field(
+        max_length=512,
+        pattern=r"^https?://(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9][-._a-zA-Z0-9]*)(:[0-9]{1,5})?(/[-._/a-zA-Z0-9]*)?$",
+    ),
+]
+
+
+def _s3_settings_have_an_s3_url(store: "ObjectStoreSpec") -> bool:
+    if store.url.startswith("s3://"):
+        return True
+    return not (store.endpoint or store.region)
+
+
+def _azure_url_names_a_container(store: "ObjectStoreSpec") -> bool:
+    # az://account/container has three slashes.
+    return not store.url.startswith("az://") or store.url.count("/") >= 3
+
+
+class ObjectStoreSpec(Model):
+    """A folder on an object store. Every run has a folder of its own in it, `<job>-<uid>`."""
+
+    RULES = (
+        Rule(
+            "self.url.startsWith('s3://') || (!has(self.endpoint) && !has(self.region))",
+            "endpoint and region belong to s3:// stores; remove them",
+            _s3_settings_have_an_s3_url,
+        ),
+        Rule(
+            "!self.url.startsWith('az://') || self.url.matches('^az://[^/]+/[^/]+')",
+            "an az:// URL names account and container: az://account/container/folder",
+            _azure_url_names_a_container,
+        ),
+    )
+
+    url: StoreURL
+    """Bucket and folder: `s3://bucket/folder`, `gs://bucket/folder` or `az://account/container/folder`."""
+    endpoint: Endpoint | None = None
+    """URL of the service, for s3:// stores that are not Amazon's. Unset: Amazon's."""
+    region: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[-a-zA-Z0-9]+$")] | None = None
+    """Region of the bucket, for s3://. Unset: us-east-1."""
+    credentials_secret_ref: LocalObjectReference | None = None
+    """Secret whose keys are the client's settings, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+    (docs/object-stores.md). Unset: the pods' own identity, by podTemplate.spec.serviceAccountName."""
+
+
+class VolumeClaimTemplate(Model):
+    """A claim that the operator creates for the job."""
+
+    storage_class_name: Name | None = None
+    """StorageClass. Unset: the cluster's default."""
+    size: ByteQuantity
+    """Requested size such as `100Gi`."""
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """ReadWriteMany for gangs of several nodes; ReadWriteOnce keeps the gang on one. Unset: ReadWriteMany."""
+    retain: bool = True
+    """Keep the claim and its checkpoints when the job is deleted. Unset: true."""
+
+
+def _has_one_place_at_most(spec: "CheckpointSpec") -> bool:
+    places = (spec.volume, spec.volume_claim_template, spec.store)
+    return sum(bool(place) for place in places) <= 1
+
+
+class CheckpointSpec(Model):
+    """Where and how often the run saves its state."""
+
+    RULES = (
+        Rule(
+            "[has(self.volume), has(self.volumeClaimTemplate), has(self.store)].filter(given, given).size() <= 1",
+            "set at most one of volume, volumeClaimTemplate, store",
+            _has_one_place_at_most,
+        ),
+    )
+
+    volume: VolumeClaim | None = None
+    """Volume shared by all nodes of the gang, mounted at /checkpoints. Unset: see volumeClaimTemplate."""
+    volume_claim_template: VolumeClaimTemplate | None = None
+    """A claim of the job's own, created with it. Unset and no `volume` or `store`: the run can't be recovered after a
+    failure, and condition Recoverable=False says so."""
+    store: ObjectStoreSpec | None = None
+    """An object store, for clusters without volumes that several nodes can mount. Unset: see volumeClaimTemplate."""
+    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 100
+    """Steps between checkpoints; resume is exact at any step. Unset: 100."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Newest complete checkpoints that are kept. Unset: 2."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether checkpoints outlive the pods."""
+        return self.on_volume or self.store is not None
+
+    @property
+    def on_volume(self) -> bool:
+        """Whether they are on a volume, which all nodes of the gang mount."""
+        return bool(self.volume or self.volume_claim_template)
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether only one node can mount the job's own claim, so that the gang must be there."""
+        template = self.volume_claim_template
+        return template is not None and template.access_mode == "ReadWriteOnce"
+
+
+_HUB_PART = "[a-zA-Z0-9_]([-._a-zA-Z0-9]{0,94}[a-zA-Z0-9_])?"
+HubRepository = Annotated[str, Field(min_length=3, max_length=193, pattern=f"^{_HUB_PART}/{_HUB_PART}$")]
+"""A repository of the hub that can be written: with its namespace."""
+
+
+def _hub_takes_the_name(hub: "HubExportSpec") -> bool:
+    name = hub.repository
+    return "--" not in name and ".." not in name and not name.endswith((".git", ".ipynb"))
+
+
+class HubExportSpec(Model):
+    """A model repository of the Hugging Face hub."""
+
+    RULES = (
+        Rule(
+            "!self.repository.contains('--') && !self.repository.contains('..') && "
+            "!self.repository.endsWith('.git') && !self.repository.endsWith('.ipynb')",
+            "the hub takes no repository with `--` or `..` in its name, or with .git or .ipynb at its end",
+            _hub_takes_the_name,
+        ),
+    )
+
+    repository: HubRepository
+    """Namespace and name, such as `team/model`; created if it is missing. Files of the same name are replaced, and a
+    former model's weights removed, in one commit to its main branch."""
+    private: bool = True
+    """Whether only the namespace's members may see it; then a public repository is refused. It is set where the
+    repository is created. Unset: true."""
+    token_secret_ref: SecretKeySelector
+    """Hub token with the right to write to the repository, and to create it if it is missing."""
+
+
+class ExportSpec(Model):
+    """What becomes of the trained model, or of the adapter where only that is trained."""
+
+    RULES = (
+        Rule(
+            "(self.to == 'Hub') == has(self.hub)",
+            "export.to Hub needs export.hub, and export.hub belongs to export.to Hub: set both or none",
+            lambda export: (export.to == "Hub") == (export.hub is not None),
+        ),
+    )
+
+    to: Literal["Volume", "ObjectStore", "Hub", "None"]
+    """Volume, ObjectStore: a folder `export` beside the run's checkpoints, which are there. Hub: a repository, and that
+    folder, too, where there are lasting checkpoints. None: the model ends with its pods."""
+    hub: HubExportSpec | None = None
+    """For Hub: which repository. Unset: none."""
+    signing_key_secret_ref: SecretKeySelector | None = None
+    """Private key, in PEM and without a password, that signs what the model was made of: Ed25519, or ECDSA on P-256 or
+    P-384 (docs/verify.md). Unset: provenance.json is not signed."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the model outlives the pods."""
+        return self.to != "None"

@@ -1,0 +1,224 @@
+"""`spec.training`, `spec.reference` and `spec.adapter`: what is trained and against which reference.
+
+Fields carry TRL's own names in camelCase and TRL 1.16's defaults (GRPOConfig); where ours differ, the field says why.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..text.base import ATOMIC_LIST, Model, Rule
+
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _completions_of_a_step(training: "TrainingSpec") -> int:
+    return training.prompts_per_step * training.num_generations
+
+
+def _device_batch_divides_a_step(training: "TrainingSpec") -> bool:
+    device_batch = training.per_device_train_batch_size or 1
+    return _completions_of_a_step(training) % device_batch == 0
+
+
+def _generation_batch_has_whole_steps(training: "TrainingSpec") -> bool:
+    generation_batch = training.generation_batch_size or 0
+    return generation_batch % _completions_of_a_step(training) == 0
+
+
+def _upper_clip_is_not_below_the_lower(training: "TrainingSpec") -> bool:
+    return training.epsilon_high is None or training.epsilon_high >= training.epsilon
+
+
+class TrainingSpec(Model):
+    """GRPO and optimizer settings."""
+
+    RULES = (
+        Rule(
+            "!has(self.perDeviceTrainBatchSize) || "
+            "(self.promptsPerStep * self.numGenerations) % self.perDeviceTrainBatchSize == 0",
+            "perDeviceTrainBatchSize must divide promptsPerStep * numGenerations (the completions of one step)",
+            _device_batch_divides_a_step,
+        ),
+        Rule(
+            "!has(self.generationBatchSize) || "
+            "self.generationBatchSize % (self.promptsPerStep * self.numGenerations) == 0",
+            "generationBatchSize must be a multiple of promptsPerStep * numGenerations (whole steps, whole groups)",
+            _generation_batch_has_whole_steps,
+        ),
+        Rule(
+            "!has(self.epsilonHigh) || self.epsilonHigh >= self.epsilon",
+            "epsilonHigh must be at least epsilon",
+            _upper_clip_is_not_below_the_lower,
+        ),
+    )
+
+    beta: Annotated[float, Field(ge=0, le=100)] = 0.04
+    """Weight of the KL term. 0 trains without a reference. Unset: 0.04 (TRL's default is 0, which leaves nothing that
+    keeps the policy near its start; 0.04 is the value of the GRPO paper)."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """Peak learning rate. Unset: 1e-6."""
+    num_generations: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Completions per prompt (the group). Unset: 8."""
+    prompts_per_step: Annotated[int, Field(ge=1, le=65536)] = 8
+    """Prompts per optimizer step over all GPUs: the global batch is promptsPerStep * numGenerations completions; the
+    plan splits it into per-device batches and accumulation. Unset: 8."""
+    per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Completions per GPU and micro-batch. Unset: the plan chooses."""
+    generation_batch_size: Annotated[int, Field(ge=2, le=16777216)] | None = None
+    """Completions generated at a time over all GPUs; more than one step's worth makes later steps off-policy. Unset:
+    one step's worth."""
+    max_prompt_length: Annotated[int, Field(ge=1, le=1048576)] = 512
+    """Longest prompt in tokens (TRL 1.16 has no such setting any more; see dataset.onLongPrompt). Unset: 512."""
+    max_completion_length: Annotated[int, Field(ge=1, le=1048576)] = 512
+    """Longest completion in tokens. Unset: 512."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Sampling temperature. Unset: 1."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling. Unset: 1 (off)."""
+    top_k: Annotated[int, Field(ge=0, le=1000000)] = 0
+    """Sample from the k likeliest tokens. Unset: 0 (off)."""
+    min_p: Share | None = None
+    """Least probability relative to the likeliest token. Unset: off."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Penalty on repeated tokens. Unset: 1 (off)."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """How token losses are averaged. Unset: dapo."""
+    num_iterations: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer passes over each generation batch. Unset: 1."""
+    epsilon: Annotated[float, Field(gt=0, le=10)] = 0.2
+    """Clip range of the probability ratio. Unset: 0.2."""
+    epsilon_high: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Upper clip range. Unset: epsilon."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio per token, or per sequence; GSPO is sequence with lossType grpo. Unset: token."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """By whose standard deviation advantages are divided. Unset: group."""
+    mask_truncated_completions: bool = False
+    """Leave completions that hit the length limit out of the loss. Unset: false."""
+    num_train_epochs: Positive = 1.0
+    """Passes over the dataset, if maxSteps is unset. Unset: 1 (TRL's is 3; a pass of generation is dear)."""
+    max_steps: Annotated[int, Field(ge=1, le=100000000)] | None = None
+    """Optimizer steps; takes precedence over numTrainEpochs. Unset: by epochs."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = "linear"
+    """Learning-rate schedule. Unset: linear."""
+    warmup_ratio: Share = 0.0
+    """Share of the steps that warm up. Unset: 0."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """AdamW's weight decay. Unset: 0."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's beta1. Unset: 0.9."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's beta2. Unset: 0.999."""
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """AdamW's epsilon. Unset: 1e-8."""
+    max_grad_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """Gradients are clipped to this norm. Unset: 1."""
+    seed: Annotated[int, Field(ge=0, le=4294967295)] = 42
+    """Seed of sampling, data order and adapters. Unset: 42."""
+    dtype: Literal["Auto", "bfloat16", "float32"] = "Auto"
+    """Dtype of the weights. Auto: bfloat16 where the GPUs have it, float32 on CPUs."""
+    optimizer: Literal["Auto", "AdamW", "AdamW8bit"] = "Auto"
+    """Optimizer. Auto: AdamW, or 8-bit AdamW where only that fits (the plan lists it under changes)."""
+    gradient_checkpointing: Literal["Auto", "Enabled", "Disabled"] = "Auto"
+    """Recompute activations in the backward pass: less memory for 20 to 30 % more time. Auto: where it is needed."""
+    ds3_gather_for_generation: Literal["Auto", "Enabled", "Disabled"] = "Auto"
+    """Under ZeRO-3, gather the whole policy on every GPU to generate. Auto: where it fits."""
+
+    @property
+    def truncation(self) -> list[str]:
+        """Settings, by their names, by which tokens are sampled from another distribution than the policy's at the
+        temperature; empty where there are none."""
+        shifts = {
+            "topP": self.top_p < 1,
+            "topK": self.top_k > 0,
+            "minP": bool(self.min_p),
+            "repetitionPenalty": self.repetition_penalty != 1,
+        }
+        return [name for name, on in shifts.items() if on]
+
+    @property
+    def corrects_engine(self) -> bool:
+        """Whether an engine's log-probabilities can be compared with the trainer's, as TRL's correction does: an engine
+        tells them before both temperature and truncation or after both, the trainer computes them between the two."""
+        return not self.truncation or self.temperature == 1
+
+
+class ReferenceSync(Model):
+    """Moves the reference towards the policy while training (TRL's sync_ref_model)."""
+
+    every_steps: Annotated[int, Field(ge=1, le=1000000)] = 512
+    """Steps between two moves. Unset: 512."""
+    mixup: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """New reference = mixup * policy + (1 - mixup) * reference. Unset: 0.6."""
+
+
+class ReferenceOffload(Model):
+    """Where a reference lives between its passes."""
+
+    RULES = (
+        Rule(
+            "self.target != 'NVMe'",
+            "target NVMe is not supported: DeepSpeed swaps to disks with its async_io extension alone, which the "
+            "trainer's image doesn't have; set target to CPU",
+            lambda offload: offload.target != "NVMe",
+        ),
+    )
+
+    target: Literal["CPU", "NVMe"] = "CPU"
+    """Host memory; NVMe is refused. Unset: CPU."""
+
+
+def _moved_reference_has_weights(reference: "ReferenceSpec") -> bool:
+    return reference.sync is None or reference.strategy not in ("Adapter", "None")
+
+
+def _offload_fits_the_strategy(reference: "ReferenceSpec") -> bool:
+    return reference.offload is None or reference.strategy in ("Auto", "Offload", "Sharded")
+
+
+class ReferenceSpec(Model):
+    """The frozen model that the KL term is measured against."""
+
+    RULES = (
+        Rule(
+            "!has(self.sync) || !(self.strategy in ['Adapter', 'None'])",
+            "sync needs a reference of its own; strategy Adapter and None have none",
+            _moved_reference_has_weights,
+        ),
+        Rule(
+            "!has(self.offload) || self.strategy in ['Auto', 'Offload', 'Sharded']",
+            "offload belongs to strategy Offload, Sharded or Auto; remove it or change strategy",
+            _offload_fits_the_strategy,
+        ),
+    )
+
+    strategy: Literal["Auto", "Clone", "Adapter", "Sharded", "Offload", "None"] = "Auto"
+    """Clone: a frozen copy on every GPU. Adapter: the base with the adapter disabled. Sharded: reloaded and partitioned
+    under ZeRO-3. Offload: a copy in host memory. None: no KL (beta 0). Auto: the plan chooses and says why."""
+    sync: ReferenceSync | None = None
+    """Move the reference towards the policy. Unset: it stays at step 0."""
+    offload: ReferenceOffload | None = None
+    """Where an offloaded reference lives. Unset: host memory for strategy Offload, the GPUs for Sharded."""
+
+
+class AdapterSpec(Model):
+    """LoRA: the user's consent, and its shape."""
+
+    use: Literal["Never", "IfNeeded", "Always"] = "IfNeeded"
+    """IfNeeded: only when no plan with all parameters fits, and then condition TrainsAdapterOnly says so. Unset:
+    IfNeeded."""
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapter. Unset: 16."""
+    alpha: Annotated[float, Field(gt=0, le=65536)] = 32.0
+    """Scale: the adapter's output times alpha / rank. Unset: 32."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the adapter. Unset: 0."""
+    target_modules: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=256)]],
+        Field(min_length=1, max_length=64, json_schema_extra=ATOMIC_LIST),
+    ] = ["all-linear"]
+    """Modules that get an adapter. Unset: `all-linear`."""
+    merge_on_export: bool = False
+    """Export base and adapter merged into one model. Unset: false, the adapter alone."""

@@ -1,0 +1,1 @@
+"""What the operator writes into `status`: phase, conditions, attempts and the use of GPUs."""

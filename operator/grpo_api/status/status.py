@@ -1,0 +1,298 @@
+"""GRPOJob's status: conditions, the plan, progress, metrics and what became of the pods.
+
+The half of the object that only the operator writes, and that kubectl, the CLI and dashboards read.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..plan.learned import Learned
+from ..plan.plan import ExecutionPlan
+from ..report.artifacts import Export, Where
+from ..report.report import Generations, Outcome, Revisions
+from ..spec.checkpoint import ObjectStoreSpec
+from ..text.base import ATOMIC_LIST, Model, map_list
+from ..text.quantity import Count
+from ..text.timing import Time
+from .usage import Usage
+
+
+class ConditionType(StrEnum):
+    """The conditions of a GRPOJob; they are the truth that `phase` is derived from."""
+
+    ADMITTED = "Admitted"
+    PLANNED = "Planned"
+    SCHEDULED = "Scheduled"
+    RUNNING = "Running"
+    DEGRADED = "Degraded"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    READABLE = "Readable"
+    RECOVERABLE = "Recoverable"
+    TRAINS_ADAPTER_ONLY = "TrainsAdapterOnly"
+    PROMPTS_DROPPED = "PromptsDropped"
+
+
+class Phase(StrEnum):
+    """The one word of the printer column, derived from the conditions."""
+
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(Model):
+    """metav1.Condition."""
+
+    type: Annotated[str, Field(max_length=316)]
+    """Name of the condition."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it is true."""
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """Generation of the spec that it was judged on."""
+    last_transition_time: Time
+    """When `status` last changed."""
+    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    """One CamelCase word for programs."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """A sentence that a user can act on."""
+
+
+class ProgressStatus(Model):
+    """How far the run is."""
+
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    """The attempt that reported it."""
+    step: Annotated[int, Field(ge=0)] = 0
+    """Finished optimizer steps."""
+    total_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of the whole run."""
+    percent: Annotated[int, Field(ge=0, le=100)] = 0
+    """Share of the steps that are finished."""
+    summary: Annotated[str, Field(max_length=64)] = ""
+    """`step/totalSteps`, for the printer column."""
+    eta_seconds: Annotated[int, Field(ge=0)] | None = None
+    """Predicted time to the end."""
+    eta: Annotated[str, Field(max_length=16)] = ""
+    """The same for the printer column, such as `1h12m`."""
+    last_step_time: Time | None = None
+    """When the last step finished."""
+
+
+class MetricsStatus(Model):
+    """The run's last metrics, as text with four significant digits; NaN, +Inf or -Inf for what is no finite number."""
+
+    kl: Annotated[str, Field(max_length=32)] | None = None
+    """Mean KL between policy and reference."""
+    reward: Annotated[str, Field(max_length=32)] | None = None
+    """Mean weighted reward."""
+    reward_std: Annotated[str, Field(max_length=32)] | None = None
+    """Mean standard deviation of rewards within a group."""
+    loss: Annotated[str, Field(max_length=32)] | None = None
+    """Training loss."""
+    grad_norm: Annotated[str, Field(max_length=32)] | None = None
+    """Norm of the gradient before clipping."""
+    completion_length: Annotated[str, Field(max_length=32)] | None = None
+    """Mean tokens per completion."""
+    engine_mismatch: Annotated[str, Field(max_length=32)] | None = None
+    """Mean difference between the engine's and the trainer's log-probability of a token; absent without an engine."""
+    weights_version: Count | None = None
+    """Number of the weights that the engines sample with; absent without an engine."""
+    phase_seconds: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=8)] | None = None
+    """Seconds of the last reported step, slowest rank: sync, generate, reward, reference, forward, backward, step."""
+
+
+class CheckpointStatus(Model):
+    """The newest complete checkpoint, as the trainer reported it: a further attempt continues from it."""
+
+    step: Count
+    """Finished optimizer steps."""
+    time: Time
+    """When it was sealed, by the trainer's or the volume's clock."""
+    bytes: Count
+    """Size of all its files."""
+    where: Where
+    """Where it is; on a volume `pvc://CLAIM/FOLDER`."""
+
+
+MAX_SHOWN_PODS = 512
+"""Most pods that the status lists."""
+
+
+class PodStatus(Model):
+    """One pod of the current attempt."""
+
+    name: Annotated[str, Field(max_length=253)]
+    """Name of the pod."""
+    index: Annotated[int, Field(ge=0)]
+    """Its node rank, or the engine's number."""
+    engine: bool | None = None
+    """True for the pod of an engine; absent for one that trains."""
+    node: Annotated[str, Field(max_length=253)] = ""
+    """The Kubernetes node; empty while unbound."""
+    phase: Annotated[str, Field(max_length=32)]
+    """The pod's phase; Deleted once it is gone and reported no end."""
+    reason: Annotated[str, Field(max_length=256)] = ""
+    """Why it waits or ended."""
+
+
+class PhaseMemory(Model):
+    """Predicted against measured peak of allocated bytes on one GPU."""
+
+    predicted_bytes: Annotated[int, Field(ge=0)]
+    """The plan's."""
+    measured_bytes: Annotated[int, Field(ge=0)]
+    """torch.cuda.max_memory_allocated, the largest of all ranks."""
+    ratio: Annotated[str, Field(max_length=16)]
+    """Predicted / measured."""
+
+
+class MemoryMeasurement(PhaseMemory):
+    """Predicted against measured GPU memory: the highest peak, and each phase's."""
+
+    phases: Annotated[dict[str, PhaseMemory], Field(max_length=8)] = Field(default_factory=dict)
+    """By phase: load, sync, generate, reference, forward, backward, step."""
+    reserved_bytes: Annotated[int, Field(ge=0)] = 0
+    """torch.cuda.max_memory_reserved, the largest of all ranks."""
+    predicted_device_bytes: Annotated[int, Field(ge=0)] = 0
+    """What the plan says that the device must have: the peak, context, communicators and margin."""
+    device_bytes: Annotated[int, Field(ge=0)] = 0
+    """Used memory of the fullest GPU after the last step, as the driver reports it."""
+
+
+MAX_ENDS = 10
+"""Ends of attempts that the status remembers: enough to reach the longest pause between restarts."""
+MAX_AVOIDED_NODES = 16
+
+
+class AttemptEnd(Model):
+    """How one attempt ended."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Its number."""
+    reason: Annotated[str, Field(max_length=128)]
+    """The result of its outcome, or why the gang was released."""
+    counted: bool = False
+    """Whether the restart after it counts against restarts.limit."""
+    running_seconds: Annotated[int, Field(ge=0)] = 0
+    """How long the whole gang ran."""
+    node: Annotated[str, Field(max_length=253)] = ""
+    """Node that the attempt ended on without an outcome of the trainer; empty with one, or if no node is known."""
+    end_time: Time
+    """When the operator saw it."""
+
+
+MAX_ROLLBACKS = 2
+"""Rollbacks of one run: a third batch on which it diverges is no accident of the data."""
+
+
+class Rollback(Model):
+    """An attempt that diverged, and what later ones leave out for it (spec.guard.onDivergence)."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """Its number."""
+    reason: Annotated[str, Field(max_length=128)]
+    """Diverged or DivergedKL."""
+    skipped: Generations
+    """What it diverged on."""
+
+
+class ResumeSource(Model):
+    """Where the checkpoints of spec.resumeFrom.grpoJob are."""
+
+    grpo_job: Annotated[str, Field(max_length=63)]
+    """The other GRPOJob."""
+    uid: Annotated[str, Field(max_length=64)]
+    """Its uid."""
+    claim_name: Annotated[str, Field(max_length=253)] | None = None
+    """The PersistentVolumeClaim with its checkpoints; absent where they are on an object store."""
+    sub_path: Annotated[str, Field(max_length=512)] | None = None
+    """Folder of the volume that it mounts."""
+    store: ObjectStoreSpec | None = None
+    """The object store with its checkpoints."""
+    folder: Annotated[str, Field(max_length=253)]
+    """Its folder there."""
+
+
+class GRPOJobStatus(Model):
+    """Written by the operator only."""
+
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """Generation of the spec that this status answers."""
+    phase: Phase | None = None
+    """One word, derived from the conditions."""
+    conditions: Annotated[list[Condition], Field(max_length=32, json_schema_extra=map_list("type"))] = []
+    """The state of the job."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """Gang starts so far; the current attempt's number."""
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Restarts after failures, as far as they count against restarts.limit."""
+    uncounted_restarts: Annotated[int, Field(ge=0)] = 0
+    """Restarts after disruptions and other ends that don't count; see restarts.uncountedLimit."""
+    retry: Annotated[int, Field(ge=0)] = 0
+    """The spec.retry that was last acted on, or seen while the job had not failed."""
+    ends: Annotated[list[AttemptEnd], Field(max_length=MAX_ENDS, json_schema_extra=ATOMIC_LIST)] = []
+    """How the last attempts ended, oldest first."""
+    rollbacks: Annotated[list[Rollback], Field(max_length=MAX_ROLLBACKS, json_schema_extra=ATOMIC_LIST)] = []
+    """Attempts that diverged and were gone back from, oldest first; all later attempts leave out what they did so on.
+    spec.retry does not clear it."""
+    avoided_nodes: Annotated[
+        list[Annotated[str, Field(max_length=253)]],
+        Field(max_length=MAX_AVOIDED_NODES, json_schema_extra=ATOMIC_LIST),
+    ] = []
+    """Nodes that further attempts are kept away from, because two in a row ended there without a word of the trainer.
+    A suspension clears it."""
+    start_time: Time | None = None
+    """When the first attempt was committed."""
+    completion_time: Time | None = None
+    """When the job succeeded or failed."""
+    active_seconds: Annotated[int, Field(ge=0)] = 0
+    """Time of finished attempts, for activeDeadlineSeconds."""
+    attempt_start_time: Time | None = None
+    """Since when the current attempt counts for activeDeadlineSeconds; absent while none is active."""
+    passed_over: Annotated[int, Field(ge=0)] | None = None
+    """Younger jobs of its priority that have started while this one waited for GPUs; absent for none."""
+    job_uid: Annotated[str, Field(max_length=64)] | None = None
+    """uid of the current attempt's Job, once it was created: the same name with another uid is another Job."""
+    plan: ExecutionPlan | None = None
+    """How the current attempt runs, and why."""
+    resume_from: ResumeSource | None = None
+    """What spec.resumeFrom.grpoJob was found to be, before the first attempt."""
+    learned: Learned | None = None
+    """What the attempts found of the model's shape, of the links between GPUs, and of the memory that the job needs by
+    running out of it: every later plan of it counts on that."""
+    revisions: Revisions | None = None
+    """Commits that the attempts use, as the first of them found them, and the fingerprint of the data."""
+    progress: ProgressStatus | None = None
+    """How far the run is."""
+    metrics: MetricsStatus | None = None
+    """The last metrics."""
+    memory: MemoryMeasurement | None = None
+    """Predicted against measured memory."""
+    checkpoint: CheckpointStatus | None = None
+    """The newest complete checkpoint."""
+    export: Export | None = None
+    """The trained model, once it is exported."""
+    outcome: Outcome | None = None
+    """How the last attempt ended."""
+    usage: Usage | None = None
+    """What became of the GPUs' time; absent for a job on CPUs."""
+    pods: Annotated[list[PodStatus], Field(max_length=MAX_SHOWN_PODS, json_schema_extra=ATOMIC_LIST)] = []
+    """Pods of the current attempt by index, those that train first; of an engine that was made again the last."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of that type, if it has been written."""
+        return next((found for found in self.conditions if found.type == kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether the condition is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"

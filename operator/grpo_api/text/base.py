@@ -1,0 +1,214 @@
+"""What every type of the contract shares: strict camelCase models and rules that CEL and Python judge alike.
+
+The CRD, the plan and the report are written in this one style, and what the API server takes, a laptop takes too.
+
+The sentences below fields, as the descriptions that `kubectl explain` prints.
+
+Pydantic would read them from the source of each class when it is made, which is a third of a command's start. Only
+schemas show them, so they are read for those.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Sequence
+from textwrap import dedent
+from types import NoneType
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+CREATING = "creating"
+"""As the context of a validation: the object is new, and rules `at_creation` are judged, too."""
+
+
+class Rule(NamedTuple):
+    """A rule over several fields: once in CEL for the API server, once in Python for a laptop and for the operator."""
+
+    cel: str
+    """The rule as the API server evaluates it; `self` is the model."""
+    message: str
+    """What a user reads who breaks it: what is allowed and how to fix it."""
+    satisfied: Callable[[Any], bool] | None = None
+    """The same in Python. None for rules over metadata and over the old object, which only the API server sees."""
+    field_path: str = ""
+    """The field that the API server blames, such as `.spec.model`. Empty: the model."""
+    message_cel: str = ""
+    """CEL that says the message with what it depends on; `message` stands in for it where it fails."""
+    at_creation: bool = False
+    """Whether only new objects are judged, so that those which are stored already stay valid."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The rule as an item of x-kubernetes-validations."""
+        rule: dict[str, Any] = {"rule": self.cel, "message": self.message}
+        if self.at_creation:
+            rule |= {"rule": f"oldSelf.hasValue() || ({self.cel})", "optionalOldSelf": True}
+        if self.message_cel:
+            rule["messageExpression"] = self.message_cel
+        if self.field_path:
+            rule["fieldPath"] = self.field_path
+        return rule
+
+
+def _complete(schema: dict[str, Any], model: type["Model"]) -> None:
+    """Put a model's sentences and rules into its JSON schema, where they become the CRD's."""
+    describe(schema, model)
+    if model.RULES:
+        schema["x-kubernetes-validations"] = [rule.schema for rule in model.RULES]
+
+
+class Model(BaseModel):
+    """A strict record: camelCase outside, snake_case inside, unknown fields rejected, frozen once made."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    """Rules over several fields; checked after the fields' own types and limits."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_extra=_complete,
+    )
+
+    _integers: ClassVar[frozenset[str]] = frozenset()
+    """Names and aliases of the fields that are integers."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Note which fields are integers, once per class."""
+        fields = {name: field for name, field in cls.model_fields.items() if _is_integer(field.annotation)}
+        cls._integers = frozenset(fields) | {field.alias for field in fields.values() if field.alias}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_as_the_server_does(cls, data: Any) -> Any:
+        """A null is a field that is not set, in maps too, and 2.0 is the integer 2."""
+        # most objects have nothing to read differently, and every status goes through here: first a look in C
+        if not isinstance(data, dict) or _SOFT.isdisjoint(map(type, data.values())):
+            return data
+        fields = _without_nulls(data)
+        for name in cls._integers & fields.keys():
+            value = fields[name]
+            if isinstance(value, float) and value.is_integer():
+                fields[name] = int(value)
+        return fields
+
+    @model_validator(mode="after")
+    def _check_rules(self, info: ValidationInfo) -> Self:
+        """Reject a record that breaks a rule, with the messages of all rules that it breaks."""
+        broken = []
+        for rule in self.RULES:
+            if rule.at_creation and info.context is not CREATING:
+                continue
+            if rule.satisfied and not rule.satisfied(self):
+                broken.append(rule.message)
+        if broken:
+            raise PydanticCustomError("rule", "{messages}", {"messages": "; ".join(broken)})
+        return self
+
+
+_SOFT = frozenset({NoneType, float, dict})
+"""Types of values that the API server may read as something else, or as nothing."""
+
+
+def _is_integer(annotation: Any) -> bool:
+    """Whether a field's type is int, or int or None."""
+    for kind in (annotation, *get_args(annotation)):
+        bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        if bare is int:
+            return True
+    return False
+
+
+def _without_nulls(data: dict[Any, Any]) -> dict[Any, Any]:
+    """The fields that are set, and of each map the values that are."""
+    fields = {}
+    for name, value in data.items():
+        if value is not None:
+            fields[name] = _set_values(value) if isinstance(value, dict) else value
+    return fields
+
+
+def _set_values(value: dict[Any, Any]) -> dict[Any, Any]:
+    if None not in value.values():
+        return value
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def exactly_one(*fields: str, message: str = "") -> Rule:
+    """The rule that one of these optional fields, named as users write them, is set and no other of them."""
+
+    def satisfied(model: Model) -> bool:
+        names = [name for name, field in type(model).model_fields.items() if field.alias in fields]
+        return sum(getattr(model, name) is not None for name in names) == 1
+
+    cel = f"[{', '.join(f'has(self.{field})' for field in fields)}].filter(x, x).size() == 1"
+    listed = f"{', '.join(fields[:-1])} and {fields[-1]}"
+    return Rule(cel, message or f"set exactly one of {listed}", satisfied)
+
+
+def map_list(*keys: str) -> dict[str, Any]:
+    """Marks a list as a map keyed by the named fields, so that server-side apply merges it item by item."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def unique(field: str) -> AfterValidator:
+    """Reject a list with two items of the same `field`, as the API server does for `map_list`."""
+
+    def check(items: list[Any]) -> list[Any]:
+        keys = [getattr(item, field) for item in items]
+        if repeated := {key for key in keys if keys.count(key) > 1}:
+            raise PydanticCustomError("duplicate", "more than one item with {keys}", {"keys": ", ".join(repeated)})
+        return items
+
+    return AfterValidator(check)
+
+
+ATOMIC_LIST: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
+
+
+def dotted(location: Sequence[int | str]) -> str:
+    """A pydantic error location as users write it: `spec.rewards[1].format.pattern`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif path:
+            path += f".{part}"
+        else:
+            path = part
+    return path
+
+
+def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Gives each property of a model's JSON schema the sentence below its field, a base class's where it has none."""
+    sentences: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if kind is not BaseModel and issubclass(kind, BaseModel):
+            sentences |= _sentences(kind)
+    for name, field in model.model_fields.items():
+        prop = schema.get("properties", {}).get(field.alias or name)
+        if prop is not None and name in sentences:
+            prop["description"] = sentences[name]
+
+
+def _sentences(kind: type[BaseModel]) -> dict[str, str]:
+    """Text below each field that the class itself declares; none where its source is not at hand."""
+    try:
+        (definition,) = ast.parse(dedent(inspect.getsource(kind))).body
+    except OSError:
+        return {}
+    assert isinstance(definition, ast.ClassDef), "the source of a class is its definition"
+    sentences = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            sentences[field.target.id] = inspect.cleandoc(below.value.value)
+    return sentences

@@ -1,0 +1,166 @@
+"""The strings of the spec that name something: Kubernetes objects, labels, hub repositories, folders.
+
+Patterns are read by two engines, Go's RE2 in the API server and Rust's in pydantic. Where they differ (\\s, \\w and \\d
+are ASCII in one and Unicode in the other) the characters are written out.
+
+References to other objects of the job's namespace: claims, keys of Secrets and ConfigMaps, fields of the pod.
+
+They have the shapes of Kubernetes' core/v1, so that what users know from a pod is right here too.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.alias_generators import to_snake
+
+from .base import Model, Rule
+from .quantity import Quantity
+
+_DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[a-zA-Z0-9]([-._a-zA-Z0-9]{0,61}[a-zA-Z0-9])?$"
+
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=rf"^{_DNS_LABEL}(\.{_DNS_LABEL})*$")]
+"""The name of a Kubernetes object."""
+
+DNSLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{_DNS_LABEL}$")]
+"""The name of a container or of a pod's volume."""
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+Annotations = Annotated[dict[LabelKey, Annotated[str, Field(max_length=4096)]], Field(max_length=32)]
+
+Repository = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x20\x7f]+$")]
+"""A Hugging Face hub id such as `openai/gsm8k`, or an absolute path in the pods."""
+
+Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[-._/a-zA-Z0-9]+$")]
+"""A commit, tag or branch on the hub."""
+
+Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+"""A container image by its name, with a tag or a digest."""
+
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^/[^\x00-\x1f\x7f:]*$")]
+"""An absolute path inside the pods."""
+
+SubPath = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$")]
+"""A path relative to a volume; `stays_inside` keeps it there."""
+
+
+_UPWARDS = r"(^|/)\.\.(/|$)"
+"""A part `..` anywhere in a path."""
+
+
+def stays_inside(path: str | None) -> bool:
+    """Whether a path has no part that leads upwards, so that a relative one stays below its volume."""
+    return path is None or not re.search(_UPWARDS, path)
+
+
+def inside_rule(field: str, optional: bool = False) -> Rule:
+    """That the path in a field, by its name in the CRD, stays inside its volume."""
+    cel = f"!self.{field}.matches(r'{_UPWARDS}')"
+    if optional:
+        cel = f"!has(self.{field}) || {cel}"
+    return Rule(
+        cel,
+        f"{field} must stay inside the volume: remove `..`",
+        lambda owner: stays_inside(getattr(owner, to_snake(field))),
+    )
+
+
+SUB_PATH_RULE = inside_rule("subPath", optional=True)
+"""For every model with a `subPath`."""
+
+DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+"""A key of a Secret or a ConfigMap."""
+
+
+class VolumeClaim(Model):
+    """An existing PersistentVolumeClaim of the job's namespace."""
+
+    RULES = (SUB_PATH_RULE,)
+
+    claim_name: Name
+    """Name of the claim. Pods stay Pending while it doesn't exist."""
+    sub_path: SubPath | None = None
+    """Folder inside the volume to mount. Unset: the volume's root."""
+
+
+class ImageVolume(Model):
+    """Files of a container image, or of another OCI artifact, as core/v1's volume source `image`."""
+
+    reference: Image
+    """Name of the image, with a tag or a digest. The cluster needs Kubernetes 1.35, or 1.33 with the feature gate
+    ImageVolume."""
+    pull_policy: PullPolicy | None = None
+    """When a node pulls it; with podTemplate.spec.imagePullSecrets. Unset: Always for the tag latest or none, else
+    IfNotPresent."""
+
+
+def _has_one_source_at_most(model: Any) -> bool:
+    return model.volume is None or model.image is None
+
+
+ONE_VOLUME = Rule(
+    "!(has(self.volume) && has(self.image))",
+    "set at most one of volume, image: both would be mounted on the same folder",
+    _has_one_source_at_most,
+)
+"""For every model that has its files from a claim or from an image."""
+
+
+class ConfigMapFiles(Model):
+    """A ConfigMap of the job's namespace, each key a file."""
+
+    name: Name
+    """Name of the ConfigMap."""
+
+
+class LocalObjectReference(Model):
+    """An object of the job's namespace, by its name."""
+
+    name: Name
+    """Name of the object."""
+
+
+class OptionalReference(LocalObjectReference):
+    """A Secret or a ConfigMap as a whole."""
+
+    optional: bool | None = None
+    """Start the pods even if it doesn't exist. Unset: they wait for it."""
+
+
+class SecretKeySelector(OptionalReference):
+    """One key of a Secret in the job's namespace."""
+
+    key: DataKey
+    """Key inside the Secret, such as `token`."""
+
+
+class ConfigMapKeySelector(OptionalReference):
+    """One key of a ConfigMap in the job's namespace."""
+
+    key: DataKey
+    """Key inside the ConfigMap."""
+
+
+class ObjectFieldSelector(Model):
+    """A field of the pod itself."""
+
+    api_version: Literal["v1"] = "v1"
+    """Version of the pod's schema. Unset: v1."""
+    field_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^(metadata|spec|status)\.[^\x00-\x1f]+$")]
+    """Such as `metadata.name`, `spec.nodeName` or `status.podIP`."""
+
+
+class ResourceFieldSelector(Model):
+    """A request or a limit of a container of the pod."""
+
+    container_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Name of the container; volumes need it. Unset: the container itself."""
+    resource: Annotated[str, Field(max_length=317, pattern=r"^(limits|requests)\.[-./a-zA-Z0-9]+$")]
+    """Such as `limits.memory`."""
+    divisor: Quantity | None = None
+    """Unit in which the amount is given. Unset: 1."""

@@ -1,0 +1,198 @@
+"""From pydantic models to the structural schema that a CustomResourceDefinition demands.
+
+With it the CRD has one source, the models. What structural means:
+https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
+
+What is wrong with a spec, in sentences: where, what was given, what is allowed, and for a slip the right word.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from .base import dotted
+from .contract import KIND
+
+Schema = dict[str, Any]
+
+_EXCLUSIVE = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
+_BOUNDS = {"string": "maxLength", "array": "maxItems", "map": "maxProperties"}
+_MAX_DEPTH = 24
+
+
+class NotStructural(ValueError):
+    """A model that has no structural schema, or an unbounded one; the message names the field's path."""
+
+
+def structural(model: type[BaseModel], *, defaults: bool) -> Schema:
+    """The structural schema of a model, references resolved, every string, list and map bounded.
+
+    With `defaults` the API server fills in the models' defaults. Sub-objects with a default factory get the whole
+    default object: the server defaults only inside objects that are present, and judges the default itself by the
+    object's rules. Without, defaults are left out: a status is written whole by its controller.
+
+    Raises:
+        NotStructural: a union, a recursion, or a string, list or map without a bound.
+    """
+    raw = json.loads(_json_schema(model))
+    return _Converter(raw.pop("$defs", {}), defaults).convert(raw, model.__name__)
+
+
+@cache
+def _json_schema(model: type[BaseModel]) -> str:
+    """The model's schema as pydantic makes it, in more than a second for a whole job; as text, which nobody alters."""
+    return json.dumps(model.model_json_schema(by_alias=True, mode="validation"))
+
+
+def fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Every field below a structural schema with its path, such as `spec.rewards[].format.pattern`."""
+    for name, child in schema.get("properties", {}).items():
+        below = f"{path}.{name}" if path else name
+        yield below, child
+        yield from fields(child, below)
+    for key, suffix in (("items", "[]"), ("additionalProperties", ".*")):
+        if key in schema:
+            yield path + suffix, schema[key]
+            yield from fields(schema[key], path + suffix)
+
+
+class _Converter:
+    """Rewrites one JSON schema; `path` in its methods is the place that errors name."""
+
+    def __init__(self, definitions: dict[str, Schema], defaults: bool) -> None:
+        self._definitions = definitions
+        self._defaults = defaults
+
+    def convert(self, schema: Schema, path: str) -> Schema:
+        """The structural form of a schema and of everything below it."""
+        if path.count(".") > _MAX_DEPTH:
+            raise NotStructural(f"{path}: deeper than {_MAX_DEPTH} levels; a recursive model has no structural schema")
+        result = self._keywords(self._flat(schema, path))
+        if "properties" in result:
+            result["properties"] = self._properties(result, path)
+            result.pop("additionalProperties", None)
+        elif isinstance(result.get("additionalProperties"), dict):
+            result["additionalProperties"] = self.convert(result["additionalProperties"], f"{path}.*")
+        if "items" in result:
+            result["items"] = self.convert(result["items"], f"{path}[]")
+        _require_bound(result, path)
+        return result
+
+    def _flat(self, schema: Schema, path: str) -> Schema:
+        """The schema without `$ref` and without the null of an optional field; its own keywords win."""
+        schema = dict(schema)
+        if "x-kubernetes-int-or-string" in schema:
+            schema.pop("type", None)
+            return schema
+        if "$ref" in schema:
+            # a copy each time, as below: shared parts would become anchors in YAML
+            return self._flat(deepcopy(self._definitions[schema.pop("$ref").rsplit("/", 1)[1]]) | schema, path)
+        if "anyOf" not in schema:
+            return schema
+        options = [option for option in schema.pop("anyOf") if option.get("type") != "null"]
+        if len(options) != 1:
+            raise NotStructural(f"{path}: a union; write it as optional fields and a rule that exactly one is set")
+        return self._flat(options[0] | schema, path)
+
+    def _keywords(self, schema: Schema) -> Schema:
+        """The schema in the keywords that a CRD knows."""
+        schema.pop("title", None)
+        if _kind(schema) == "map":
+            _map_keywords(schema)
+        if "const" in schema:
+            schema["enum"] = [schema.pop("const")]
+        for flag, bound in _EXCLUSIVE:
+            if flag in schema:
+                schema[bound], schema[flag] = schema[flag], True
+        if schema.get("type") == "integer":
+            schema["format"] = "int64"
+        if "description" in schema:
+            schema["description"] = " ".join(schema["description"].split())
+        if not self._defaults or schema.get("default", 0) is None:
+            schema.pop("default", None)
+        return schema
+
+    def _properties(self, schema: Schema, path: str) -> dict[str, Schema]:
+        required = schema.get("required", ())
+        properties = {}
+        for name, raw in schema["properties"].items():
+            child = self.convert(raw, f"{path}.{name}")
+            if self._defaults and name not in required and "default" not in raw and child.get("type") == "object":
+                inner = child.get("properties", {})
+                child["default"] = {k: deepcopy(part["default"]) for k, part in inner.items() if "default" in part}
+            properties[name] = child
+        return properties
+
+
+def _kind(schema: Schema) -> str:
+    """The schema's type; `map` for an object whose keys are the user's, empty where users may write anything."""
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return ""
+    kind = str(schema.get("type", ""))
+    if kind == "object" and "properties" not in schema:
+        return "map"
+    return kind
+
+
+def _map_keywords(schema: Schema) -> None:
+    """Turn the bounds of a map's keys, which a CRD can't say, into CEL rules."""
+    bounds = schema.pop("propertyNames", {})
+    rules = []
+    for pattern, values in schema.pop("patternProperties", {}).items():
+        schema["additionalProperties"] = values
+        rules.append((f"self.all(key, key.matches({json.dumps(pattern)}))", f"every key must match {pattern}"))
+    if "maxLength" in bounds:
+        least, most = bounds.get("minLength", 0), bounds["maxLength"]
+        rule = f"self.all(key, size(key) >= {least} && size(key) <= {most})"
+        rules.append((rule, f"every key must have {least} to {most} characters"))
+    schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
+
+
+def _require_bound(schema: Schema, path: str) -> None:
+    """Reject what has no upper size: the API server would reject its CEL rules as too dear."""
+    kind = _kind(schema)
+    bound = _BOUNDS.get(kind)
+    if bound and bound not in schema and "enum" not in schema:
+        raise NotStructural(f"{path}: a {kind} without {bound}")
+    if kind == "array" and "x-kubernetes-list-type" not in schema:
+        raise NotStructural(f"{path}: a list without x-kubernetes-list-type; say ATOMIC_LIST or map_list()")
+
+
+_LIKENESS = 0.7
+
+
+def sentence(problem: ErrorDetails, schema: Schema) -> str:
+    """`spec.training.beta: Input should be … (got -1)`; `schema` is the structural schema of the spec."""
+    path = ["spec", *problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        return f"{dotted(path)}: {_unknown(problem['loc'], schema)}"
+    # a broken rule over several fields has no single value
+    got = "" if problem["type"] == "rule" else f" (got {problem['input']!r:.80})"
+    return f"{dotted(path)}: {problem['msg'].removeprefix('Value error, ')}{got}"
+
+
+def _unknown(location: Sequence[int | str], schema: Schema) -> str:
+    """What to write instead of a field that is not there."""
+    *parents, name = location
+    known = _below(schema, parents).get("properties", {})
+    spelled = {field.lower(): field for field in known}
+    close = get_close_matches(to_camel(str(name)).lower(), spelled, n=1, cutoff=_LIKENESS)
+    if close:
+        return f"unknown field; did you mean {spelled[close[0]]}?"
+    section = ".".join(["spec", *(str(part) for part in parents if isinstance(part, str))])
+    return f"unknown field; `kubectl explain {KIND.lower()}.{section}` lists what there is"
+
+
+def _below(schema: Schema, parents: Sequence[int | str]) -> dict[str, Any]:
+    """The schema of the object at a location."""
+    for part in parents:
+        inside = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        schema = inside or schema.get("additionalProperties") or {}
+    return schema
