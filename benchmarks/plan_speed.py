@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.text.quantity import GIB
-from grpo_planner.edit import with_value
+from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.hardware.products import lookup
 from grpo_planner.plan import plan_job

@@ -11,8 +11,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from grpo_planner.memory.setup import Precision
-from grpo_planner.model.families import families
-from grpo_planner.model.shapes import ALL_LINEAR, Shape
+from grpo_planner.model.shapes import ALL_LINEAR, Shape, families
 
 
 @dataclass(frozen=True, kw_only=True)

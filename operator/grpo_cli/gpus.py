@@ -5,9 +5,8 @@ from argparse import ArgumentParser, Namespace
 from rich.markup import escape
 from rich.text import Text
 
-from grpo_planner.hardware.generations import obstacle
-from grpo_planner.hardware.names import short_names
-from grpo_planner.hardware.products import Product
+from grpo_planner.hardware.inventory_file import short_names
+from grpo_planner.hardware.products import Product, obstacle
 from grpo_planner.hardware.products import table as products
 
 from .terminal import console, show_table, table

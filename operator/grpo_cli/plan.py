@@ -12,7 +12,7 @@ import yaml
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
-from grpo_planner.result import PlanReason, PlanResult
+from grpo_planner.result.result import PlanReason, PlanResult
 
 from . import picture, plan_table, size_table, sources, wanted, what_if
 from .errors import WRONG, NotYet, OptionError

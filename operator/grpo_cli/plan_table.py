@@ -16,11 +16,11 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.checkpoint import CheckpointSpec
 from grpo_api.text.contract import EXPORT_FOLDER
 from grpo_operator.records.names import checkpoint_volume, run_folder
-from grpo_planner.engine_plan import engine_numbers, sampled_briefly
+from grpo_planner.explain.explain import why
 from grpo_planner.memory.disk import staged_bytes
-from grpo_planner.result import Candidate, PlanResult
-from grpo_planner.why import why
-from grpo_planner.words import sharding
+from grpo_planner.result.formatting import sharding
+from grpo_planner.result.result import Candidate, PlanResult
+from grpo_planner.search.engine_plan import engine_numbers, sampled_briefly
 
 from .terminal import gib, show_table, table
 

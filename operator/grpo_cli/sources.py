@@ -19,7 +19,7 @@ from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
 from grpo_planner.model.architecture import ModelFacts
 from grpo_planner.plan import Planner, plan_job
-from grpo_planner.result import PlanResult
+from grpo_planner.result.result import PlanResult
 from grpo_planner.search.curve import Size
 
 from . import kubectl

@@ -17,7 +17,7 @@ from grpo_api.report.report import STEP_PHASES
 from grpo_api.spec.generation import EnginePlan
 from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus
 from grpo_api.text.quantity import format_bytes
-from grpo_planner.words import sharding
+from grpo_planner.result.formatting import sharding
 
 from . import kubectl
 from .terminal import console, gib, show_table, table

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from grpo_api.job import GRPOJobSpec, SpecInvalid
 from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
-from grpo_planner.edit import with_value
+from grpo_planner.explain.fixes import with_value
 
 from .errors import OptionError
 from .manifest import load_value

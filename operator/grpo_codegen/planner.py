@@ -10,19 +10,18 @@ from collections.abc import Iterator
 
 from grpo_api.job import GRPOJobSpec, parse_spec
 from grpo_api.text.quantity import GIB
-from grpo_planner.engine_plan import sampled_by
-from grpo_planner.hardware.generations import IMAGE, obstacle, written
+from grpo_planner.explain.explain import why
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.hardware.inventory_file import parse_inventory
-from grpo_planner.hardware.products import Product, usable_bytes
+from grpo_planner.hardware.products import IMAGE, Product, obstacle, usable_bytes, written
 from grpo_planner.hardware.products import lookup as product_of
 from grpo_planner.hardware.products import table as table_of_products
 from grpo_planner.model.catalogue import lookup
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanResult
+from grpo_planner.result.formatting import sharding
+from grpo_planner.result.result import PlanResult
+from grpo_planner.search.engine_plan import sampled_by
 from grpo_planner.search.option import CROWDED, NEARLY_FULL, OFFLOADED
-from grpo_planner.why import why
-from grpo_planner.words import sharding
 
 H100, H200, A100 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-A100-SXM4-80GB"
 MODELS = ("meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-32B-Instruct",

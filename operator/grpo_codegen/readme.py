@@ -13,9 +13,9 @@ import yaml
 
 from grpo_api.job import parse_spec
 from grpo_api.plan.plan import ExecutionPlan
+from grpo_planner.explain.explain import why
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanResult
-from grpo_planner.why import why
+from grpo_planner.result.result import PlanResult
 
 from .crd import COLUMNS, Column
 from .planner import cluster, spec

@@ -17,25 +17,6 @@ Pure: no cluster, no torch, no clock; the same spec and inventory give the same 
        └─ Candidate      an option as a plan: chosen, or rejected with a reason and a number
           └─ PlanResult  the answer: the chosen plan and what it was compared with, or Fixes where nothing fits
 
-Rooms: model (shapes), hardware (pools), memory (predictions), search (everything from Demand to Option).
+Rooms: model (shapes), hardware (pools), memory (predictions), time (of a step), search (everything from Demand to
+Option), result (the answer), explain (its sentences and Fixes), replan (plans that have run).
 """
-
-from .hardware.inventory import Inventory, Node
-from .model.architecture import ModelFacts
-from .plan import Planner, plan_job
-from .result import Candidate, Fix, PlanReason, PlanResult, Rejection
-from .search.curve import Size
-
-__all__ = [
-    "Candidate",
-    "Fix",
-    "Inventory",
-    "ModelFacts",
-    "Node",
-    "PlanReason",
-    "PlanResult",
-    "Planner",
-    "Rejection",
-    "Size",
-    "plan_job",
-]

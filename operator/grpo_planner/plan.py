@@ -9,29 +9,25 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 
-from . import explain
-from .advice import advice
-from .cpu import plan_cpu
-from .fixes import ACCESS_MODE, find_fixes
-from .hardware.declared import declared
-from .hardware.inventory import Inventory
+from .explain import explain
+from .explain.fixes import ACCESS_MODE, advice, find_fixes
+from .explain.no_capacity import MOST_RENTED, no_engine, no_place, short_of_disk, smallest
+from .hardware.inventory import Inventory, declared
 from .hardware.pools import Pool, build_pools
 from .memory.phases import Predictor
 from .model.architecture import NOTHING, ModelFacts, resolve
-from .needs import MOST_RENTED, smallest
-from .places import no_engine, no_place, short_of_disk
-from .result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
-from .search.choice import choose, closest_miss, notable, same_method
+from .result.formatting import gib
+from .result.result import Candidate, Fix, PlanReason, PlanResult, SpecRejected
+from .search.cpu_plan import plan_cpu
 from .search.curve import Size, curve
 from .search.demand import Demand, build_demand, positions
 from .search.engine_choice import refined, rivals, sampling
 from .search.engines import check, server_pools
 from .search.footprints import Footprints
-from .search.links import as_measured
 from .search.methods import conflicting_pins, methods
-from .search.option import Option
+from .search.option import Option, choose, closest_miss, notable, same_method
 from .search.search import Search
-from .words import gib
+from .time.step_time import as_measured
 
 LACKS_HARDWARE = (
     PlanReason.NO_GPUS, PlanReason.NOT_ENOUGH_GPUS, PlanReason.OUT_OF_DEVICE_MEMORY, PlanReason.OUT_OF_HOST_MEMORY,

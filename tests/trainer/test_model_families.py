@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from grpo_planner.memory.generation import cached_positions
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.architecture import from_architecture, from_config
-from grpo_planner.model.families import families
-from grpo_planner.model.shapes import ALL_LINEAR, Shape
+from grpo_planner.model.shapes import ALL_LINEAR, Shape, families
 from grpo_trainer.weights.architecture import architecture_of
 
 SMALL: dict[str, Any] = {

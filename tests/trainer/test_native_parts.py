@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_planner.hardware.generations import IMAGE
+from grpo_planner.hardware.products import IMAGE
 from grpo_trainer.process.cores import threads_per_process
 from harness.images import native_parts
 from harness.images.wheels import pinned

@@ -7,7 +7,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.quantity import GIB
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanResult
+from grpo_planner.result.result import PlanResult
 from tests.samples import changed
 
 H100, A100, L4, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4", "Tesla-T4"

@@ -15,7 +15,7 @@ from grpo_operator.admission.quota_gate import needs
 from grpo_operator.admission.scheduler import Plans, Question, judge
 from grpo_operator.admission.snapshot import QuotaFacts, Snapshot
 from grpo_operator.records.records import GRPOJobRecord
-from grpo_planner.result import PlanReason, PlanResult
+from grpo_planner.result.result import PlanReason, PlanResult
 from tests.generated import cases
 from tests.unit.operator_world import GPU_PLAN, LIMITS, NOW, SERVED_GPU_PLAN, active_status, condition, make_job
 from tests.unit.queue_world import cluster, gang, gpu_pod, job, judged, own_pod, packs, passed

@@ -19,7 +19,7 @@ from grpo_operator.records.records import GRPOJobRecord
 from grpo_operator.report.status import build, to_json
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanResult
+from grpo_planner.result.result import PlanResult
 from tests.unit.operator_world import (
     LIMITS,
     NOW,

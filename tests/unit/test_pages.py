@@ -10,7 +10,7 @@ import pytest
 from grpo_api.report.report import Result
 from grpo_api.status.status import ConditionType, Phase
 from grpo_operator.records.reasons import Reason
-from grpo_planner.result import PlanReason
+from grpo_planner.result.result import PlanReason
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.text.quantity import GIB
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanReason, PlanResult
+from grpo_planner.result.result import PlanReason, PlanResult
 from tests.unit.planning import (
     A10G,
     A100,

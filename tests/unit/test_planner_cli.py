@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from grpo_cli.__main__ import main
-from grpo_planner.result import PlanResult
+from grpo_planner.result.result import PlanResult
 from tests.samples import changed, job
 from tests.unit.planning import BARE, H100, LLAMA_1B, QWEN_32B
 from tests.unit.test_planner_model import ARCHITECTURE

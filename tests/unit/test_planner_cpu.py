@@ -7,7 +7,7 @@ import pytest
 from grpo_api.text.quantity import GIB
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanReason, PlanResult
+from grpo_planner.result.result import PlanReason, PlanResult
 from tests.unit.planning import H100, LLAMA_1B, nodes, plan, spec
 
 

@@ -14,8 +14,9 @@ from grpo_planner.memory.phases import predict
 from grpo_planner.memory.setup import Engine, Setup
 from grpo_planner.model.catalogue import lookup as model
 from grpo_planner.model.shapes import Shape
-from grpo_planner.search import enginetime, steptime
-from grpo_planner.search.steptime import step_time
+from grpo_planner.time import step_time as enginetime
+from grpo_planner.time import step_time as steptime
+from grpo_planner.time.step_time import step_time
 from tests.generated import cases
 from tests.unit.planning import H100
 

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES
-from grpo_planner import engine_plan
-from grpo_planner.engine_plan import sampled_briefly, sampled_by
 from grpo_planner.hardware.products import lookup, usable_bytes
 from grpo_planner.model.catalogue import model_type
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanReason
-from grpo_planner.search import engines
+from grpo_planner.result.result import PlanReason
+from grpo_planner.search import engine_plan, engines
+from grpo_planner.search.engine_plan import sampled_briefly, sampled_by
 from tests.generated import cases
 from tests.unit.planning import A10G, A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result
 from tests.unit.planning import plan as planned

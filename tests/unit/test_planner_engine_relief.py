@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_api.plan.learned import Learned
-from grpo_planner.engine_plan import sampled_briefly
-from grpo_planner.relief import described, relieved, splits
-from grpo_planner.run import Run
+from grpo_planner.replan.oom_replan import described, relieved, splits
+from grpo_planner.replan.past_run import Run
+from grpo_planner.search.engine_plan import sampled_briefly
 from tests.generated import cases
 from tests.unit.planning import A10G, H100, LLAMA_1B, QWEN_7B, nodes, plan, spec
 from tests.unit.test_planner_relief import MAY_CHANGE, oom, ran_out

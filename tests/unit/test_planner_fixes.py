@@ -12,11 +12,10 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, LearnedMemory
 from grpo_api.text.quantity import GIB
 from grpo_cli.what_if import changed as what_if
-from grpo_planner.edit import with_value
-from grpo_planner.fixes import ACCESS_MODE
+from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
-from grpo_planner.result import Fix, PlanReason
+from grpo_planner.result.result import Fix, PlanReason
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, result, spec
 
 ONE = {"min": 1, "max": 1}

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_planner.hardware.generations import IMAGE, obstacle
 from grpo_planner.hardware.inventory import Node
-from grpo_planner.hardware.products import table
-from grpo_planner.result import PlanReason
+from grpo_planner.hardware.products import IMAGE, obstacle, table
+from grpo_planner.result.result import PlanReason
 from tests.unit.planning import H100, LLAMA_1B, nodes, plan, result, spec
 
 BUILT = "and the torch of the trainer's image is built for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from grpo_planner.hardware.declared import declared
-from grpo_planner.hardware.inventory import Inventory, Node
+from grpo_planner.hardware.inventory import Inventory, Node, declared
 from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_inventory
 from grpo_planner.hardware.pools import build_pools
 from grpo_planner.hardware.products import UNKNOWN, lookup, table

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_planner.model import catalogue
 from grpo_planner.model.architecture import ModelFacts, from_config, resolve
-from grpo_planner.model.families import families
-from grpo_planner.result import PlanReason, SpecRejected
+from grpo_planner.model.shapes import families
+from grpo_planner.result.result import PlanReason, SpecRejected
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,

@@ -6,8 +6,14 @@ from hypothesis import strategies as st
 
 from grpo_api.text.quantity import GIB
 from grpo_cli.__main__ import main
-from grpo_planner.hardware.inventory_file import InventoryInvalid, parse_gpus, parse_inventory
-from grpo_planner.hardware.names import label_of, short_names, unknown_product
+from grpo_planner.hardware.inventory_file import (
+    InventoryInvalid,
+    label_of,
+    parse_gpus,
+    parse_inventory,
+    short_names,
+    unknown_product,
+)
 from grpo_planner.hardware.products import lookup, table
 from grpo_planner.plan import plan_job
 from tests.generated import cases

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.plan import Planner
-from grpo_planner.result import PlanReason
+from grpo_planner.result.result import PlanReason
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, plan, result, spec
 
 

@@ -18,7 +18,7 @@ from grpo_cli.terminal import gib
 from grpo_cli.what_if import changed, path_of
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanResult
+from grpo_planner.result.result import PlanResult
 from tests.generated import cases
 from tests.unit.planning import H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, inventory, nodes, spec
 

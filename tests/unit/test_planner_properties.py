@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.plan import ExecutionPlan
-from grpo_planner.edit import with_value
+from grpo_planner.explain.fixes import with_value
 from grpo_planner.hardware.inventory import Inventory, Node
 from grpo_planner.memory.phases import Predictor, predict
 from grpo_planner.memory.setup import Setup, ZeroStage

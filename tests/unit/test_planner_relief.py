@@ -11,8 +11,8 @@ from grpo_api.plan.learned import HOST, MAX_REPLANS, Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import MemoryShortage, Outcome, Result
 from grpo_planner.plan import Planner
-from grpo_planner.relief import account, learn, relieved, splits
-from grpo_planner.run import Run
+from grpo_planner.replan.oom_replan import account, learn, relieved, splits
+from grpo_planner.replan.past_run import Run
 from tests.generated import cases
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 

@@ -13,7 +13,7 @@ from grpo_cli.manifest import load_jobs
 from grpo_codegen.__main__ import ROOT
 from grpo_codegen.planner import CLUSTERS, MODELS, cluster, spec
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanReason
+from grpo_planner.result.result import PlanReason
 
 EXPERT = {
     ("1 × L4", "7B"): ("LoRA", "Adapter", 0, "None"),

@@ -11,8 +11,8 @@ from grpo_planner.hardware.products import lookup
 from grpo_planner.memory.setup import Setup
 from grpo_planner.model.catalogue import lookup as model
 from grpo_planner.plan import plan_job
-from grpo_planner.search import steptime
-from grpo_planner.search.steptime import StepTime, step_time
+from grpo_planner.time import step_time as steptime
+from grpo_planner.time.step_time import StepTime, step_time
 from tests.unit.planning import H100, L4, LLAMA_1B, QWEN_7B, inventory, nodes, plan, spec
 
 MOE = "Qwen/Qwen3-30B-A3B"

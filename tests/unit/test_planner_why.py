@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
+from grpo_planner.explain.explain import why
 from grpo_planner.plan import plan_job
-from grpo_planner.result import PlanResult
-from grpo_planner.why import why
+from grpo_planner.result.result import PlanResult
 from tests.unit.planning import A100, H100, L4, LLAMA_1B, LLAMA_70B, QWEN_7B, QWEN_32B, inventory, nodes, spec
 
 MODELS = (LLAMA_1B, QWEN_7B, QWEN_32B, LLAMA_70B)

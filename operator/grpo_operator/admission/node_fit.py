@@ -15,7 +15,7 @@ from grpo_api.pods.affinity import NodeSelectorRequirement, NodeSelectorTerm, is
 from grpo_api.pods.containers import EPHEMERAL_STORAGE
 from grpo_kube.objects.json_reader import Part
 from grpo_planner.memory.disk import disk_request, less_disk
-from grpo_planner.words import gib
+from grpo_planner.result.formatting import gib
 
 from ..pods.pod_spec import init_container
 from .inventory import Amounts, Cards, NodeFacts, cards, left_out, pod_requests

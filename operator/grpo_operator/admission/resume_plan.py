@@ -12,10 +12,9 @@ from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, Shortfall
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_planner.hardware.inventory import Inventory
-from grpo_planner.refit import PlanExcluded, refit
-from grpo_planner.relief import account, described, relieved
-from grpo_planner.result import PlanReason, PlanResult
-from grpo_planner.run import Run
+from grpo_planner.replan.oom_replan import account, described, relieved
+from grpo_planner.replan.past_run import PlanExcluded, Run, refit
+from grpo_planner.result.result import PlanReason, PlanResult
 
 from ..records.records import GRPOJobRecord
 

@@ -23,10 +23,9 @@ from grpo_api.plan.learned import Learned
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.run_policy import PlacementSpec
 from grpo_kube.objects.times import seconds
-from grpo_planner.hardware.declared import declared
-from grpo_planner.hardware.inventory import Inventory
+from grpo_planner.hardware.inventory import Inventory, declared
 from grpo_planner.plan import Planner, plan_job
-from grpo_planner.result import PlanResult
+from grpo_planner.result.result import PlanResult
 
 from ..decide.decisions import Limits
 from ..decide.restarts import pausing

@@ -12,9 +12,9 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Outcome, Result
 from grpo_api.report.training_metrics import ALLREDUCE
 from grpo_api.text.quantity import MAX_COUNT
-from grpo_planner.relief import account, found, learn
-from grpo_planner.result import SpecRejected
-from grpo_planner.run import Run
+from grpo_planner.replan.oom_replan import account, found, learn
+from grpo_planner.replan.past_run import Run
+from grpo_planner.result.result import SpecRejected
 
 from .decisions import Action, Decision
 from .observation import Observation

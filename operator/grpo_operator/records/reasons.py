@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from grpo_planner.result import PlanReason
+from grpo_planner.result.result import PlanReason
 
 
 class Reason(StrEnum):

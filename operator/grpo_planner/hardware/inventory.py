@@ -2,12 +2,18 @@
 
 The operator fills it from Nodes and Pods, `grpo plan` from a file; the planner sees no cluster. The caller that fills
 it has already applied the job's node selector and tolerations.
+
+Nodes that a spec declares and nobody has seen: an autoscaler will add them for pods that find none.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
+
+from grpo_api.spec.run_policy import PlacementSpec
+
+from .products import resource_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +115,26 @@ def _merged(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         count = sum(node.count for node in group)
         merged.append(replace(group[0], name=key[0], count=count))
     return tuple(merged)
+
+
+ENDLESS = 2**50
+"""Host memory in bytes, and cores, of a node that is not there yet: how much it has is left to the autoscaler."""
+
+
+def declared(placement: PlacementSpec) -> Inventory:
+    """The declared nodes, empty. Their product's label is no selector: a node has it only once it is up."""
+    gpus = placement.gpus_per_node or 0
+    product = placement.gpu_product or ""
+    return Inventory((
+        Node(
+            gpu_product=product,
+            gpus_free=gpus,
+            gpus_total=gpus,
+            gpu_resource=resource_of(product),
+            host_memory_free=ENDLESS,
+            host_memory_total=ENDLESS,
+            cpu_free=float(ENDLESS),
+            cpu_total=float(ENDLESS),
+            count=placement.nodes or 0,
+        ),
+    ))  # fmt: skip

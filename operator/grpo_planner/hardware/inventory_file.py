@@ -2,9 +2,15 @@
 
 Optional: `interconnect: {nodeGBps, gpuGBps}` and `gpuHourPrice`. With it a job is planned without a cluster. Strict
 like the job itself: an unknown field is an error. Products may have their short names, such as `H100`.
+
+Short names of GPU products: `H100` for `NVIDIA-H100-80GB-HBM3`, and what a mistyped one may have meant.
+
+People say `8xH100`; a node's label, and so a plan, says which H100.
 """
 
 import re
+from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -13,8 +19,7 @@ from grpo_api.text.base import Model, dotted
 from grpo_api.text.quantity import GIB
 
 from .inventory import Inventory, Node
-from .names import label_of, unknown_product
-from .products import is_slice, resource_of
+from .products import is_slice, lookup, resource_of, table
 
 DEFAULT_HOST_GIB = 128
 """Host memory per GPU that is assumed where the inventory gives none; a note then states the assumption."""
@@ -118,3 +123,73 @@ def _node(group: NodeGroup) -> Node:
         gpu_hour_price=group.gpu_hour_price, node_gbps=group.interconnect.node_gbps,
         gpu_gbps=group.interconnect.gpu_gbps,
     )  # fmt: skip
+
+
+USUAL = {
+    "T4": "Tesla-T4",
+    "P100": "Tesla-P100",
+    "V100": "Tesla-V100-SXM2-16GB",
+    "V100-32GB": "Tesla-V100-SXM2-32GB",
+    "A100": "NVIDIA-A100-SXM4-80GB",
+    "A100-40GB": "NVIDIA-A100-SXM4-40GB",
+    "A100-80GB": "NVIDIA-A100-SXM4-80GB",
+    "A100-PCIe": "NVIDIA-A100-80GB-PCIe",
+    "A800": "NVIDIA-A800-SXM4-80GB",
+    "A800-80GB": "NVIDIA-A800-SXM4-80GB",
+    "A800-PCIe": "NVIDIA-A800-80GB-PCIe",
+    "H100": "NVIDIA-H100-80GB-HBM3",
+    "H100-80GB": "NVIDIA-H100-80GB-HBM3",
+    "H100-SXM": "NVIDIA-H100-80GB-HBM3",
+    "H200-SXM": "NVIDIA-H200",
+    "GH200": "NVIDIA-GH200-480GB",
+    "A6000": "NVIDIA-RTX-A6000",
+    "A5000": "NVIDIA-RTX-A5000",
+    "RTX-6000": "NVIDIA-RTX-6000-Ada-Generation",
+    "RTX-6000-Ada": "NVIDIA-RTX-6000-Ada-Generation",
+    "RTX-PRO-6000": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+    "RTX3090": "NVIDIA-GeForce-RTX-3090",
+    "RTX4090": "NVIDIA-GeForce-RTX-4090",
+    "RTX5090": "NVIDIA-GeForce-RTX-5090",
+}
+"""What a name without form or memory means: the one that is rented most, the larger where both are."""
+
+_MAKERS = re.compile("^(NVIDIA-|AMD-|Tesla-|GeForce-|Instinct-)+", re.IGNORECASE)
+_LIKENESS = 0.5
+
+
+@cache
+def short_names() -> dict[str, str]:
+    """Labels by their short name: every label without its maker, and the usual names."""
+    return {_MAKERS.sub("", label): label for label in table()} | USUAL
+
+
+def label_of(name: str) -> str | None:
+    """The label that a name means: itself where a known product begins it; None where no product is called so.
+
+    Capitals, and whether its words are parted by hyphens, underscores or spaces, make no difference to a short name.
+    """
+    if lookup(name).known:
+        return name
+    return _by_key().get(_key(name))
+
+
+def unknown_product(name: str) -> str:
+    """The sentence on a name that no product has, with those that are like it."""
+    spelled = {_key(short): short for short in short_names()}
+    close = get_close_matches(_key(name), spelled, n=3, cutoff=_LIKENESS)
+    meant = ""
+    if close:
+        meant = f"did you mean {' or '.join(spelled[key] for key in close)}? "
+    return (
+        f"{name} is no GPU product that the planner knows; {meant}`grpo gpus` lists them, and an inventory file can "
+        "say gpuMemoryMiB of others"
+    )
+
+
+@cache
+def _by_key() -> dict[str, str]:
+    return {_key(short): label for short, label in short_names().items()}
+
+
+def _key(name: str) -> str:
+    return _MAKERS.sub("", re.sub("[-_ ]+", "-", name.strip())).upper()

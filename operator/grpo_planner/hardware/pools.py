@@ -16,10 +16,9 @@ from grpo_api.spec.run_policy import GPU_PROCESS_MILLICPU, PlacementSpec
 from grpo_api.text.contract import GPU_PRICE_LABEL
 from grpo_api.text.quantity import MIB, quantity_bytes
 
-from ..words import plural
-from .generations import OWN_IMAGE, Capability, obstacle
+from ..result.formatting import plural
 from .inventory import Inventory, Node
-from .products import Product, lookup, usable_bytes
+from .products import OWN_IMAGE, Capability, Product, lookup, obstacle, usable_bytes
 
 Kind = tuple[str, int, Capability | None, str, tuple[tuple[str, str], ...]]
 """What makes two nodes' GPUs the same: product, MiB, compute capability, resource and node selector."""

@@ -2,8 +2,3 @@
 
 Pure arithmetic over a Shape and a Setup; docs/memory-model.md has formulas, accuracy and what is assumed.
 """
-
-from .phases import Prediction, Predictor, predict
-from .setup import Engine, Precision, Setup, Strategy, ZeroStage
-
-__all__ = ["Engine", "Precision", "Prediction", "Predictor", "Setup", "Strategy", "ZeroStage", "predict"]

@@ -3,10 +3,15 @@
 Sources: transformers 5.23's decoder layers with scaled_dot_product_attention under a padding mask, PEFT 0.21's LoRA
 layers, torch's non-reentrant checkpointing; each coefficient was read off fake-tensor accounts of the real code by
 changing one width at a time (docs/memory-model.md). All results are bytes on one GPU.
+
+Terms of the memory model around the output head: TRL's fused log-probabilities never hold the logits.
+
+Source: trl.kernels.chunked_logprob (TRL 1.16): tiles of 4096 tokens by 32768 words, gradients summed in float32.
+All results are bytes on one GPU.
 """
 
 from ..model.shapes import EMBEDDING, Shape
-from . import attention, experts
+from . import layer_kinds
 from .setup import Setup
 
 INPUT_MAPS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
@@ -41,7 +46,7 @@ def saved_attention(shape: Shape, setup: Setup) -> float:
     keys_values = shape.query + repeated if setup.precision == "mixed" else 2 * repeated
     states = setup.compute_bytes * (2 * shape.query + keys_values)
     if shape.eager:
-        score = attention.score_bytes(shape, setup.precision)
+        score = layer_kinds.score_bytes(shape, setup.precision)
         return states + score.saved * shape.heads * setup.length
     return states + setup.compute_bytes * setup.length + 4 * shape.heads
 
@@ -65,7 +70,7 @@ def _normalised_bytes(shape: Shape, setup: Setup) -> int:
 def inputs_kept(shape: Shape, setup: Setup) -> float:
     """Projections of a norm's output that keep it: those of attention, and gate and up, or the experts' router."""
     if setup.lora:
-        return adapters(shape, setup, *INPUT_MAPS) + experts.adapted(shape, setup)
+        return adapters(shape, setup, *INPUT_MAPS) + layer_kinds.adapted(shape, setup)
     # Fused maps: qkv and gate_up. Otherwise q, k and v, and the router or gate and up.
     if shape.fused:
         return 2
@@ -113,7 +118,7 @@ def saved_adapters(shape: Shape, setup: Setup) -> float:
 def saved_feed_forward(shape: Shape, setup: Setup) -> float:
     """Per token: gate, activation, up and their product, which only a trained or adapted down projection keeps."""
     if shape.experts:
-        return experts.saved(shape, setup)
+        return layer_kinds.saved(shape, setup)
     down = adapters(shape, setup, "down_proj") if setup.lora else 1
     return (3 + down) * setup.compute_bytes * shape.intermediate
 
@@ -152,7 +157,7 @@ def weight_casts(shape: Shape, setup: Setup) -> float:
     matrices = 2 * narrowed(shape) if setup.precision == "mixed" else 0
     factors = shape.adapter_parameters(setup.lora_rank, setup.lora_targets) / shape.layers
     narrowed_factors = 2 * factors if setup.compute_bytes == 2 else 0
-    return matrices + narrowed_factors + experts.effective(shape, setup)
+    return matrices + narrowed_factors + layer_kinds.effective(shape, setup)
 
 
 def cast_cache(shape: Shape, setup: Setup) -> float:
@@ -176,12 +181,12 @@ def forward_transient(shape: Shape, setup: Setup) -> float:
     A checkpointed layer saves nothing; with scores or experts its temporaries are those of a pass without gradients.
     """
     if setup.checkpointing and (shape.eager or shape.experts):
-        kept = attention.score_bytes(shape, setup.precision).kept * attention.scores(shape, setup)
+        kept = layer_kinds.score_bytes(shape, setup.precision).kept * layer_kinds.scores(shape, setup)
         gated = 0 if shape.experts else feed_forward_transient(shape, setup) + kept
-        return max(gated, no_grad_transient(shape, setup) + experts.effective(shape, setup))
-    score = attention.score_bytes(shape, setup.precision)
+        return max(gated, no_grad_transient(shape, setup) + layer_kinds.effective(shape, setup))
+    score = layer_kinds.score_bytes(shape, setup.precision)
     # At the scores the layer has not yet saved its feed-forward part, so that room is still free.
-    at_scores = (score.forward - score.saved) * attention.scores(shape, setup) - not_yet_saved(shape, setup)
+    at_scores = (score.forward - score.saved) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_transient(shape, setup))
 
 
@@ -192,7 +197,7 @@ def feed_forward_transient(shape: Shape, setup: Setup) -> float:
     layer has two residual streams beside what a pass without gradients holds.
     """
     if shape.experts:
-        return (experts.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
+        return (layer_kinds.forward_transient(shape, setup) + 8 * shape.hidden) * setup.tokens
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora:
         stream = 4 if setup.weight_bytes == 2 else 6
@@ -246,11 +251,11 @@ def held_by_down_adapters(shape: Shape, setup: Setup) -> float:
 
 def no_grad_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer when nothing is saved: the reference's pass."""
-    score, count = attention.score_bytes(shape, setup.precision), attention.scores(shape, setup)
+    score, count = layer_kinds.score_bytes(shape, setup.precision), layer_kinds.scores(shape, setup)
     streams = 16
     if setup.weight_bytes == 2:
         streams = 8 if shape.experts else 11
-    wide = experts.scoring_transient(shape, setup) if shape.experts else 6 * shape.intermediate
+    wide = layer_kinds.scoring_transient(shape, setup) if shape.experts else 6 * shape.intermediate
     held = (wide + streams * shape.hidden) * setup.tokens + score.kept * count
     states = setup.compute_bytes * 4 * shape.query + 2 * setup.weight_bytes * shape.hidden
     return max(held, score.scoring * count + states * setup.tokens)
@@ -258,8 +263,8 @@ def no_grad_transient(shape: Shape, setup: Setup) -> float:
 
 def backward_transient(shape: Shape, setup: Setup) -> float:
     """The largest temporaries of one layer's backward pass, beside what it has saved."""
-    score = attention.score_bytes(shape, setup.precision)
-    at_scores = (score.backward - score.saved) * attention.scores(shape, setup) - not_yet_saved(shape, setup)
+    score = layer_kinds.score_bytes(shape, setup.precision)
+    at_scores = (score.backward - score.saved) * layer_kinds.scores(shape, setup) - not_yet_saved(shape, setup)
     return max(at_scores, feed_forward_backward(shape, setup))
 
 
@@ -269,12 +274,12 @@ def feed_forward_backward(shape: Shape, setup: Setup) -> float:
     LoRA's adapter has a float32 copy of the product where there is autocast: in a recomputed layer beside its gradient.
     """
     if shape.experts:
-        rows = (experts.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
+        rows = (layer_kinds.backward_transient(shape, setup) + 4 * shape.hidden) * setup.tokens
         # Gate and up projections are twice as wide; where gradients are added up, those before are gone by then.
         down = first_gradient(shape, setup)
         fresh = not (setup.accumulates or setup.partitions)
         gate_up = 2 * down if fresh else down
-        return max(rows - down, experts.effective_gradient(shape, setup), gate_up)
+        return max(rows - down, layer_kinds.effective_gradient(shape, setup), gate_up)
     wide = setup.compute_bytes * inner(shape)
     if not setup.lora or setup.precision == "float32":
         # A fused matrix takes its input's gradient whole while that of the down projection's adapter is added.
@@ -301,3 +306,51 @@ def layer_backward(shape: Shape, setup: Setup) -> float:
     keeps_incoming = setup.checkpointing and setup.weight_bytes == 2
     incoming = checkpoint(shape, setup) if keeps_incoming else 0
     return own + backward_transient(shape, setup) + incoming
+
+
+TILE_TOKENS = 4096
+TILE_WORDS = 32_768
+
+
+def tile(shape: Shape, setup: Setup) -> float:
+    """One tile of logits, and under autocast the tile's slices of weights and hidden states in bfloat16."""
+    rows = min(setup.scored_tokens, TILE_TOKENS)
+    # Counted as a whole tile of words, also for a vocabulary that is smaller than one.
+    logits = rows * TILE_WORDS * setup.compute_bytes
+    if setup.precision != "mixed":
+        return logits
+    slices = min(TILE_WORDS, shape.vocab) + rows
+    return logits + slices * shape.hidden * 2
+
+
+def packed_hidden(shape: Shape, setup: Setup) -> float:
+    """The final norm's saved tensors for all tokens, the packed hidden states of scored tokens, and their statistics.
+
+    The norm keeps float32 input and narrow output; 40 bytes per scored token are the running sums and indices.
+    """
+    # The float32 input takes 4 bytes; a norm whose weight is trained keeps its output, too.
+    bytes_of_trained_norm = {"bfloat16": 6, "mixed": 8, "float32": 8}
+    norm_bytes = 4 if setup.lora else bytes_of_trained_norm[setup.precision]
+    packed = setup.scored_tokens * (shape.hidden * setup.weight_bytes + 40)
+    return packed + norm_bytes * shape.hidden * setup.tokens
+
+
+def forward_peak(shape: Shape, setup: Setup) -> float:
+    """Packed hidden states and one tile."""
+    return packed_hidden(shape, setup) + tile(shape, setup)
+
+
+def backward_peak(shape: Shape, setup: Setup) -> float:
+    """The forward's, with float32 gradients of hidden states and (full training) of the head, then their casts.
+
+    Under autocast the next slice of the head is cast while the last one is still held.
+    """
+    # The kernel sums gradients in float32; narrow weights need them cast once more, in 2 bytes.
+    wide = 4 if setup.weight_bytes == 4 else 6
+    gradient = 0 if setup.lora else shape.head * wide
+    hidden_gradient = setup.scored_tokens * shape.hidden * wide
+    second_slice = 0
+    if setup.precision == "mixed":
+        words = min(TILE_WORDS, max(0, shape.vocab - TILE_WORDS))
+        second_slice = words * shape.hidden * 2
+    return forward_peak(shape, setup) + hidden_gradient + gradient + second_slice

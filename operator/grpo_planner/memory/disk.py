@@ -16,8 +16,8 @@ from grpo_api.text.quantity import GIB, MIB, quantity_bytes
 
 from ..model.architecture import by_name_and_size, resolve
 from ..model.shapes import Shape
-from ..result import SpecRejected
-from ..words import gib
+from ..result.formatting import gib
+from ..result.result import SpecRejected
 from .device import checkpoint_bytes, export_bytes, whole_mib
 from .setup import Setup, ZeroStage
 

@@ -5,7 +5,7 @@ ZeRO-3). All results are bytes on one GPU.
 """
 
 from ..model.shapes import Shape
-from . import attention, experts
+from . import layer_kinds
 from .activations import cast_cache, feed_forward_held
 from .setup import Setup
 from .states import gathered_parameters, live_parameters, persistent_parameters
@@ -52,17 +52,17 @@ def logits(shape: Shape, setup: Setup) -> float:
 
 def prefill_layer(shape: Shape, setup: Setup) -> float:
     """One layer's temporaries over all prompts, at the scores or at the feed-forward part, and the mask."""
-    score, count = attention.score_bytes(shape, setup.precision), shape.heads * setup.prompt
+    score, count = layer_kinds.score_bytes(shape, setup.precision), shape.heads * setup.prompt
     if shape.experts:
         streams = 8 if setup.weight_bytes == 2 else 16
-        wide = experts.scoring_transient(shape, setup) + streams * shape.hidden
+        wide = layer_kinds.scoring_transient(shape, setup) + streams * shape.hidden
     else:
         wide = 4 * setup.weight_bytes * shape.hidden + feed_forward_held(shape, setup)
-    masks = attention.mask_bytes(shape, setup) * setup.prompt
+    masks = layer_kinds.mask_bytes(shape, setup) * setup.prompt
     at_feed_forward = wide + score.kept * count
     at_scores = score.scoring * count + attended(shape, setup)
     per_token = max(at_feed_forward, at_scores) + masks
-    return setup.generation_batch * setup.prompt * per_token + experts.effective(shape, setup)
+    return setup.generation_batch * setup.prompt * per_token + layer_kinds.effective(shape, setup)
 
 
 def attended(shape: Shape, setup: Setup) -> float:
@@ -93,9 +93,9 @@ def decode(shape: Shape, setup: Setup) -> float:
     experts as an adapter changes them."""
     # DynamicCache grows by concatenation: the old and the new keys of one layer are there at the same time.
     longer = shape.key_value * setup.weight_bytes * setup.generation_batch * setup.length
-    score = attention.score_bytes(shape, setup.precision).scoring
+    score = layer_kinds.score_bytes(shape, setup.precision).scoring
     scores = score * shape.heads * setup.length * setup.generation_batch
-    layer = max(scores, experts.effective(shape, setup))
+    layer = max(scores, layer_kinds.effective(shape, setup))
     largest = max(logits(shape, setup), layer)
     return cache(shape, setup, setup.length) + longer + largest
 

@@ -12,7 +12,7 @@ from grpo_api.text.quantity import GIB
 from ..model.shapes import Shape
 from . import states
 from .setup import Setup
-from .tensors import fullest_rank, largest_trained, trained_matrices, trained_vectors
+from .states import fullest_rank, largest_trained, trained_matrices, trained_vectors
 
 PROCESS = round(3 * GIB)
 """Host memory of one GPU process without weights: torch, CUDA libraries, transformers, data."""

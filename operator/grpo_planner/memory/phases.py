@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..model.shapes import Shape
+from . import activations, engine, generation, layer_kinds, states
 from . import activations as act
-from . import attention, engine, experts, generation, head, states
 from .setup import Setup
 
 
@@ -203,8 +203,8 @@ def state_bytes(shape: Shape, setup: Setup) -> StateBytes:
 
 def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     """The passes over one micro-batch."""
-    mask, saved, stream = attention.mask(shape, setup), act.saved(shape, setup), act.checkpoint(shape, setup)
-    layer, head_forward = act.layer_backward(shape, setup), head.forward_peak(shape, setup)
+    mask, saved, stream = layer_kinds.mask(shape, setup), act.saved(shape, setup), act.checkpoint(shape, setup)
+    layer, head_forward = act.layer_backward(shape, setup), activations.forward_peak(shape, setup)
     casts = act.cast_cache(shape, setup)
     # Without checkpointing the cached casts are already among the saved tensors.
     cached = casts if setup.checkpointing else 0
@@ -216,8 +216,8 @@ def pass_bytes(shape: Shape, setup: Setup) -> PassBytes:
     return PassBytes(
         forward=saved + mask + max(head_forward, act.forward_transient(shape, setup)) + cached,
         scoring=mask + max(act.no_grad_transient(shape, setup), stream + head_forward),
-        casts=casts + experts.effective(shape, setup),
-        at_head=saved + mask + head.backward_peak(shape, setup),
+        casts=casts + layer_kinds.effective(shape, setup),
+        at_head=saved + mask + activations.backward_peak(shape, setup),
         at_top=down + mask + saved + top,
         # The layers above have given their activations back; a checkpoint of this one is still there while it runs.
         at_bottom=mask + layer + (stream if setup.checkpointing else 0),

@@ -12,10 +12,9 @@ from grpo_api.plan.plan import ShapeSource
 from grpo_api.spec.model import Architecture, ModelSpec
 from grpo_api.text.quantity import format_parameters, parameter_count
 
-from ..result import PlanReason, SpecRejected
+from ..result.result import PlanReason, SpecRejected
 from . import catalogue, config
-from .families import families, traits
-from .shapes import Shape
+from .shapes import Shape, families, traits
 
 Source = Literal["Exact", "Catalogue", "Estimated"]
 TOLERANCE = 0.1

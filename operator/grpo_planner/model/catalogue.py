@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from .families import traits
-from .shapes import Shape
+from .shapes import Shape, traits
 
 QUANTISED = frozenset({
     "4bit", "8bit", "awq", "bnb", "exl2", "fp4", "fp8", "gguf", "gptq", "int4", "int8", "mlx", "mxfp4", "nf4", "nvfp4",

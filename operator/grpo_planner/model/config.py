@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_api.spec.model import Architecture
 
-from ..result import PlanReason, SpecRejected
-from .families import ENCODERS, Family, families
+from ..result.result import PlanReason, SpecRejected
+from .shapes import ENCODERS, Family, families
 
 GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the classes in `architectures` that generate text from left to right."""

@@ -8,7 +8,7 @@ from math import ceil
 
 from grpo_api.job import GRPOJobSpec
 
-from ..result import PlanReason, SpecRejected
+from ..result.result import PlanReason, SpecRejected
 
 MOST_SEQUENCES = 16
 """Largest micro-batch that is tried: beyond it nothing gets faster."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from grpo_api.text.timing import HOUR
 
-from .choice import choose
-from .option import Option
+from .option import Option, choose
 from .search import Search
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..memory.setup import Engine
-from ..words import gib, vllm
-from .choice import NEAR
-from .option import Option
+from ..result.formatting import gib, vllm
+from .option import NEAR, Option
 from .search import Search
 
 

@@ -12,13 +12,12 @@ from typing import Literal
 from grpo_api.job import GRPOJobSpec
 from grpo_api.spec.generation import PROVEN_FAMILIES, EngineArguments, EngineServersSpec
 
-from ..hardware.declared import declared
-from ..hardware.inventory import Inventory
+from ..hardware.inventory import Inventory, declared
 from ..hardware.pools import Place, Pool, build_pools
 from ..memory import engine as terms
 from ..memory.setup import Engine, Precision, Setup
-from ..result import PlanReason, SpecRejected
-from ..words import gib, plural
+from ..result.formatting import gib, plural
+from ..result.result import PlanReason, SpecRejected
 from .demand import Demand
 
 OWN_SHARE = 0.9

@@ -11,8 +11,8 @@ from typing import Literal
 from grpo_api.job import GRPOJobSpec
 
 from ..memory.setup import Strategy, ZeroStage
-from ..result import PlanReason, SpecRejected
-from ..words import sharding
+from ..result.formatting import sharding
+from ..result.result import PlanReason, SpecRejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

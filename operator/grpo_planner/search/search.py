@@ -10,13 +10,12 @@ from operator import itemgetter
 
 from ..hardware.pools import Place, Pool
 from ..memory.setup import Engine, Precision, Setup
-from .choice import Objective, Score, as_good, choose, precedence, score, score_of
+from ..time.step_time import StepTime, step_time
 from .demand import Demand
 from .engines import Engines
 from .footprints import Footprint, Footprints, Variants
 from .methods import Method, methods
-from .option import NEARLY_FULL, ROOMY, Option, beside
-from .steptime import StepTime, step_time
+from .option import NEARLY_FULL, ROOMY, Objective, Option, Score, as_good, beside, choose, precedence, score, score_of
 
 WHOLE_NODES = 16
 """GPUs past which a gang takes whole nodes only."""

@@ -16,12 +16,12 @@ from grpo_api.spec.generation import EnginePlan
 from grpo_api.spec.model import Architecture
 from grpo_api.text.quantity import MAX_COUNT, MIB
 
-from .engine_plan import sampled_by
-from .hardware.products import Product, table, usable_bytes
-from .memory.device import whole_mib
-from .memory.phases import Prediction
-from .run import Run
-from .words import gib, named, needs, plural, sharding
+from ..hardware.products import Product, table, usable_bytes
+from ..memory.device import whole_mib
+from ..memory.phases import Prediction
+from ..result.formatting import gib, named, needs, plural, sharding
+from ..search.engine_plan import sampled_by
+from .past_run import Run
 
 WIDER = 0.05
 """Share of a GPU, or of the host memory that a pod may use, that each plan after a shortfall leaves free beyond the one

@@ -7,15 +7,15 @@ from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import PROVEN_FAMILIES, EnginePlan
 from grpo_api.text.quantity import GIB
 
-from .hardware.pools import Pool
-from .memory import engine as terms
-from .memory.device import whole_mib
-from .memory.host import PROCESS
-from .memory.setup import Setup
-from .model.shapes import Shape
-from .search.demand import Demand
-from .search.engines import OWN_SHARE
-from .words import gib, plural, vllm
+from ..hardware.pools import Pool
+from ..memory import engine as terms
+from ..memory.device import whole_mib
+from ..memory.host import PROCESS
+from ..memory.setup import Setup
+from ..model.shapes import Shape
+from ..result.formatting import gib, plural, vllm
+from .demand import Demand
+from .engines import OWN_SHARE
 
 LEAST_SHARE = 0.001
 """Shares are rounded up to a multiple of it."""

@@ -11,16 +11,16 @@ from grpo_api.plan.learned import HOST
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.spec.generation import EngineServersSpec
 
+from ..memory.device import export_bytes, whole_mib
+from ..memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
+from ..memory.phases import predict
+from ..memory.setup import Engine, Setup
+from ..result.formatting import plural
+from .batch import accumulation, generation_share, indivisible, micro_batches
+from .demand import Demand
 from .engine_plan import cpu_engine_plan, engine_warnings
-from .memory.device import export_bytes, whole_mib
-from .memory.host import CPU_ENGINE_PROCESS, CPU_PROCESS
-from .memory.phases import predict
-from .memory.setup import Engine, Setup
-from .search.batch import accumulation, generation_share, indivisible, micro_batches
-from .search.demand import Demand
-from .search.engines import check, engine_of
-from .search.methods import Method, conflicting_pins, methods
-from .words import plural
+from .engines import check, engine_of
+from .methods import Method, conflicting_pins, methods
 
 
 def plan_cpu(demand: Demand) -> ExecutionPlan:

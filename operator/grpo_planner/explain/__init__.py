@@ -1,0 +1,1 @@
+"""Why a plan is as it is, and what would let a job fit that does not."""

@@ -1,0 +1,1 @@
+"""The answer of the planner, and the words and numbers that it is written with."""

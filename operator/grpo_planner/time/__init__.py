@@ -1,0 +1,1 @@
+"""How long a step takes: compute, memory traffic, links and engines."""
