@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from grpo_cli.export_job import export_job
-from grpo_cli.prefetch_job import prefetch_job
+from grpo_cli.cluster.delivery import export_job
+from grpo_cli.commands.prefetch import prefetch_job
 from grpo_operator.pods.manifests import Attempt, engines_job, indexed_job
 from grpo_operator.pods.pod_spec import PodDefaults
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from .errors import WRONG, CliError
+from .show.errors import WRONG, CliError
 
 COMMANDS = {
     "plan": "plan a job and say why: strategy, GPUs, memory, time",
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _registration(name: str) -> Callable[[argparse.ArgumentParser], None]:
     """`register` of a command's module, which is imported by the call."""
-    return lambda parser: import_module(f"{__package__}.{name}").register(parser)
+    return lambda parser: import_module(f"{__package__}.commands.{name}").register(parser)
 
 
 if __name__ == "__main__":

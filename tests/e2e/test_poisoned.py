@@ -14,7 +14,7 @@ import yaml
 
 from grpo_api.plan.plan import MemoryPhases
 from grpo_api.text.contract import PROGRESS_PORT
-from grpo_cli.manifest import load_documents
+from grpo_cli.inputs.manifest import load_documents
 from grpo_codegen.dashboards import engines
 from harness import stack
 from harness.backfill import Prometheus

@@ -21,10 +21,10 @@ from rich.console import Console
 from grpo_api.job import GRPOJob, SpecInvalid, parse_spec
 from grpo_api.plan.plan import ExecutionPlan
 from grpo_api.report.report import Result
-from grpo_cli import status as status_screen
 from grpo_cli.__main__ import main
-from grpo_cli.export_job import export_job
-from grpo_cli.prefetch_job import prefetch_job
+from grpo_cli.cluster.delivery import export_job
+from grpo_cli.commands import status as status_screen
+from grpo_cli.commands.prefetch import prefetch_job
 from grpo_kube.objects.resources import merge_patch
 from grpo_kube.objects.times import Observed
 from grpo_operator.admission.snapshot import Snapshot

@@ -14,7 +14,7 @@ import yaml
 from allpairspy import AllPairs
 
 from grpo_api.text.contract import GROUP, PLURAL
-from grpo_cli.manifest import load_documents
+from grpo_cli.inputs.manifest import load_documents
 from grpo_codegen import chart_page
 from harness.fixtures import AnyCluster
 from harness.programs.build import module_folder

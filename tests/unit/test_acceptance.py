@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from grpo_api.job import parse_spec
 from grpo_api.report.report import Outcome, Result
 from grpo_api.text.contract import INDEX_ENV, PLAN_ENV, TERMINATION_LOG_ENV
-from grpo_cli.manifest import load_jobs
+from grpo_cli.inputs.manifest import load_jobs
 from grpo_codegen.acceptance import CASES, ROOT, predictions
 from grpo_operator.pods.manifests import Attempt, indexed_job, training_plan
 from grpo_trainer.acceptance import __main__ as acceptance

@@ -12,9 +12,9 @@ import yaml
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.text.contract import PLAN_ANNOTATION
 from grpo_cli.__main__ import main
-from grpo_cli.errors import ManifestError, NotYet
-from grpo_cli.logs import choose
-from grpo_cli.manifest import load_documents, load_jobs
+from grpo_cli.commands.logs import choose
+from grpo_cli.inputs.manifest import load_documents, load_jobs
+from grpo_cli.show.errors import ManifestError, NotYet
 from tests.running_samples import HUB
 from tests.samples import REMOVE, changed, job
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_cli import kubectl
-from grpo_cli.claims import Holder, beside, placed
-from grpo_cli.delivery import Delivery
-from grpo_cli.errors import KubectlError, NotYet
+from grpo_cli.cluster import kubectl
+from grpo_cli.cluster.claims import Holder, beside, placed
+from grpo_cli.cluster.delivery import Delivery
+from grpo_cli.show.errors import KubectlError, NotYet
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock
 

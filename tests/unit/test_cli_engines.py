@@ -10,10 +10,10 @@ import yaml
 from rich.console import Console
 
 from grpo_api.job import GRPOJob
-from grpo_cli import status
 from grpo_cli.__main__ import main
-from grpo_cli.errors import NotYet
-from grpo_cli.logs import choose
+from grpo_cli.commands import status
+from grpo_cli.commands.logs import choose
+from grpo_cli.show.errors import NotYet
 from tests.samples import changed, job
 from tests.unit.operator_world import SERVED_GPU_PLAN, active_status, make_job
 from tests.unit.test_cli import pod

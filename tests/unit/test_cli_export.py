@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from grpo_api.job import GRPOJob
 from grpo_api.report.artifacts import Export, FileEntry, Listing, weights_hash
-from grpo_cli.attempts import attempt
-from grpo_cli.download import PAUSES, download, missing, require_folder, require_room, require_safe
-from grpo_cli.errors import CliError, KubectlError, NotYet, OptionError
-from grpo_cli.export import exported, requested, require_reported
-from grpo_cli.export_job import export_job
+from grpo_cli.cluster.attempt import attempt
+from grpo_cli.cluster.delivery import export_job
+from grpo_cli.cluster.download import PAUSES, download, missing, require_folder, require_room, require_safe
+from grpo_cli.commands.export import exported, requested, require_reported
+from grpo_cli.show.errors import CliError, KubectlError, NotYet, OptionError
 from grpo_operator.records.names import LABEL_JOB, LABEL_UID
 from tests.generated import cases
 from tests.stepped_clock import SteppedClock

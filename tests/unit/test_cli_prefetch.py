@@ -14,9 +14,9 @@ from grpo_api.job import parse_spec
 from grpo_api.plan.plan import TrainingPlan
 from grpo_api.report.report import MESSAGE_CHARACTERS, Outcome, Result
 from grpo_api.text.contract import PLAN_ANNOTATION
-from grpo_cli import prefetch
 from grpo_cli.__main__ import main
-from grpo_cli.prefetch_job import prefetch_job, wanted
+from grpo_cli.commands import prefetch
+from grpo_cli.commands.prefetch import prefetch_job, wanted
 from grpo_kube.objects.resources import ObjectKey
 from grpo_operator.records.names import LABEL_INDEX, LABEL_JOB, LABEL_MANAGED_BY
 from tests.generated import cases

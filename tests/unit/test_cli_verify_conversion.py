@@ -19,8 +19,8 @@ from grpo_api.provenance.provenance import (
 )
 from grpo_api.provenance.signing import PrivateKey
 from grpo_api.report.artifacts import digests, files_of, weights_hash
-from grpo_cli.errors import KubectlError
-from grpo_cli.integrity import require_made_of
+from grpo_cli.inputs.integrity import require_made_of
+from grpo_cli.show.errors import KubectlError
 from tests.exported_model import KEYS, public, verify, write
 from tests.generated import cases
 

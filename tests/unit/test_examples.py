@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.manifest import load_documents, load_jobs
+from grpo_cli.inputs.manifest import load_documents, load_jobs
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.yaml"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_api.job import parse_spec
-from grpo_cli.export import chosen
+from grpo_cli.commands.export import chosen
 from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.process import settings

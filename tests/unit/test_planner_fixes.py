@@ -11,7 +11,7 @@ import pytest
 from grpo_api.job import GRPOJobSpec
 from grpo_api.plan.learned import Learned, LearnedMemory
 from grpo_api.text.quantity import GIB
-from grpo_cli.what_if import changed as what_if
+from grpo_cli.commands.plan import with_change as what_if
 from grpo_planner.explain.fixes import ACCESS_MODE, with_value
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_cli.config_file import ConfigUnreadable, fetch_config, read_config
-from grpo_cli.weight_files import stored_parameters
+from grpo_cli.inputs.sources import ConfigUnreadable, fetch_config, read_config, stored_parameters
 from grpo_planner.hardware import products
 from tests.unit.test_planner_model import LLAMA
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from grpo_api.job import parse_spec
-from grpo_cli import plan_table
 from grpo_cli.__main__ import main
-from grpo_cli.manifest import load_value
-from grpo_cli.plan_table import CHOSEN, SHOWN
-from grpo_cli.terminal import gib
-from grpo_cli.what_if import changed, path_of
+from grpo_cli.commands.plan import path_of, with_change
+from grpo_cli.inputs.manifest import load_value
+from grpo_cli.show import plan_table
+from grpo_cli.show.plan_table import CHOSEN, SHOWN
+from grpo_cli.show.terminal import gib
 from grpo_planner.hardware.inventory import Inventory
 from grpo_planner.plan import plan_job
 from grpo_planner.result.result import PlanResult
@@ -102,7 +102,7 @@ def test_what_does_not_fit_shows_no_time() -> None:
     ],
 )
 def test_what_if_takes_values_as_the_server_does(text: str, path: str, value: object) -> None:
-    found: Any = changed(spec(LLAMA_1B, placement__gpus={"max": 2}), text)
+    found: Any = with_change(spec(LLAMA_1B, placement__gpus={"max": 2}), text)
     for name in path.split("."):
         found = getattr(found, name)
     assert found == value
@@ -113,7 +113,7 @@ def test_what_if_takes_values_as_the_server_does(text: str, path: str, value: ob
 @settings(max_examples=cases(50))
 def test_every_spelling_of_a_number_is_one(number: float, letter: str) -> None:
     spelled = f"{number:.9e}".replace("e", letter)
-    assert changed(spec(), f"learningRate={spelled}").training.learning_rate == float(spelled)
+    assert with_change(spec(), f"learningRate={spelled}").training.learning_rate == float(spelled)
 
 
 @given(st.dictionaries(st.sampled_from(["numGenerations", "maxCompletionLength", "beta"]), st.none()))
@@ -122,7 +122,9 @@ def test_a_null_is_a_field_that_is_not_set(nulls: dict[str, None]) -> None:
     document = {"model": {"name": "m"}, "dataset": {"name": "d"}, "rewards": [{"accuracy": {}}]}
     assert parse_spec(document | {"training": nulls}).training == parse_spec(document).training
     for name in nulls:
-        assert changed(spec(), f"{name}=null") == changed(spec(), f"{path_of(name)}={load_value('~') or 'null'}")
+        assert with_change(spec(), f"{name}=null") == with_change(
+            spec(), f"{path_of(name)}={load_value('~') or 'null'}"
+        )
 
 
 def test_a_model_is_planned_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:

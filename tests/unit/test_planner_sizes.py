@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from grpo_cli import size_table
 from grpo_cli.__main__ import main
+from grpo_cli.show import size_table
 from grpo_planner.plan import Planner
 from grpo_planner.search.curve import Size
 from tests.generated import cases

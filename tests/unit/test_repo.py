@@ -15,7 +15,7 @@ import pytest
 
 from grpo_api.job import parse_spec
 from grpo_api.text.contract import KIND
-from grpo_cli.manifest import load_documents
+from grpo_cli.inputs.manifest import load_documents
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("operator", "trainer_image", "harness", "tests", "examples", "benchmarks")

@@ -20,7 +20,7 @@ from grpo_api.job import GRPOJob
 from grpo_api.text.base import dotted
 from grpo_api.text.contract import GROUP, PLURAL
 
-from .errors import KubectlError
+from ..show.errors import KubectlError
 
 STREAM_BYTES = 2**20
 """Most bytes of a stream that are taken at a time."""

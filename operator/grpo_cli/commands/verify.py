@@ -25,9 +25,9 @@ from grpo_api.provenance.provenance import (
     Provenance,
 )
 
-from .errors import OptionError
-from .integrity import Comparison, NotGenuine, compare, documents, original, require_signature, unsigned
-from .terminal import console
+from ..inputs.integrity import Comparison, NotGenuine, compare, documents, original, require_signature, unsigned
+from ..show.errors import OptionError
+from ..show.terminal import console
 
 GENUINE, DIFFERENT = 0, 1
 

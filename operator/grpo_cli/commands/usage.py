@@ -16,9 +16,9 @@ from grpo_api.text.base import dotted
 from grpo_api.text.contract import GROUP, PLURAL
 from grpo_api.text.timing import HOUR
 
-from . import kubectl
-from .errors import KubectlError, NotYet, OptionError
-from .terminal import console, show_table, table
+from ..cluster import kubectl
+from ..show.errors import KubectlError, NotYet, OptionError
+from ..show.terminal import console, show_table, table
 
 HEADINGS = ("job", "GPU-h", "effective", "lost", "other", "queued", "cost")
 NUMBERS = HEADINGS[1:]

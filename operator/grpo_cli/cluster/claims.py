@@ -11,8 +11,8 @@ from typing import Any
 
 from grpo_operator.pods.pod_spec import require_name
 
+from ..show.errors import KubectlError, NotYet
 from . import kubectl
-from .errors import KubectlError, NotYet
 
 Manifest = dict[str, Any]
 MANY_NODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})

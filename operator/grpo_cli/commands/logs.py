@@ -10,8 +10,8 @@ from typing import Any
 from grpo_api.text.contract import CONTAINER
 from grpo_operator.records.names import COMPONENT_ENGINE, LABEL_ATTEMPT, LABEL_COMPONENT, LABEL_INDEX, LABEL_JOB
 
-from . import kubectl
-from .errors import NotYet
+from ..cluster import kubectl
+from ..show.errors import NotYet
 
 
 def register(parser: ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from grpo_api.provenance.provenance import (
 )
 from grpo_api.report.artifacts import Read, digests, files_of, regular
 
-from .errors import KubectlError, OptionError
+from ..show.errors import KubectlError, OptionError
 
 
 class NotGenuine(Exception):

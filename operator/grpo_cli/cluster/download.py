@@ -15,8 +15,8 @@ from grpo_api.report.artifacts import FileEntry, Listing
 from grpo_api.text.clock import Clock
 from grpo_api.text.quantity import format_bytes
 
+from ..show.errors import KubectlError, OptionError
 from .clock import SYSTEM_CLOCK
-from .errors import KubectlError, OptionError
 
 Read = Callable[[str, int], Iterable[bytes]]
 """The bytes of a file, by its name in the listing, from an offset on; KubectlError where the connection breaks."""

@@ -14,7 +14,7 @@ import yaml
 from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
 from grpo_api.text.contract import API_VERSION, KIND, MAX_JOB_NAME
 
-from .errors import ManifestError
+from ..show.errors import ManifestError
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,12 +1,25 @@
 """Where GPUs and the model's shape come from: a file, a few words, a cluster or the hub.
 
 Every command that plans does so on what the same flags name.
+
+Reads a model's config.json: from its folder or, when allowed, from the hub.
+
+The planner itself reads nothing: what a plan depends on is handed to it. Nothing is read that the user didn't name: the
+operator has no files, and a plan that depends on what lies about on a laptop would not be the operator's.
+
+Counts the parameters in the safetensors files beside a config.json, without reading any weights.
+
+A header names every tensor with its shape. Where only the index is there, it says how many bytes they have together.
 """
 
+import json
+import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -22,10 +35,8 @@ from grpo_planner.plan import Planner, plan_job
 from grpo_planner.result.result import PlanResult
 from grpo_planner.search.curve import Size
 
-from . import kubectl
-from .config_file import ConfigUnreadable, fetch_config, read_config
-from .errors import InventoryError, KubectlError
-from .weight_files import stored_parameters
+from ..cluster import kubectl
+from ..show.errors import InventoryError, KubectlError
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -163,3 +174,107 @@ def facts(options: Namespace, spec: GRPOJobSpec) -> ModelFacts:
     except ConfigUnreadable as error:
         raise InventoryError(str(error)) from error
     return ModelFacts()
+
+
+TIMEOUT_SECONDS = 10
+"""Longest wait for the hub."""
+LARGEST = 1_000_000
+"""Bytes; a config.json is a few kilobytes."""
+HUB = "https://huggingface.co"
+"""Where HF_ENDPOINT is unset."""
+
+
+class ConfigUnreadable(OSError):
+    """A config.json that was asked for and can't be had; the message says why."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or in the config.json of a folder.
+
+    Raises:
+        ConfigUnreadable: the file is missing, or holds no JSON object.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        return _object(file.read_bytes(), str(file))
+    except OSError as error:
+        raise ConfigUnreadable(f"{file}: {error.strerror or error}") from error
+
+
+def fetch_config(model: str, revision: str | None = None, token: str | None = None) -> dict[str, Any]:
+    """The config.json of a hub id, over HTTP. Only for callers whose user allowed it.
+
+    Raises:
+        ConfigUnreadable: the hub refuses, doesn't answer in time, or sends something else.
+    """
+    import urllib.error
+    import urllib.request  # takes as long to import as a plan to make, and few plans need it
+
+    url = f"{os.environ.get('HF_ENDPOINT', HUB)}/{model}/resolve/{revision or 'main'}/config.json"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            return _object(answer.read(LARGEST), url)
+    except urllib.error.HTTPError as error:
+        raise ConfigUnreadable(f"{url}: HTTP {error.code}; for a gated model set HF_TOKEN") from error
+    except OSError as error:
+        raise ConfigUnreadable(f"{url}: {error}") from error
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ConfigUnreadable: the data is something else.
+    """
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise ConfigUnreadable(f"{where} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigUnreadable(f"{where} is not a JSON object")
+    return found
+
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+LARGEST_HEADER = 100_000_000
+"""Bytes; the format's own limit."""
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+
+
+def stored_parameters(folder: Path, config: Mapping[str, Any]) -> int:
+    """Parameters in a model folder's safetensors files; 0 where there are none, or nothing tells.
+
+    Raises:
+        ConfigUnreadable: a file is there and is damaged.
+    """
+    folder = folder if folder.is_dir() else folder.parent
+    try:
+        if (folder / INDEX).is_file():
+            return _by_index(folder, json.loads((folder / INDEX).read_bytes()), config)
+        return _by_header(folder / WHOLE) if (folder / WHOLE).is_file() else 0
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigUnreadable(f"{folder}: its safetensors files can't be understood: {error}") from error
+
+
+def _by_index(folder: Path, index: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """By the headers of the files that the index names, where all are there; else by what it says of their size."""
+    shards = {folder / name for name in index["weight_map"].values()}
+    if all(shard.is_file() for shard in shards):
+        return sum(map(_by_header, shards))
+    about = index.get("metadata") or {}
+    if about.get("total_parameters"):
+        return int(about["total_parameters"])
+    width = DTYPE_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 0)
+    return int(about.get("total_size", 0)) // width if width else 0
+
+
+def _by_header(file: Path) -> int:
+    """Elements of all tensors of one file: 8 bytes with the length of a JSON object of dtypes and shapes come first."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > LARGEST_HEADER:
+            raise ValueError(f"the header of {file.name} has {length} bytes")
+        header = json.loads(stream.read(length))
+    return sum(math.prod(map(int, about["shape"])) for name, about in header.items() if name != "__metadata__")

@@ -9,7 +9,7 @@ from grpo_planner.hardware.inventory_file import short_names
 from grpo_planner.hardware.products import Product, obstacle
 from grpo_planner.hardware.products import table as products
 
-from .terminal import console, show_table, table
+from ..show.terminal import console, show_table, table
 
 
 def register(parser: ArgumentParser) -> None:

@@ -23,15 +23,14 @@ from grpo_operator.pods.manifests import Attempt
 from grpo_operator.pods.pod_spec import USER_HELP, PodDefaults, pod_user
 from grpo_operator.records.names import child_job
 
-from . import kubectl
-from .attempts import attempt
-from .claims import placed
-from .delivery import Delivery
-from .download import Arrived, download, missing, require_folder, require_room
-from .errors import KubectlError, NotYet, OptionError
-from .export_job import DTYPE_BYTES, Manifest, export_job
-from .integrity import require_made_of
-from .terminal import console
+from ..cluster import kubectl
+from ..cluster.attempt import attempt
+from ..cluster.claims import placed
+from ..cluster.delivery import DTYPE_BYTES, Delivery, Manifest, export_job
+from ..cluster.download import Arrived, download, missing, require_folder, require_room
+from ..inputs.integrity import require_made_of
+from ..show.errors import KubectlError, NotYet, OptionError
+from ..show.terminal import console
 
 
 def register(parser: ArgumentParser) -> None:

@@ -17,10 +17,11 @@ from grpo_operator.pods.namespace_objects import engine_service, rendezvous_serv
 from grpo_operator.pods.pod_spec import PodDefaults
 from grpo_operator.records.names import checkpoint_claim, run_folder
 
-from . import kubectl, sources
-from .attempts import TRAINER_IMAGE, attempt
-from .errors import NotYet
-from .manifest import load_specs
+from ..cluster import kubectl
+from ..cluster.attempt import TRAINER_IMAGE, attempt
+from ..inputs import sources
+from ..inputs.manifest import load_specs
+from ..show.errors import NotYet
 
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 

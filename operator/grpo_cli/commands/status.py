@@ -19,8 +19,8 @@ from grpo_api.status.status import Condition, GRPOJobStatus, PodStatus
 from grpo_api.text.quantity import format_bytes
 from grpo_planner.result.formatting import sharding
 
-from . import kubectl
-from .terminal import console, gib, show_table, table
+from ..cluster import kubectl
+from ..show.terminal import console, gib, show_table, table
 
 _COLOURS = {"Succeeded": "green", "Running": "green", "Failed": "red", "Restarting": "yellow"}
 

@@ -1,0 +1,1 @@
+"""How the command line meets a cluster: kubectl, attempts, claims and downloads."""

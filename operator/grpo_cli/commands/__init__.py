@@ -1,0 +1,1 @@
+"""What `grpo` can do: a module for each command. No command knows another."""

@@ -1,0 +1,296 @@
+"""`grpo plan`: will it fit, on what, how, why not otherwise, and what would each change cost; no cluster needed.
+
+The planner's own face. Exit codes: 0 planned, 2 the job or the inventory is wrong, 3 nothing fits (the table and the
+cheapest changes are still printed).
+
+Which jobs a plan is for: those of a file, or one that is named by its model alone.
+
+"Will this model train on these GPUs?" comes before there is a job to write down.
+
+`--what-if KEY=VALUE`: which field of the spec a short key means, and the spec with it changed.
+
+Users type `numGenerations=16` instead of a path.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
+
+from grpo_api.job import GRPOJobSpec, SpecInvalid, parse_spec
+from grpo_api.plan.learned import Learned
+from grpo_api.spec.generation import ENGINES_OF, GenerationSpec
+from grpo_planner.explain.fixes import with_value
+from grpo_planner.result.result import PlanReason, PlanResult
+
+from ..inputs import sources
+from ..inputs.manifest import load_specs, load_value
+from ..show import chart, plan_table, size_table
+from ..show.errors import WRONG, NotYet, OptionError
+from ..show.terminal import console
+
+_FIELDS = {
+    "parameters": ("model", "parameters"),
+    "prompt_length": ("training", "maxPromptLength"),
+    "completion_length": ("training", "maxCompletionLength"),
+    "steps": ("training", "maxSteps"),
+}
+"""Options that describe a job without a file, by the section and the field that they set."""
+
+
+class Wanted(NamedTuple):
+    """A job to plan."""
+
+    name: str
+    """Of the job, or of the model where there is no job."""
+    spec: GRPOJobSpec
+    namespace: str | None = None
+    """As the file says it."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The arguments that say which job."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("model", nargs="?", help="plan this model without a job file, such as Qwen/Qwen2.5-7B-Instruct")
+    source.add_argument("-f", "--filename", help="file with GRPOJobs; - is standard input")
+    parser.add_argument("--parameters", metavar="SIZE", help="with MODEL: its size, where the planner doesn't know it")
+    parser.add_argument("--prompt-length", type=int, metavar="TOKENS", help="with MODEL: longest prompt. Unset: 512")
+    parser.add_argument(
+        "--completion-length", type=int, metavar="TOKENS", help="with MODEL: longest completion. Unset: 512"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="with MODEL: optimizer steps of the run, for --sizes")
+
+
+def wanted(options: Namespace) -> list[Wanted]:
+    """The jobs that the options name.
+
+    Raises:
+        ManifestError: the file can't be read, or a job in it is wrong.
+        OptionError: an option means nothing here, or its value is not allowed.
+    """
+    given = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
+    if options.model is not None:
+        return [Wanted(options.model, _of_model(options.model, given))]
+    if given:
+        option, (section, field) = next(iter(given)), _FIELDS[next(iter(given))]
+        raise OptionError(
+            f"--{option.replace('_', '-')} goes with a model's name: the file says spec.{section}.{field}; "
+            f"to compare, add --what-if {field}={given[option]}"
+        )
+    jobs = load_specs(options.filename)
+    return [Wanted(job.metadata["name"], job.spec, job.metadata.get("namespace")) for job in jobs]
+
+
+def _of_model(model: str, given: dict[str, Any]) -> GRPOJobSpec:
+    """A job with defaults. Neither its dataset nor its reward counts in a plan.
+
+    Raises:
+        OptionError: a value is not allowed.
+    """
+    document: dict[str, Any] = {"model": {"name": model}, "dataset": {"name": "any"}, "rewards": [{"accuracy": {}}]}
+    for name, value in given.items():
+        section, field = _FIELDS[name]
+        document.setdefault(section, {})[field] = value
+    try:
+        return parse_spec(document)
+    except SpecInvalid as error:
+        raise OptionError(*error.problems) from error
+
+
+PLANNED, NOTHING_FITS = 0, 3
+SPEC_IS_WRONG = (
+    PlanReason.INVALID_BATCH_SPLIT, PlanReason.INVALID_COMBINATION, PlanReason.UNKNOWN_MODEL,
+    PlanReason.UNSUPPORTED_MODEL,
+)  # fmt: skip
+
+
+def register(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_arguments(parser)
+    sources.add_arguments(parser)
+    parser.add_argument(
+        "-o", "--output", choices=["table", "json", "yaml", "svg", "png"], default="table",
+        help="json follows docs/plan-schema.json; svg and png draw memory per phase",
+    )  # fmt: skip
+    parser.add_argument(
+        "--what-if", metavar="KEY=VALUE", action="append", default=[],
+        help="plan again with a field changed, such as numGenerations=16, and show the difference",
+    )  # fmt: skip
+    parser.add_argument("--sizes", action="store_true", help="print what every number of GPUs would give")
+    parser.add_argument("--all", action="store_true", help="print every candidate of the table, not the first twelve")
+    parser.add_argument("--to", metavar="FILE", help="write the picture here; unset: <job>.png, or svg to the terminal")
+    parser.set_defaults(run=run)
+
+
+def run(options: Namespace) -> int:
+    """Plans every job that is asked for; the exit code is the worst of them."""
+    return max(_one(options, job) for job in wanted(options))
+
+
+def _one(options: Namespace, job: Wanted) -> int:
+    """Plans and prints one job."""
+    name, spec = job.name, job.spec
+    learned = None if options.model else sources.learned(options, name, job.namespace)
+    result = sources.planned(options, spec, learned)
+    if options.output in ("svg", "png"):
+        _draw(options, name, result)
+    elif options.output == "json":
+        print(result.model_dump_json(indent=2))
+    elif options.output == "yaml":
+        print(yaml.safe_dump(result.model_dump(mode="json"), sort_keys=False, width=120), end="")
+    else:
+        plan_table.show(console(), name, result, everything=options.all)
+        if result.chosen and not options.model:
+            plan_table.show_export(console(), name, spec, result.chosen)
+            plan_table.show_staged(console(), spec)
+        plan_table.show_learned(console(), learned)
+    if options.sizes:
+        _sizes(options, spec, learned, result)
+    code = exit_code(result)
+    for change in options.what_if:
+        code = max(code, _what_if(options, job, learned, result, change))
+    return code
+
+
+def _what_if(options: Namespace, job: Wanted, learned: Learned | None, result: PlanResult, change: str) -> int:
+    """Plans the changed job and prints the difference.
+
+    Raises:
+        OptionError: the output is not the table, the only format that shows a difference.
+    """
+    if options.output != "table":
+        raise OptionError("--what-if is shown as a table; leave out -o")
+    changed_spec = with_change(job.spec, change)
+    changed = sources.planned(options, changed_spec, learned)
+    left_out = unused_changes(job.spec, changed_spec)
+    plan_table.difference(console(), change, result, changed, left_out)
+    return exit_code(changed)
+
+
+def _sizes(options: Namespace, spec: GRPOJobSpec, learned: Learned | None, result: PlanResult) -> None:
+    """Prints the curve of GPUs against time, where there is one.
+
+    Raises:
+        OptionError: the output is not the table, or the job takes no GPUs.
+    """
+    if options.output != "table":
+        raise OptionError("--sizes is shown as a table; leave out -o")
+    if spec.placement.accelerator == "CPU":
+        raise OptionError("--sizes compares numbers of GPUs, and spec.placement.accelerator is CPU")
+    if result.reason not in SPEC_IS_WRONG:
+        size_table.show(console(), sources.curve(options, spec, learned))
+
+
+def exit_code(result: PlanResult) -> int:
+    """0 planned, 2 the spec is wrong, 3 nothing fits."""
+    if result.feasible:
+        return PLANNED
+    return WRONG if result.reason in SPEC_IS_WRONG else NOTHING_FITS
+
+
+def _draw(options: Namespace, name: str, result: PlanResult) -> None:
+    """Writes the picture of the chosen plan, or of the nearest candidate.
+
+    Raises:
+        NotYet: there is neither.
+        OptionError: the file can't be written.
+    """
+    plan = result.chosen
+    if plan is None and result.candidates:
+        plan = result.candidates[0]
+    if plan is None:
+        raise NotYet(f"{name}: {result.message}")
+    try:
+        if options.output == "png":
+            path = Path(options.to or f"{name.replace('/', '-')}.png")
+            chart.png(plan, path)
+            print(path, file=sys.stderr)
+        elif options.to:
+            Path(options.to).write_text(chart.svg(plan), encoding="utf-8")
+        else:
+            print(chart.svg(plan), end="")
+    except OSError as error:
+        raise OptionError(f"the picture can't be written: {error}") from error
+
+
+SECTIONS = ("training", "placement", "adapter", "reference", "generation", "model", "checkpoint")
+"""Where a short key is looked for, in this order."""
+ENGINE = "spec.generation.engine"
+
+
+def with_change(spec: GRPOJobSpec, change: str) -> GRPOJobSpec:
+    """The spec with `KEY=VALUE` applied; `gpus=8` pins the number of GPUs, and `KEY=null` unsets a field.
+
+    Another engine comes without the settings of the one before; see left_out.
+
+    Raises:
+        OptionError: the key names no field, there is no `=`, the value is no YAML or not allowed there.
+    """
+    key, separator, text = change.partition("=")
+    if not separator:
+        raise OptionError(f"--what-if {change!r} has no value; write it as numGenerations=16")
+    value = _value(change, text)
+    if key == "gpus" and isinstance(value, int):
+        value = {"min": value, "max": value}
+    path = path_of(key)
+    try:
+        if path == ENGINE:
+            spec = _without(spec, _others_settings(spec, value))
+        return with_value(spec, path, value)
+    except SpecInvalid as error:
+        raise OptionError(*(f"--what-if {change}: {problem}" for problem in error.problems)) from error
+
+
+def unused_changes(before: GRPOJobSpec, after: GRPOJobSpec) -> list[str]:
+    """Paths of what a change of the engine took away with it: settings that belong to the one before."""
+    engine = after.generation.engine
+    return [] if engine == before.generation.engine else _others_settings(before, engine)
+
+
+def _others_settings(spec: GRPOJobSpec, engine: object) -> list[str]:
+    """Paths of what is set and belongs to engines other than this; without an engine it is the default."""
+    wanted = spec.generation.model_copy(update={"engine": engine or GenerationSpec().engine})
+    return [f"spec.generation.{to_camel(name)}" for name in wanted.belong_elsewhere(*ENGINES_OF)]
+
+
+def _without(spec: GRPOJobSpec, paths: list[str]) -> GRPOJobSpec:
+    for path in paths:
+        spec = with_value(spec, path, None)
+    return spec
+
+
+def _value(change: str, text: str) -> Any:
+    try:
+        return load_value(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise OptionError(f"--what-if {change!r}: {text!r} is no YAML value") from error
+
+
+def path_of(key: str) -> str:
+    """Return the path that a key means: the key itself if it begins with `spec.`, else the field with this name.
+
+    Raises:
+        OptionError: no field has this name.
+    """
+    if key.startswith("spec."):
+        return key
+    if "." in key and key.split(".", maxsplit=1)[0] in SECTIONS:
+        return f"spec.{key}"
+    name = to_camel(key)
+    for section in SECTIONS:
+        kind = GRPOJobSpec.model_fields[section].annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and name in _names(kind):
+            return f"spec.{section}.{name}"
+    raise OptionError(f"--what-if: {key!r} is no field of {', '.join(SECTIONS)}; write the path, spec.training.…")
+
+
+def _names(kind: type[BaseModel]) -> set[str]:
+    """Field names as users write them."""
+    names: set[str] = set()
+    for name, field in kind.model_fields.items():
+        names.add(field.alias or name)
+    return names

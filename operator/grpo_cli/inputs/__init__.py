@@ -1,0 +1,1 @@
+"""What a user gives to a command: manifests, models and checkpoints, read and checked."""

@@ -1,0 +1,1 @@
+"""How results appear in a terminal: tables, charts and errors."""
