@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ SOURCES = ("operator", "trainer_image", "harness", "tests", "examples", "benchma
 TEXTS = (*SOURCES, "docs", "charts", "crds", ".ci")
 SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".json", ".tpl", ".sh", ".go", ""}
 MAX_LINES, MAX_FUNCTION_LINES = 500, 80
+MAX_FILES = 14
+"""Files of one folder of a product package, with its `__init__.py`."""
 
 
 def files(folders: tuple[str, ...], *suffixes: str) -> Iterator[Path]:
@@ -89,6 +92,15 @@ def test_every_module_says_what_it_is_for() -> None:
 def test_files_are_short() -> None:
     long = [path for path in files(SOURCES, ".py", ".go") if len(path.read_text().splitlines()) > MAX_LINES]
     assert relative(long) == []
+
+
+@pytest.mark.parametrize("package", ["grpo_kube", "grpo_api", "grpo_planner", "grpo_operator", "grpo_cli"])
+def test_rooms_are_small_and_each_file_of_a_package_has_a_name_of_its_own(package: str) -> None:
+    modules = sorted((ROOT / "operator" / package).rglob("*.py"))
+    rooms = Counter(str(path.parent.relative_to(ROOT)) for path in modules)
+    assert {room: count for room, count in rooms.items() if count > MAX_FILES} == {}
+    names = Counter(path.name for path in modules if path.name != "__init__.py")
+    assert {name: count for name, count in names.items() if count > 1} == {}
 
 
 def test_functions_are_short() -> None:
