@@ -203,7 +203,7 @@ class Listing(Generic[R]):
         self._left: dict[tuple[ObjectKey, str], float] = {}
         """Up to which version each object, by key and uid, is out of date: deleted ones are in every version."""
         self.changed: set[ObjectKey] = set()
-        """The GRPOJobs whose objects differ from before."""
+        """Indexed keys of the objects that differ from before."""
 
     def begin(self) -> None:
         """The first page comes next; what came before, of a LIST that broke off, was no list."""

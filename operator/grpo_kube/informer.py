@@ -1,8 +1,8 @@
 """Mirrors one kind of object into a cache: a LIST, a watch from there, and a LIST again every so often.
 
 An event stream alone is never enough: deletions get lost in watch gaps, and nothing tells. The periodic LIST is real,
-not a replay of the cache. kopf watches GRPOJobs; Jobs, pods and Services are watched here, where an event costs a
-dictionary update instead of a task (measured in the benchmark watch).
+not a replay of the cache. An event costs a dictionary update here, where kopf starts
+a task for it (measured in the benchmark watch).
 
 Nothing that the API server answers ends a mirror. A namespace that is not served, because it is gone or the operator
 may not read it, is tried again with growing pauses and reported; the others go on.

@@ -1,4 +1,4 @@
-"""Sets objects aside that can't be read: counts them, logs each problem once and reports it on GRPOJobs.
+"""Sets objects aside that can't be read: counts them, logs each problem once and reports it to a callback.
 
 An unreadable object must affect nothing but itself. A label from a stranger, or a status from a newer version of the
 operator, must not end a watch, hide other objects or keep the process from starting.

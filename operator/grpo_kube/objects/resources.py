@@ -21,7 +21,7 @@ def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 class ObjectKey(NamedTuple):
-    """Namespace and name of an object; a GRPOJob's is what the work queue is about."""
+    """Namespace and name of an object: what caches and work queues know it by."""
 
     namespace: str
     name: str
